@@ -96,7 +96,7 @@ def test_a_run_does_not_go_on_with_other_rows_or_another_function(tmp_path):
 
 
 def test_a_function_goes_by_what_it_does(tmp_path):
-    from tether.rewards.function import register
+    from tether.rewards.loading import register
 
     def made(weight):
         def scored(prompts, responses):

@@ -14,7 +14,8 @@ from tether.core.errors import RewardError
 from tether.core.once import once
 from tether.core.types import Problem, Prompt, Rollout, Sampling, StopReason
 from tether.data.sources import Quarantine
-from tether.rewards.function import FunctionReward, plain
+from tether.rewards.forms import plain
+from tether.rewards.function import FunctionReward
 from tether.rewards.servers import ROLLOUTS
 from tether.rewards.verifiable import problem_prompt
 from tether.run.evaluate import EvaluationSection

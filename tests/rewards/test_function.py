@@ -14,7 +14,9 @@ from tether.core.errors import ConfigError, MissingFileError, RewardError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.rewards.control import RandomReward
-from tether.rewards.function import FailureLimit, FunctionReward, load_function
+from tether.rewards.function import FunctionReward
+from tether.rewards.limit import FailureLimit
+from tether.rewards.loading import load_function
 from tether.rewards.returned import scores_of, whole_groups
 from tether.run.recipe import Recipe, run_recipe
 
@@ -203,7 +205,7 @@ def test_a_run_goes_on_without_the_scores_that_failed(tmp_path):
     summary = run_recipe(made, ["grpo"])["grpo"]
     rows = list(read_jsonl(f"{made.run}/grpo/metrics.jsonl"))
     assert [row["reward/failed"] for row in rows] == [4.0] * 4 and summary["failed_rewards"] == 16
-    assert summary["failed_rewards_by_reason"] == {"the reward function raised ValueError: the judge is away": 16}
+    assert summary["failed_rewards_by_reason"] == {"the reward function reward (mine.py) raised ValueError: the judge is away": 16}
 
 
 class CutError(Exception):

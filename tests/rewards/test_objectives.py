@@ -14,7 +14,7 @@ from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.control import RandomReward
-from tether.rewards.function import FailureLimit
+from tether.rewards.limit import FailureLimit
 from tether.rewards.learned import LearnedReward, ObjectiveConfig, ObjectivesReward
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))

@@ -6,7 +6,7 @@ import pytest
 
 from tether.core.config import build
 from tether.core.errors import TetherError
-from tether.rewards.function import load_function
+from tether.rewards.loading import load_function
 from tether.run.recipe import Recipe, run_recipe
 
 TALKS = [{"prompt": f"question {n}", "response": "an answer"} for n in range(6)]

@@ -16,7 +16,7 @@ from tether.core.names import file_part
 from tether.core.rundir import write_jsonl
 from tether.core.types import Json
 from tether.models.config import PACKAGE_PREFIX, TINY
-from tether.rewards.function import register
+from tether.rewards.loading import register
 from tether.run.roles import trained_scorer
 from tether.run.rows import DataConfig
 

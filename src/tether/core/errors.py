@@ -7,6 +7,11 @@ can still catch them. A plain `AssertionError` is a bug of ours.
 import importlib.util
 import re
 
+from tether.core.stopping import Interrupted
+
+STOPS = (KeyboardInterrupt, Interrupted)
+"""Errors by which somebody stops the run: whoever catches what a user's code raised passes them on."""
+
 
 class TetherError(Exception):
     """The root of all errors that are the user's to mend; the command line exits with 2 for these."""
@@ -43,11 +48,22 @@ class RewardError(TrainingError):
 LONGEST = 300
 
 
-def one_line(error: Exception) -> str:
-    """An error of another library in one line, without the end of a long one."""
-    text = " ".join(str(error).split()) or type(error).__name__
+def one_line(error: BaseException) -> str:
+    """An error of other code in one line, without the end of a long one; its class where it has no text or fails to give it."""
+    try:
+        text = " ".join(str(error)[: 4 * LONGEST].split()) or type(error).__name__
+    except STOPS:
+        raise
+    except BaseException:  # noqa: BLE001 - an error of a user's own class may do anything
+        return type(error).__name__
     text = f"the key {text} is missing" if isinstance(error, KeyError) else text
     return (text if len(text) <= LONGEST else f"{text[:LONGEST]} …").rstrip(".! ")
+
+
+def words(error: BaseException) -> str:
+    """An error as its class and its text in one line: "ValueError: no"."""
+    kind, text = type(error).__name__, one_line(error)
+    return kind if text == kind else f"{kind}: {text}"
 
 
 def memory_error(error: BaseException) -> str | None:

@@ -1,28 +1,38 @@
-"""Calls of a user's function, and the scores in the values that it returns."""
+"""The scores in the values that a user's function returned: each is used, or a failed score names it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import replace
-from typing import Any
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from itertools import islice
+from typing import Any, TypeVar
 
-from tether.core.errors import RewardError
+import numpy as np
+import torch
+
+from tether.core.errors import RewardError, words
 from tether.core.types import Rollout, Score
 
+T = TypeVar("T")
 UNORDERED = (str, bytes, bytearray, memoryview, Mapping, Set)
 """Values that can be gone through and are no list of scores: their items are letters, keys, or in no order."""
+LARGEST = 1e15
+"""The largest size of a score: sums of squares of larger ones end beyond float32, in which training computes."""
+
+TAKEN_PARTS = ("score", "proxy", "kl")
+"""Columns that measurements have beside the parts of scores."""
 
 
-def whole_groups(rollouts: Sequence[Rollout], size: int) -> list[list[Rollout]]:
-    """The rollouts in parts of at most `size`; the answers to one prompt stay together, so that a part may be longer."""
-    groups: list[list[Rollout]] = []
-    for one in rollouts:
-        before = groups[-1][-1] if groups else None
-        if before is not None and one.prompt_ids == before.prompt_ids and one.sample_index > before.sample_index:
+def in_parts(items: Sequence[T], size: int, joined: Callable[[T, T], bool]) -> list[list[T]]:
+    """The items in parts of at most `size`; neighbours that are `joined` stay together, so that a part may be longer."""
+    groups: list[list[T]] = []
+    for one in items:
+        if groups and joined(groups[-1][-1], one):
             groups[-1].append(one)
         else:
             groups.append([one])
-    parts: list[list[Rollout]] = []
+    parts: list[list[T]] = []
     for group in groups:
         if parts and len(parts[-1]) + len(group) <= size:
             parts[-1].extend(group)
@@ -31,25 +41,32 @@ def whole_groups(rollouts: Sequence[Rollout], size: int) -> list[list[Rollout]]:
     return parts
 
 
+def whole_groups(rollouts: Sequence[Rollout], size: int) -> list[list[Rollout]]:
+    """The rollouts in parts of at most `size`; the answers to one prompt stay together."""
+    return in_parts(rollouts, size, lambda a, b: b.prompt_ids == a.prompt_ids and b.sample_index > a.sample_index)
+
+
 def scores_of(returned: Any, count: int, source: str = "the reward function") -> list[Score]:
     """The scores of `count` answers in what a function returned: a list, an array or anything else that has an order.
 
     Raises:
         RewardError: it is no such thing, or has another number of values.
     """
+    each = f"return one for each of the {count} answers"
     if isinstance(returned, UNORDERED) or not isinstance(returned, Iterable):
-        kind = type(returned).__name__
-        raise RewardError(
-            f"{source} returned a {kind}, not a list of numbers: return one for each of the {count} answers, in order"
-        )
-    try:
-        values = list(returned)
-    except TypeError:  # an array without a dimension
-        raise RewardError(
-            f"{source} returned one number, not a list of them: return one for each of the {count} answers"
-        ) from None
+        kind = "nothing (None)" if returned is None else f"a {type(returned).__name__}"
+        raise RewardError(f"{source} returned {kind}, not a list of numbers: {each}, in order")
+    if isinstance(returned, torch.Tensor | np.ndarray):
+        if returned.ndim == 0:
+            raise RewardError(f"{source} returned one number, not a list of them: {each}")
+        if returned.ndim > 1:
+            shape = tuple(returned.shape)
+            raise RewardError(f"{source} returned a {type(returned).__name__} of shape {shape}, not a list of numbers: {each}")
+        returned = returned.tolist()
+    values = list(islice(iter(returned), count + 1))
     if len(values) != count:
-        raise RewardError(f"{source} returned {len(values)} scores for {count} responses")
+        number = f"more than {count}" if len(values) > count else len(values)
+        raise RewardError(f"{source} returned {number} scores for {count} responses")
     return [as_score(value, source) for value in values]
 
 
@@ -57,13 +74,54 @@ def as_score(value: Any, source: str = "the reward function") -> Score:
     """What a function returned for one answer, as a score; text is no number, even where it could be read as one."""
     if value is None:
         return Score(None, reason=f"{source} gave no score")
-    score = value if isinstance(value, Score) else Score(value)
-    if score.value is None:
-        return score
     try:
-        if isinstance(score.value, UNORDERED):
+        return _score(value) or Score(None, reason=f"{source} gave no score")
+    except RewardError as error:
+        return Score(None, reason=f"{source} returned {error}")
+    except Exception as error:  # noqa: BLE001 - a user's object may raise anything
+        return Score(None, reason=f"{source} returned a {type(value).__name__} that cannot be read: it raised {words(error)}")
+
+
+def _score(value: Any) -> Score | None:
+    """A number or a Score in plain values; None of a failed score without a reason.
+
+    Raises:
+        RewardError: it is none, with the end of the sentence "the function returned ...".
+    """
+    if not isinstance(value, Score):
+        return Score(_number(value))
+    if value.value is None:
+        return Score(None, reason=str(value.reason)) if value.reason else None
+    number, steps = _number(value.value), [(operator.index(end), _number(step)) for end, step in value.steps]
+    if not isinstance(value.parts, Mapping):
+        raise RewardError(f"a Score whose parts are a {type(value.parts).__name__}, not numbers by name")
+    parts: dict[str, float] = {}
+    for name, part in value.parts.items():
+        if name in TAKEN_PARTS:
+            raise RewardError(f"a Score whose part is named {name!r}, as a column of the run is: rename the part")
+        try:
+            parts[str(name)] = _number(part)
+        except RewardError as error:
+            raise RewardError(f"a Score whose part {str(name)!r} is {error}") from None
+    return Score(number, parts, steps=tuple(steps))
+
+
+def _number(value: Any) -> float:
+    """A value as a number.
+
+    Raises:
+        RewardError: it is none, or none that training can use, with the words for what it is.
+    """
+    try:
+        if isinstance(value, UNORDERED):
             raise TypeError
-        number = float(score.value)
+        number = float(value)
+    except OverflowError:
+        raise RewardError(f"a number beyond {LARGEST:g}: scale the scores") from None
     except (TypeError, ValueError, RuntimeError):
-        return Score(None, reason=f"{source} returned a {type(score.value).__name__}, not a number")
-    return replace(score, value=number).finite(source, number)
+        raise RewardError(f"a {type(value).__name__}, not a number") from None
+    if math.isfinite(number) and abs(number) > LARGEST:
+        raise RewardError(f"{number:g}, beyond {LARGEST:g}: scale the scores")
+    if not math.isfinite(number):
+        raise RewardError(f"{number}")
+    return number

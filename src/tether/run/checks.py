@@ -14,7 +14,7 @@ from tether.core.types import Comparison, Feedback, Prompt
 from tether.data.sources import Quarantine, look, read, split_by_group
 from tether.evaluation.sycophancy import read_premise_pairs
 from tether.models.config import ModelConfig
-from tether.rewards.function import load_function
+from tether.rewards.loading import load_function
 from tether.rewards.verifiable import PACKAGES
 from tether.run.engines import check_engine
 from tether.run.evaluate import EvaluationSection
@@ -60,7 +60,7 @@ def _judges(section: Section) -> Iterator[Any]:
 
 def _check_judge(judge: Any) -> None:
     if isinstance(judge, FunctionJudge):
-        load_function(judge.call)
+        load_function(judge.call, key="judge.call")
     elif isinstance(judge, JudgeConfig) and judge.server is not None:
         require("openai", "asking a server", "judge")
         judge.server.key()

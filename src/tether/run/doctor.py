@@ -32,8 +32,8 @@ from tether.monitoring.doctor_log import check_movement, check_rows, check_sampl
 from tether.monitoring.trends import HELD_PRICE
 from tether.report.reading import SubRun, finite, mapping, read_journey
 from tether.rewards.control import RandomReward
-from tether.rewards.function import FailureLimit
 from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectivesReward, ProcessReward
+from tether.rewards.limit import FailureLimit
 from tether.rewards.verifiable import VerifiableReward
 from tether.rollout.local import LocalEngine
 from tether.run.online import OnlineStage, SamplingSection, online_stage, prompts_of

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,14 +23,19 @@ from tether.models.loading import weights_digest
 from tether.preferences.answer_cache import CachedModel
 from tether.preferences.constitution import read_rubric
 from tether.preferences.judge import Reasoning, judged_scores
-from tether.rewards.function import load_function, scores_by
+from tether.rewards.function import CallLimits, FunctionReward
+from tether.rewards.loading import load_function
 from tether.run.roles import encoder_of, load_policy, local_engine
 
 
-class FunctionJudge(Config):
-    """A function that scores answers; higher is better. Nothing is trained on its scores themselves."""
+class JudgingFunction(Config):
+    """The place of a function that judges."""
 
     call: str = Field(description="module:name, or path/to/file.py:name; (prompts, responses) -> a number for each")
+
+
+class FunctionJudge(CallLimits, JudgingFunction):
+    """A function that scores answers; higher is better. Nothing is trained on its scores themselves."""
 
 
 class JudgeConfig(Config):
@@ -61,6 +68,7 @@ def _judge_kind(value: Any) -> str:
     return "function" if isinstance(value, FunctionJudge) or (isinstance(value, dict) and "call" in value) else "model"
 
 
+_LOG = logging.getLogger("tether.judges")
 AFunction = Annotated[FunctionJudge, Tag("function")]
 AModel = Annotated[JudgeConfig, Tag("model")]
 BY_KIND = Discriminator(_judge_kind)
@@ -114,7 +122,8 @@ def described(config: FunctionJudge | JudgeConfig) -> dict[str, str]:
     """Who judges, for the manifest: a function's name and the first line of its docstring, or the model that is asked."""
     if isinstance(config, JudgeConfig):
         return {"name": config.name, "says": ""}
-    return {"name": config.call, "says": (inspect.getdoc(load_function(config.call)) or "").partition("\n")[0]}
+    says = inspect.getdoc(load_function(config.call, key="judge.call")) or ""
+    return {"name": config.call, "says": says.partition("\n")[0]}
 
 
 def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
@@ -124,18 +133,27 @@ def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
         RewardError: when it is asked, of a judge that scores nothing at all; the message has its reason.
     """
     if isinstance(config, FunctionJudge):
-        name, score = config.call, partial(scores_by, load_function(config.call), f"the judge {config.call}")
+        function = FunctionReward(load_function(config.call, key="judge.call"), role="the judge", **config.limits)
+        function.watchdog.path = folder / "stacks.txt"
+        name, score = function.source, function.score_texts
     else:
         rubric = read_rubric(config.rubric)
         assert isinstance(rubric, str)
         model = configured(config, folder)
-        name, score = model.name, partial(judged_scores, model, rubric)
+        name, score = f"the judge {model.name}", partial(judged_scores, model, rubric)
 
     def scored(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
         now_doing(f"scoring {len(responses)} answers by {name}")
         scores = score(prompts, responses)
-        if scores and all(score.value is None for score in scores):
-            raise RewardError(f"the judge {name} scored none of {len(scores)} answers: {scores[0].reason}")
+        reasons = Counter(score.reason or "no reason given" for score in scores if score.value is None)
+        common = "; ".join(f"{reason} ({count} times)" for reason, count in reasons.most_common(3))
+        if scores and reasons.total() == len(scores):
+            raise RewardError(
+                f"{name} scored none of {len(scores)} answers: {common}. "
+                "Mend the judge and start the same command again: it goes on from what is saved"
+            )
+        if reasons:
+            _LOG.warning("%s scored %d of %d answers not; they are left out: %s", name, reasons.total(), len(scores), common)
         return scores
 
     return scored

@@ -24,7 +24,7 @@ from tether.learner.ranks import FirstEngine, by_first, by_share, here, shared
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel
 from tether.monitoring.watch import Watch
-from tether.rewards.function import FailureLimit
+from tether.rewards.limit import FailureLimit
 from tether.rewards.verifiable import problem_prompt
 from tether.rollout.ahead import AheadEngine
 from tether.rollout.drawn import score_ids

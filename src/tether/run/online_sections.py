@@ -25,8 +25,9 @@ from tether.monitoring.watch import WatchConfig
 from tether.preferences.constitution import read_rubric
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.rewards.control import RandomReward
-from tether.rewards.function import GIVEN, FunctionConfig, FunctionReward, reward_function
+from tether.rewards.function import FunctionConfig, reward_function
 from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectiveConfig, ObjectivesReward, ProcessReward, TextReward
+from tether.rewards.loading import GIVEN
 from tether.rewards.servers import RewardServersConfig
 from tether.rewards.verifiable import VerifiableConfig, VerifiableReward, reasoning_gym_prompts
 from tether.rollout.config import EngineConfig
@@ -312,7 +313,7 @@ def reward_source(
     if section.classifier is not None:
         return ClassifierReward.load(section.classifier, device)
     if (own := section.function) is not None:
-        return FunctionReward(reward_function(own), batch=own.batch, time_limit=own.time_limit, dump_after=own.dump_after)
+        return reward_function(own)
     assert folder is not None and loaded is not None
     encoder = reader or encoder_of(loaded)
     per_token = isinstance(section, PolicySection) and section.reward_per_token

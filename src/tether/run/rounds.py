@@ -34,7 +34,7 @@ from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.preferences.rows import turn_rows
-from tether.rewards.function import FailureLimit
+from tether.rewards.limit import FailureLimit
 from tether.rewards.verifiable import problem_prompt
 from tether.rollout.drawn import prompt_ids
 from tether.rollout.local import LocalEngine

@@ -1,0 +1,135 @@
+"""Calls of a user's function: whatever it does, its caller gets what it returned, or one sentence about what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from tether.core.errors import STOPS, RewardError, words
+from tether.core.watchdog import Watchdog
+from tether.rewards.surroundings import Surroundings
+
+T = TypeVar("T")
+
+
+def code_of(function: Any) -> Any:
+    """The code object of a function, of what it wraps, or of the `__call__` of an object; None of what is built in."""
+    inner = _inner(function)
+    inner = inner if inspect.isroutine(inner) else type(inner).__call__
+    inner = inner.__func__ if inspect.ismethod(inner) else inner
+    return inner.__code__ if inspect.isfunction(inner) else None
+
+
+def _inner(function: Any) -> Any:
+    """What a decorated or partly applied function calls in the end."""
+    try:
+        inner = inspect.unwrap(function)
+    except Exception:  # noqa: BLE001 - an object may raise at any attribute
+        return function
+    return _inner(inner.func) if isinstance(inner, functools.partial) else inner
+
+
+def title(function: Any) -> str:
+    """A function's qualified name; of an object that can be called its class's."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    return (inner if inspect.isroutine(inner) else type(inner)).__qualname__.replace("<locals>.", "")
+
+
+def named(role: str, function: Any) -> str:
+    """The words for a function in messages: "the reward function kindness (rewards.py)"."""
+    code = code_of(function)
+    file = "" if code is None else f" ({Path(code.co_filename).name})"
+    return f"{role} {title(function)}{file}"
+
+
+def settled(returned: Any) -> Any:
+    """What a function returned; of a coroutine its result, of an asynchronous generator a list of its items."""
+    if inspect.isawaitable(returned):
+        return asyncio.run(_result(returned))
+    return asyncio.run(_items(returned)) if isinstance(returned, AsyncIterator) else returned
+
+
+async def _result(returned: Awaitable[Any]) -> Any:
+    return await returned
+
+
+async def _items(returned: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in returned]
+
+
+class _Outcome(NamedTuple, Generic[T]):
+    """What a call came to: a value; or a sentence; or an error that stops the run."""
+
+    value: T | None = None
+    fault: str = ""
+    stop: BaseException | None = None
+
+
+class Guarded:
+    """A user's function behind the guard that rewards and judges share.
+
+    A call runs in a thread, so that one that hangs can be left behind. What it returned is read in that thread too: its items may
+    be anything. The process's state is put back after each call (`Surroundings`).
+
+    Args:
+        role: "the reward function", "the judge".
+        watchdog: writes down the stacks of calls that hang.
+        time_limit: seconds a call.
+        dump_after: seconds after which a call's stacks are written down, once a call; the first time a warning says where it is.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], role: str, watchdog: Watchdog, *, time_limit: float = 60.0, dump_after: float = 30.0
+    ) -> None:
+        self.function, self.source, self.watchdog = function, named(role, function), watchdog
+        self.time_limit, self.dump_after = time_limit, min(dump_after, time_limit)
+
+    def __call__(self, read: Callable[[Any, str], T], *arguments: Any) -> T:
+        """What `read` makes of what the function returns for these arguments; its second argument is the function's words.
+
+        Raises:
+            RewardError: the function raised, hangs, or returned what cannot be read.
+        """
+        outcome: list[_Outcome[T]] = []
+        with Surroundings(self.source) as around:
+
+            def work() -> None:
+                outcome.append(self._outcome(read, arguments))
+                around.note_thread()
+
+            thread = threading.Thread(target=work, daemon=True, name=self.source)
+            thread.start()
+            thread.join(self.dump_after)
+            where = self._hangs(thread) if thread.is_alive() else ""
+            thread.join(self.time_limit - self.dump_after)
+        if not outcome:
+            raise RewardError(f"{self.source} gave no answer within {self.time_limit:g} s{where}")
+        if outcome[0].stop is not None:
+            raise outcome[0].stop
+        if outcome[0].fault:
+            raise RewardError(outcome[0].fault)
+        return outcome[0].value  # type: ignore[return-value]
+
+    def _outcome(self, read: Callable[[Any, str], T], arguments: tuple[Any, ...]) -> _Outcome[T]:
+        reading = ""
+        try:
+            returned = settled(self.function(*arguments))
+            reading = f" while its {type(returned).__name__} was read"
+            return _Outcome(read(returned, self.source))
+        except STOPS as stop:
+            return _Outcome(stop=stop)
+        except BaseException as error:  # noqa: BLE001 - the user's code may raise anything, SystemExit too
+            if reading and isinstance(error, RewardError):
+                return _Outcome(fault=str(error))
+            return _Outcome(fault=f"{self.source} raised {words(error)}{reading}")
+
+    def _hangs(self, thread: threading.Thread) -> str:
+        """Report where the call is."""
+        code = code_of(self.function)
+        file = None if code is None else code.co_filename
+        return f", it was in {self.watchdog.late(self.source, self.dump_after, thread.ident or 0, file)}"

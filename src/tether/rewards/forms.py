@@ -1,0 +1,85 @@
+"""The forms in which people write reward functions, each as (prompts, responses) -> values: tether's, TRL's, as coroutines.
+
+TRL's form (https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function) is called by keyword:
+`f(prompts=..., completions=..., **columns)`, with the other columns of the data as lists.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from tether.core.errors import RewardError
+from tether.core.once import once
+from tether.core.types import Prompt
+
+Function = Callable[[Sequence[Prompt], Sequence[str]], Any]
+"""(prompts, responses), one prompt a response -> a number, a `Score` or None for each; or what gives them when awaited."""
+Shape = Literal["texts", "messages"]
+TAKEN = (
+    "Your rows have a column %s, which is not passed: that argument of a reward function in TRL's form has another content. "
+    "Rename the column, or read prompt.row[%r] in a function (prompts, responses)."
+)
+_LOG = logging.getLogger("tether.rewards")
+
+
+def plain(function: Callable[..., Any], completions: Shape = "texts") -> Function:
+    """A function in any of the forms as (prompts, responses) -> values.
+
+    Args:
+        completions: what a function in TRL's form gets: texts, or lists of messages, as TRL has it for conversations.
+    """
+    parameters = _parameters(function)
+
+    def score(prompts: Sequence[Prompt], responses: Sequence[str]) -> Any:
+        return function(**_columns(prompts, responses, completions, parameters))
+
+    return functools.wraps(function)(score) if "completions" in parameters else function
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built in
+        return {}
+
+
+def _columns(
+    prompts: Sequence[Prompt], responses: Sequence[str], shape: Shape, parameters: Mapping[str, inspect.Parameter]
+) -> dict[str, Sequence[Any]]:
+    """The arguments that TRL would give, and of these what the function takes."""
+    texts: Sequence[Any] = responses
+    questions: list[Any] = [prompt.text for prompt in prompts]
+    if shape == "messages":
+        texts = [[{"role": "assistant", "content": response}] for response in responses]
+        questions = [[turn.as_row() for turn in prompt.messages] for prompt in prompts]
+    rows = [{**prompt.metadata, **prompt.row} for prompt in prompts]
+    names = dict.fromkeys(name for row in rows for name in row)
+    given = {name: [row.get(name) for row in rows] for name in names}
+    for name in given.keys() & {"prompts", "completions"}:
+        once(_LOG.warning, TAKEN, name, name)
+    given |= {"prompts": questions, "completions": texts}
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        taken = given
+    else:
+        taken = {name: values for name, values in given.items() if name in parameters}
+    _check_needed(parameters, given)
+    return taken
+
+
+def _check_needed(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> None:
+    """Refuse a call without an argument that the function needs.
+
+    Raises:
+        RewardError: no column has its name.
+    """
+    ignored = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    needed = (name for name, p in parameters.items() if p.default is inspect.Parameter.empty and p.kind not in ignored)
+    if missing := [name for name in needed if name not in given]:
+        raise RewardError(
+            f"it needs {missing[0]!r}, and the rows have no such column; they have: {', '.join(sorted(given))}. "
+            "Rename the argument, or give it a default value"
+        )

@@ -1,0 +1,339 @@
+"""The state of the process that a user's function may change: the run has its own, and the function its own.
+
+What a call changes is put back when the call ends, so that the run computes the same numbers as with a function that changes
+nothing. The function finds at its next call what it left: a folder, random numbers, a default dtype.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import decimal
+import gc
+import io
+import locale
+import logging
+import operator
+import os
+import random
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+
+from tether.core.once import once
+
+CHANGED = "%s changed %s. The run has its own again after each call, and the numbers of the run are the same."
+_LOG = logging.getLogger("tether.rewards")
+_STREAMS = ("stdin", "stdout", "stderr")
+_CONTEXT = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+
+
+class Facet(NamedTuple):
+    """A part of the process's state.
+
+    `keeps`: the function finds at its next call what it left; otherwise its change is only put back.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    keeps: bool = True
+    same: Callable[[Any, Any], bool] = operator.eq
+
+
+def _device() -> torch.device | None:
+    device = torch.get_default_device()
+    return None if device.type == "cpu" else device
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _switches() -> tuple[Any, ...]:
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return (
+        torch.get_float32_matmul_precision(),
+        (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
+        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+        torch.is_anomaly_enabled(),
+    )
+
+
+def _switch(values: tuple[Any, ...]) -> None:
+    precision, (enabled, benchmark, deterministic), (flash, efficient, plain), anomaly = values
+    torch.set_float32_matmul_precision(precision)
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = enabled, benchmark, deterministic
+    cuda.enable_flash_sdp(flash)
+    cuda.enable_mem_efficient_sdp(efficient)
+    cuda.enable_math_sdp(plain)
+    torch.autograd.set_detect_anomaly(anomaly)
+
+
+def _draws() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
+
+
+def _set_draws(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if states[1:]:
+        torch.cuda.set_rng_state_all(states[1:])
+
+
+def _draws_of_numpy() -> tuple[Any, ...]:
+    state: Any = np.random.get_state(legacy=True)
+    return (state[0], state[1].tobytes(), *state[2:])
+
+
+def _set_draws_of_numpy(state: tuple[Any, ...]) -> None:
+    np.random.set_state((state[0], np.frombuffer(state[1], dtype=np.uint32), *state[2:]))
+
+
+def _umask() -> int:
+    """Read from the kernel where it says: to set the mask for reading would reach files that others write just then."""
+    status = Path("/proc/self/status")
+    for line in status.read_text(encoding="utf-8").splitlines() if status.exists() else ():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _set_environment(values: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - values.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in values.items() if os.environ.get(name) != value})
+
+
+def _decimal() -> tuple[Any, ...]:
+    context = decimal.getcontext()
+    return (*(operator.attrgetter(name)(context) for name in _CONTEXT), dict(context.traps))
+
+
+def _set_decimal(values: tuple[Any, ...]) -> None:
+    traps = [kind for kind, on in values[-1].items() if on]
+    decimal.setcontext(decimal.Context(**dict(zip(_CONTEXT, values, strict=False)), traps=traps))
+
+
+def _streams() -> tuple[Any, ...]:
+    """Standard input, output and error, each with its state: open, or closed."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return tuple((stream, stream is not None and stream.closed) for stream in streams)
+
+
+def _set_streams(values: tuple[Any, ...]) -> None:
+    """Put streams back; one that was closed since is opened anew on its descriptor, which Python's own streams leave open."""
+    for number, (name, (stream, was_closed)) in enumerate(zip(_STREAMS, values, strict=True)):
+        if stream is not None and stream.closed and not was_closed:
+            mode = "w" if number else "r"
+            stream = io.open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)  # noqa: UP020, SIM115
+        setattr(sys, name, stream)
+
+
+def _same_streams(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return all(a is b and closed == shut for (a, closed), (b, shut) in zip(one, other, strict=True))
+
+
+def _filters() -> tuple[Any, ...]:
+    return list(warnings.filters), warnings.showwarning
+
+
+def _set_filters(values: tuple[Any, ...]) -> None:
+    filters: Any = warnings.filters
+    filters[:], warnings.showwarning = values
+
+
+def _garbage() -> tuple[bool, tuple[int, ...]]:
+    return gc.isenabled(), gc.get_threshold()
+
+
+def _set_garbage(values: tuple[bool, tuple[int, ...]]) -> None:
+    (gc.enable if values[0] else gc.disable)()
+    gc.set_threshold(*values[1])
+
+
+def _loggers() -> list[logging.Logger]:
+    there = logging.root.manager.loggerDict
+    return [log for name, log in sorted(there.items()) if isinstance(log, logging.Logger) and name.split(".")[0] == "tether"]
+
+
+def _log() -> tuple[Any, ...]:
+    return logging.root.manager.disable, {
+        log.name: (log.disabled, log.level, log.propagate, tuple(log.handlers)) for log in _loggers()
+    }
+
+
+def _set_log(values: tuple[Any, ...]) -> None:
+    logging.disable(values[0])
+    for log in _loggers():
+        if log.name in values[1]:
+            log.disabled, level, log.propagate, handlers = values[1][log.name]
+            log.setLevel(level)
+            log.handlers[:] = handlers
+
+
+def _signals() -> dict[int, Any]:
+    return {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+
+def _set_signals(handlers: Mapping[int, Any]) -> None:
+    """Only the main thread may, and only there a function can have changed any."""
+    for number, handler in handlers.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
+def _timers() -> tuple[bool, ...]:
+    return tuple(signal.getitimer(kind)[0] > 0 for kind in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF))
+
+
+def _set_timers(running: tuple[bool, ...]) -> None:
+    """End the timers that were not running: their signals would end the run."""
+    for kind, ran in zip((signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF), running, strict=True):
+        if not ran:
+            signal.setitimer(kind, 0)
+
+
+def _interpreter() -> tuple[Any, ...]:
+    return sys.getrecursionlimit(), sys.getswitchinterval(), sys.get_int_max_str_digits()
+
+
+def _set_interpreter(values: tuple[Any, ...]) -> None:
+    sys.setrecursionlimit(values[0])
+    sys.setswitchinterval(values[1])
+    sys.set_int_max_str_digits(values[2])
+
+
+def _same_tensors(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+THREADS = "torch's number of threads"
+FILTERS = "the filters of warnings"
+FACETS = (
+    Facet("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Facet("torch's default device", _device, torch.set_default_device, keeps=False),
+    Facet(THREADS, torch.get_num_threads, torch.set_num_threads),
+    Facet("torch's recording of gradients", torch.is_grad_enabled, torch.set_grad_enabled, keeps=False),
+    Facet(
+        "torch's deterministic algorithms",
+        _deterministic,
+        lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]),
+    ),
+    Facet("torch's kernels and precision", _switches, _switch),
+    Facet("torch's random numbers", _draws, _set_draws, same=_same_tensors),
+    Facet("numpy's random numbers", _draws_of_numpy, _set_draws_of_numpy),
+    Facet("Python's random numbers", random.getstate, random.setstate),
+    Facet("the working directory", os.getcwd, os.chdir),
+    Facet("the umask", _umask, os.umask, keeps=False),
+    Facet("environment variables", os.environ.copy, _set_environment),
+    Facet("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
+    Facet("the decimal context", _decimal, _set_decimal, keeps=False),
+    Facet("standard input, output or error", _streams, _set_streams, same=_same_streams),
+    Facet(FILTERS, _filters, _set_filters),
+    Facet("garbage collection", _garbage, _set_garbage),
+    Facet("the log of tether", _log, _set_log, keeps=False),
+    Facet("handlers of signals", _signals, _set_signals, keeps=False),
+    Facet("timers of signals", _timers, _set_timers, keeps=False),
+    Facet("limits of the interpreter", _interpreter, _set_interpreter),
+    Facet("the time limit of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
+)
+_LEFT: dict[str, Any] = {}
+"""What the functions of this process left that is not the run's, by the facet's name: the next call begins with these values."""
+
+_NAMED: set[tuple[str, str]] = set()
+"""Functions and facets that a warning has named."""
+
+
+def _read() -> dict[str, Any]:
+    """All facets; one that cannot be read, such as a working directory that was deleted, is left out."""
+    values: dict[str, Any] = {}
+    for facet in FACETS:
+        with contextlib.suppress(Exception):
+            values[facet.name] = facet.read()
+    return values
+
+
+class Surroundings:
+    """A block in which a user's code runs: afterwards everything that it changed is the run's again, and a warning names it once.
+
+    Within the block `os._exit` raises SystemExit in this process, since it would end the run with any code and no word.
+
+    Args:
+        source: the words for the code, such as "the reward function kindness (rewards.py)".
+        silent: names of facets that are put back without a warning.
+    """
+
+    def __init__(self, source: str, silent: Sequence[str] = ()) -> None:
+        self.source, self.silent = source, silent
+        self.before: dict[str, Any] = {}
+        self.begins: dict[str, Any] = {}
+        self.inside: dict[str, Any] = {}
+
+    def __enter__(self) -> Surroundings:
+        self.before = _read()
+        for facet in FACETS:
+            if facet.name in _LEFT:
+                _write(facet, _LEFT[facet.name])
+        self.begins = {**self.before, **_LEFT}
+        self.end, process = os._exit, os.getpid()
+
+        def leave(code: int = 0) -> NoReturn:
+            if os.getpid() == process:
+                raise SystemExit(f"os._exit({code})")
+            self.end(code)
+
+        os._exit = leave
+        return self
+
+    def note_thread(self) -> None:
+        """Note, in another thread in which the code ran, what that thread has for itself."""
+        self.inside = {THREADS: torch.get_num_threads()}
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        os._exit = self.end
+        after, changed = {**_read(), **self.inside}, []
+        for facet in FACETS:
+            name = facet.name
+            if _differs(facet, after, self.begins) and name not in self.silent and (self.source, name) not in _NAMED:
+                changed.append(name)
+            if not _differs(facet, after, self.before):
+                _LEFT.pop(name, None)
+                continue
+            if facet.keeps and name in after and not (facet.write is _set_streams and _has_closed(after[name])):
+                _LEFT[name] = after[name]
+            if name in self.before:
+                _write(facet, self.before[name])
+        if changed:
+            _NAMED.update((self.source, name) for name in changed)
+            _LOG.warning(CHANGED, self.source, _listed(changed))
+
+
+def _has_closed(streams: tuple[Any, ...]) -> bool:
+    return any(closed for _, closed in streams)
+
+
+def _differs(facet: Facet, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    there = facet.name in one, facet.name in other
+    return there[0] != there[1] or (all(there) and not facet.same(one[facet.name], other[facet.name]))
+
+
+def _write(facet: Facet, value: Any) -> None:
+    """Set a facet; where that fails, a warning says so."""
+    try:
+        facet.write(value)
+    except Exception as error:  # noqa: BLE001 - the state of a process fails in many ways
+        once(_LOG.warning, "%s cannot be put back after a call of a user's function: %s", facet.name, type(error).__name__)
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
