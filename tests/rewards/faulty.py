@@ -54,7 +54,7 @@ FAULTS = {
     "returns numbers at the end of float64": "return [1e308 * (-1) ** n for n in range(len(responses))]",
     "returns a matrix": "return torch.ones(len(responses), 1)",
     "returns a tensor without values": "return torch.ones(len(responses), device='meta')",
-    "returns scores with broken parts": "return [Score(1.0, parts={'a': Number(), 3: 'x'}, steps=((10**9, 1.0),))] * len(responses)",
+    "returns scores with broken parts": "return [Score(1.0, parts={'a': Number(), 3: 'x'})] * len(responses)",
     "exits on import": GOOD,
     "raises on import": GOOD,
     "changes torch": "torch.set_default_dtype(torch.float64); torch.manual_seed(0); torch.set_num_threads(7); "
@@ -62,7 +62,7 @@ FAULTS = {
     "changes torch on import": GOOD,
     "changes the process": "random.seed(0); np.random.seed(0); os.chdir('/'); os.umask(0o777); os.environ.clear(); gc.disable(); "
     "warnings.simplefilter('error'); signal.alarm(3); logging.disable(50); " + GOOD,
-    "closes the terminal": "out = sys.stdout; sys.stdout = sys.stderr = None; out.close(); " + GOOD,
+    "closes the terminal": "sys.stdout.close(); sys.stdout = sys.stderr = None; " + GOOD,
     "changes signals on import": GOOD,
 }
 BEFORE = {

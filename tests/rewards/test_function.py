@@ -205,7 +205,9 @@ def test_a_run_goes_on_without_the_scores_that_failed(tmp_path):
     summary = run_recipe(made, ["grpo"])["grpo"]
     rows = list(read_jsonl(f"{made.run}/grpo/metrics.jsonl"))
     assert [row["reward/failed"] for row in rows] == [4.0] * 4 and summary["failed_rewards"] == 16
-    assert summary["failed_rewards_by_reason"] == {"the reward function reward (mine.py) raised ValueError: the judge is away": 16}
+    assert summary["failed_rewards_by_reason"] == {
+        "the reward function reward (mine.py) raised ValueError: the judge is away": 16
+    }
 
 
 class CutError(Exception):

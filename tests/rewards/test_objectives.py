@@ -14,8 +14,8 @@ from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.control import RandomReward
-from tether.rewards.limit import FailureLimit
 from tether.rewards.learned import LearnedReward, ObjectiveConfig, ObjectivesReward
+from tether.rewards.limit import FailureLimit
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 LAST = LoraConfig(rank=4, alpha=8.0, last_layers=1)

@@ -21,6 +21,7 @@ from tether.core.stages import STAGES, StageKind
 from tether.core.stopping import Interrupted
 from tether.core.synonyms import METHODS
 from tether.core.types import Json, Prompt
+from tether.rewards.calling import in_place
 from tether.run.online_sections import REWARD_KEYS
 from tether.run.recipe import BaseRecipe, read_recipe, recipe_type, run_recipe
 from tether.run.stage import remember
@@ -174,8 +175,9 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
 
     root, console = Path(recipe.run), Terminal(quiet=not progress)
     remember(root, recipe, chosen)
+    guarded = None if on_step is None else in_place(on_step, "the function of on_step")
     try:
-        with bars(console, on_step) as announce, _stopped_in_one_line():
+        with bars(console, guarded) as announce, _stopped_in_one_line():
             run_recipe(recipe, chosen, announce)
             doing(announce("report"), "writing the page")
             page = write_report(root)

@@ -6,15 +6,17 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import inspect
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
-from tether.core.errors import ConfigError, DataError
+from tether.core.errors import STOPS, ConfigError, DataError, TetherError, words
 from tether.core.types import Json, Problem, Prompt
 from tether.data.formats.arrow import without_added_nulls
 from tether.data.formats.columns import no_column_twice, rows_of_columns
+from tether.rewards.surroundings import Surroundings
 
 _NOTHING = ("NAType", "NaTType")
 """Types of what pandas writes where nothing is."""
@@ -32,13 +34,26 @@ def rows_in(given: Any, name: str) -> list[Json]:
     Raises:
         ConfigError: it is no container of rows, or a row or a cell in it is nothing of the kind.
     """
+    rows: list[Json] = []
     try:
-        rows = list(_rows(given, name))
+        with Surroundings(_source(given, name)):
+            rows.extend(_rows(given, name))
     except DataError as error:
         raise ConfigError(f"{name}: {error}") from None
+    except (TetherError, *STOPS):
+        raise
+    except BaseException as error:  # whatever the user's generator or data set does
+        raise ConfigError(f"{_source(given, name)} raised {words(error)} after {len(rows)} rows") from error
     if not rows:
         raise ConfigError(f"{name} holds no row")
     return rows
+
+
+def _source(given: Any, name: str) -> str:
+    """The words for what gives the rows: of a generator its function and file."""
+    if inspect.isgenerator(given):
+        return f"{name}: the generator {given.__qualname__} ({Path(given.gi_code.co_filename).name})"
+    return f"{name}: the {type(given).__name__}"
 
 
 def _rows(given: Any, name: str) -> Iterator[Json]:

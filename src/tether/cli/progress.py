@@ -107,7 +107,7 @@ class Bar:
         self.what = ""
         self._show(completed=done, total=total, note="  ".join(self.notes.values()))
         if self.screen.on_step is not None:
-            self.screen.on_step(self.phase, done, metrics)
+            self.screen.on_step(self.phase, done, dict(metrics))
 
 
 class Screen:

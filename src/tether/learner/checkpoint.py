@@ -43,7 +43,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int = 1) -> None:
-        self.folder, self.keep = folder, keep
+        self.folder, self.keep = folder.absolute(), keep  # a user's function may change the working directory meanwhile
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Path] | None = None
 

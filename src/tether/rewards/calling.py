@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from tether.core.errors import STOPS, RewardError, words
+from tether.core.errors import STOPS, RewardError, RunError, words
+from tether.core.stopping import AGAIN
 from tether.core.watchdog import Watchdog
+from tether.rewards.sentinel import SENTINEL
 from tether.rewards.surroundings import Surroundings
 
 T = TypeVar("T")
@@ -74,7 +76,8 @@ class Guarded:
     """A user's function behind the guard that rewards and judges share.
 
     A call runs in a thread, so that one that hangs can be left behind. What it returned is read in that thread too: its items may
-    be anything. The process's state is put back after each call (`Surroundings`).
+    be anything. The process's state is put back after each call (`Surroundings`). A call that holds the interpreter's lock for
+    good ends the process (`Sentinel`).
 
     Args:
         role: "the reward function", "the judge".
@@ -96,7 +99,7 @@ class Guarded:
             RewardError: the function raised, hangs, or returned what cannot be read.
         """
         outcome: list[_Outcome[T]] = []
-        with Surroundings(self.source) as around:
+        with SENTINEL.watch(self.source, self.time_limit), Surroundings(self.source) as around:
 
             def work() -> None:
                 outcome.append(self._outcome(read, arguments))
@@ -133,3 +136,27 @@ class Guarded:
         code = code_of(self.function)
         file = None if code is None else code.co_filename
         return f", it was in {self.watchdog.late(self.source, self.dump_after, thread.ident or 0, file)}"
+
+
+def in_place(function: Callable[..., Any], role: str) -> Callable[..., Any]:
+    """A user's function that is called in this thread, such as `on_step`: the process's state is put back after each call.
+
+    An exception is passed on with a note that names the function; SystemExit and its like become a RunError, since the program
+    would end without a result and without a word.
+    """
+    source = named(role, function)
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        try:
+            with Surroundings(source):
+                return settled(function(*arguments))
+        except STOPS:
+            raise
+        except Exception as error:
+            error.add_note(f"{source} raised this. {AGAIN.capitalize()}")
+            raise
+        except BaseException as error:
+            raise RunError(f"{source} raised {words(error)}. Mend the function, then {AGAIN}") from error
+
+    return call

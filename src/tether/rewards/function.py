@@ -64,13 +64,14 @@ class FunctionConfig(CallLimits, Functions):
     """A reward of functions: their places, and the limits of a call."""
 
 
-def reward_function(config: FunctionConfig) -> FunctionReward:
+def reward_function(config: FunctionConfig, *, needs_steps: bool = False) -> FunctionReward:
     """The reward of a recipe's function; of several the weighted sum, with each as a part."""
     functions = {call: load_function(call, config.completions) for call in config.calls}
+    how: Any = {**config.limits, "needs_steps": needs_steps}
     if isinstance(config.call, str):
-        return FunctionReward(functions[config.call], **config.limits)
+        return FunctionReward(functions[config.call], **how)
     weights = dict(zip(config.calls, config.weights or (1.0,) * len(config.calls), strict=True))
-    return FunctionReward(functions, weights, **config.limits)
+    return FunctionReward(functions, weights, **how)
 
 
 class FunctionReward:
@@ -80,6 +81,7 @@ class FunctionReward:
         function: one function, or several by the names that recipes have for them.
         weights: of several, by the same names.
         role: the words for the function in messages.
+        needs_steps: training learns from the rewards of single steps (`Score.steps`).
 
     A response to which one of several gives None is scored by the others, as TRL has it; it fails where none gives a number. A
     call that one of several fails is failed. Other arguments as for `Guarded`. The stacks of calls that hang go to the file of
@@ -97,9 +99,10 @@ class FunctionReward:
         time_limit: float = 60.0,
         dump_after: float = 30.0,
         role: str = "the reward function",
+        needs_steps: bool = False,
     ) -> None:
         functions = function if isinstance(function, Mapping) else {"": function}
-        self.weights, self.batch = weights, batch
+        self.weights, self.batch, self.needs_steps = weights, batch, needs_steps
         self.watchdog = Watchdog(None)
         how: Any = {"time_limit": time_limit, "dump_after": dump_after}
         self.guarded = {call: Guarded(one, role, self.watchdog, **how) for call, one in functions.items()}
@@ -112,7 +115,17 @@ class FunctionReward:
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """A score for each; the answers to one prompt are in one call, whatever `batch` is."""
         parts = whole_groups(rollouts, self.batch)
-        return [score for part in parts for score in self._call([r.prompt for r in part], [r.text for r in part])]
+        scores = [score for part in parts for score in self._call([r.prompt for r in part], [r.text for r in part])]
+        return [self._placed(score, rollout) for score, rollout in zip(scores, rollouts, strict=True)]
+
+    def _placed(self, score: Score, rollout: Rollout) -> Score:
+        """The score itself; a failed one where a step ends outside of the response, or where needed steps are missing."""
+        source, length = next(iter(self.guarded.values())).source, len(rollout.response_ids)
+        if outside := [end for end, _ in score.steps if not 0 <= end < length]:
+            return Score(None, reason=f"{source} returned a step that ends at token {outside[0]} of a response of {length}")
+        if self.needs_steps and score.value is not None and not score.steps:
+            return Score(None, reason=f"{source} returned no steps, and step_rewards = true learns from steps alone")
+        return score
 
     def score_texts(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
         """The same of texts; neighbours with one prompt are in one call."""

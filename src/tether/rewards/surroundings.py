@@ -18,6 +18,7 @@ import random
 import signal
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -192,15 +193,26 @@ def _set_signals(handlers: Mapping[int, Any]) -> None:
             signal.signal(number, handler)
 
 
-def _timers() -> tuple[bool, ...]:
-    return tuple(signal.getitimer(kind)[0] > 0 for kind in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF))
+def _timers() -> tuple[Any, ...]:
+    """The moment at which the alarm rings, if any, and its interval; and which of the timers of processor time run."""
+    left, interval = signal.getitimer(signal.ITIMER_REAL)
+    rings = time.monotonic() + left if left else None
+    return rings, interval, signal.getitimer(signal.ITIMER_VIRTUAL)[0] > 0, signal.getitimer(signal.ITIMER_PROF)[0] > 0
 
 
-def _set_timers(running: tuple[bool, ...]) -> None:
-    """End the timers that were not running: their signals would end the run."""
-    for kind, ran in zip((signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF), running, strict=True):
+def _set_timers(values: tuple[Any, ...]) -> None:
+    """Set the alarm as it was, and end the timers that did not run: their signals would end the run."""
+    rings, interval, virtual, profiling = values
+    signal.setitimer(signal.ITIMER_REAL, 0 if rings is None else max(0.001, rings - time.monotonic()), interval)
+    for kind, ran in ((signal.ITIMER_VIRTUAL, virtual), (signal.ITIMER_PROF, profiling)):
         if not ran:
             signal.setitimer(kind, 0)
+
+
+def _same_timers(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    rings, rang = one[0], other[0]
+    alike = rings is rang if rings is None or rang is None else abs(rings - rang) < 0.5
+    return alike and one[1:] == other[1:]
 
 
 def _interpreter() -> tuple[Any, ...]:
@@ -238,12 +250,12 @@ FACETS = (
     Facet("environment variables", os.environ.copy, _set_environment),
     Facet("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
     Facet("the decimal context", _decimal, _set_decimal, keeps=False),
-    Facet("standard input, output or error", _streams, _set_streams, same=_same_streams),
+    Facet("standard input, output or error", _streams, _set_streams, keeps=False, same=_same_streams),
     Facet(FILTERS, _filters, _set_filters),
     Facet("garbage collection", _garbage, _set_garbage),
     Facet("the log of tether", _log, _set_log, keeps=False),
     Facet("handlers of signals", _signals, _set_signals, keeps=False),
-    Facet("timers of signals", _timers, _set_timers, keeps=False),
+    Facet("timers of signals", _timers, _set_timers, keeps=False, same=_same_timers),
     Facet("limits of the interpreter", _interpreter, _set_interpreter),
     Facet("the time limit of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
 )
@@ -309,17 +321,13 @@ class Surroundings:
             if not _differs(facet, after, self.before):
                 _LEFT.pop(name, None)
                 continue
-            if facet.keeps and name in after and not (facet.write is _set_streams and _has_closed(after[name])):
+            if facet.keeps and name in after:
                 _LEFT[name] = after[name]
             if name in self.before:
                 _write(facet, self.before[name])
         if changed:
             _NAMED.update((self.source, name) for name in changed)
             _LOG.warning(CHANGED, self.source, _listed(changed))
-
-
-def _has_closed(streams: tuple[Any, ...]) -> bool:
-    return any(closed for _, closed in streams)
 
 
 def _differs(facet: Facet, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
