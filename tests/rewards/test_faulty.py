@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from tests.rewards.faulty import CASES, PLACES, USED
@@ -27,7 +27,7 @@ def outcomes(folder: Path, cases: Sequence[str]) -> Iterator[dict[str, Any]]:
         ):
             lines: queue.Queue[bytes] = queue.Queue()
             assert child.stdout is not None
-            threading.Thread(target=lambda: [*map(lines.put, child.stdout or ()), lines.put(b"")], daemon=True).start()
+            threading.Thread(target=_pass_on, args=(child.stdout, lines), daemon=True).start()
             while left:
                 try:
                     line = lines.get(timeout=LIMIT)
@@ -41,6 +41,12 @@ def outcomes(folder: Path, cases: Sequence[str]) -> Iterator[dict[str, Any]]:
                     left.pop(0)
                     yield json.loads(line)
             child.kill()
+
+
+def _pass_on(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(b"")
 
 
 def ends(outcome: dict[str, Any], good: dict[str, Any]) -> str:
@@ -70,6 +76,7 @@ def test_every_fault_at_every_place_ends_well(tmp_path: Path) -> None:
     assert {outcome["case"]: ends(outcome, good) for outcome in outcomes(tmp_path, CASES)} == expected
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_too_early_costs_its_case_alone(tmp_path: Path) -> None:
     """Broken on purpose: the first case is none."""
     first, second = outcomes(tmp_path, ["nowhere: ", "reward: returns a dict"])

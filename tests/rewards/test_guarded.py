@@ -30,7 +30,7 @@ from tether.core.errors import ConfigError, RewardError, RunError, one_line
 from tether.core.stopping import Interrupted
 from tether.core.types import Prompt, Score, user
 from tether.rewards import surroundings
-from tether.rewards.calling import in_place, named
+from tether.rewards.calling import in_place, source_of
 from tether.rewards.function import FunctionReward
 from tether.rewards.loading import load_function, register
 from tether.run.judges import FunctionJudge, text_judge
@@ -128,7 +128,7 @@ def test_what_stops_a_run_is_passed_on(stop: BaseException) -> None:
         ("0.5", "returned a str, not a number"),
         ([0.5], "returned a list, not a number"),
         (torch.ones(2), "returned a Tensor, not a number"),
-        (Score(1.0, parts={"a": "x"}), "returned a Score whose part 'a' is a str, not a number"),
+        (Score(1.0, parts={"a": "x"}), "returned a Score whose part 'a' is a str, not a number"),  # type: ignore[dict-item]
         (Score(1.0, parts={"score": 1.0}), "returned a Score whose part is named 'score', as a column of the run is"),
         (Score(1.0, parts=[1.0]), "returned a Score whose parts are a list, not numbers by name"),  # type: ignore[arg-type]
         (Score(1.0, steps=((10**9, 1.0),)), "returned a step that ends at token 1000000000 of a response of 1"),
@@ -255,6 +255,11 @@ def chdir() -> None:
     os.chdir("/")
 
 
+def drawn_by_numpy() -> int:
+    state: Any = np.random.get_state()
+    return state[2]
+
+
 def toggle_garbage_collection() -> None:
     (gc.disable if gc.isenabled() else gc.enable)()
 
@@ -268,7 +273,7 @@ CHANGES: dict[str, tuple[Any, Any]] = {
     ),
     "torch's kernels and precision": (lambda: torch.set_float32_matmul_precision("medium"), torch.get_float32_matmul_precision),
     "torch's random numbers": (lambda: torch.rand(1), lambda: torch.get_rng_state().tolist()),
-    "numpy's random numbers": (lambda: np.random.rand(1), lambda: np.random.get_state()[1:3][1]),
+    "numpy's random numbers": (lambda: np.random.rand(1), drawn_by_numpy),
     "Python's random numbers": (random.random, random.getstate),
     "the working directory": (chdir, os.getcwd),
     "the umask": (lambda: os.umask(0o707), surroundings._umask),
@@ -458,9 +463,10 @@ def test_any_callable_has_a_name_and_a_digest() -> None:
     for function in (Slotted(), unfinished, math.fsum):
         assert load_function(register(function)) is function
     assert (
-        named("the judge", Slotted()).endswith("Slotted (test_guarded.py)") and named("the judge", math.fsum) == "the judge fsum"
+        source_of("the judge", Slotted()).endswith("Slotted (test_guarded.py)")
+        and source_of("the judge", math.fsum) == "the judge fsum"
     )
-    assert "Secretive" in named("the judge", Secretive())
+    assert "Secretive" in source_of("the judge", Secretive())
     assert [score.value for score in scored(Slotted())] == [1.0] * 3
     later = 1.0
     assert one_line(CrackedError()) == "CrackedError"

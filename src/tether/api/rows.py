@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from tether.core.errors import STOPS, ConfigError, DataError, TetherError, words
+from tether.core.errors import STOPS, ConfigError, DataError, TetherError, error_words
 from tether.core.types import Json, Problem, Prompt
 from tether.data.formats.arrow import without_added_nulls
 from tether.data.formats.columns import no_column_twice, rows_of_columns
@@ -43,7 +43,7 @@ def rows_in(given: Any, name: str) -> list[Json]:
     except (TetherError, *STOPS):
         raise
     except BaseException as error:  # whatever the user's generator or data set does
-        raise ConfigError(f"{_source(given, name)} raised {words(error)} after {len(rows)} rows") from error
+        raise ConfigError(f"{_source(given, name)} raised {error_words(error)} after {len(rows)} rows") from error
     if not rows:
         raise ConfigError(f"{name} holds no row")
     return rows

@@ -60,7 +60,7 @@ def one_line(error: BaseException) -> str:
     return (text if len(text) <= LONGEST else f"{text[:LONGEST]} …").rstrip(".! ")
 
 
-def words(error: BaseException) -> str:
+def error_words(error: BaseException) -> str:
     """An error as its class and its text in one line: "ValueError: no"."""
     kind, text = type(error).__name__, one_line(error)
     return kind if text == kind else f"{kind}: {text}"

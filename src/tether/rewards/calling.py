@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from tether.core.errors import STOPS, RewardError, RunError, words
+from tether.core.errors import STOPS, RewardError, RunError, error_words
 from tether.core.stopping import AGAIN
 from tether.core.watchdog import Watchdog
 from tether.rewards.sentinel import SENTINEL
@@ -36,17 +36,17 @@ def _inner(function: Any) -> Any:
     return _inner(inner.func) if isinstance(inner, functools.partial) else inner
 
 
-def title(function: Any) -> str:
+def title_of(function: Any) -> str:
     """A function's qualified name; of an object that can be called its class's."""
     inner = function.func if isinstance(function, functools.partial) else function
     return (inner if inspect.isroutine(inner) else type(inner)).__qualname__.replace("<locals>.", "")
 
 
-def named(role: str, function: Any) -> str:
+def source_of(role: str, function: Any) -> str:
     """The words for a function in messages: "the reward function kindness (rewards.py)"."""
     code = code_of(function)
     file = "" if code is None else f" ({Path(code.co_filename).name})"
-    return f"{role} {title(function)}{file}"
+    return f"{role} {title_of(function)}{file}"
 
 
 def settled(returned: Any) -> Any:
@@ -89,7 +89,7 @@ class Guarded:
     def __init__(
         self, function: Callable[..., Any], role: str, watchdog: Watchdog, *, time_limit: float = 60.0, dump_after: float = 30.0
     ) -> None:
-        self.function, self.source, self.watchdog = function, named(role, function), watchdog
+        self.function, self.source, self.watchdog = function, source_of(role, function), watchdog
         self.time_limit, self.dump_after = time_limit, min(dump_after, time_limit)
 
     def __call__(self, read: Callable[[Any, str], T], *arguments: Any) -> T:
@@ -129,7 +129,7 @@ class Guarded:
         except BaseException as error:  # noqa: BLE001 - the user's code may raise anything, SystemExit too
             if reading and isinstance(error, RewardError):
                 return _Outcome(fault=str(error))
-            return _Outcome(fault=f"{self.source} raised {words(error)}{reading}")
+            return _Outcome(fault=f"{self.source} raised {error_words(error)}{reading}")
 
     def _hangs(self, thread: threading.Thread) -> str:
         """Report where the call is."""
@@ -144,7 +144,7 @@ def in_place(function: Callable[..., Any], role: str) -> Callable[..., Any]:
     An exception is passed on with a note that names the function; SystemExit and its like become a RunError, since the program
     would end without a result and without a word.
     """
-    source = named(role, function)
+    source = source_of(role, function)
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
@@ -157,6 +157,6 @@ def in_place(function: Callable[..., Any], role: str) -> Callable[..., Any]:
             error.add_note(f"{source} raised this. {AGAIN.capitalize()}")
             raise
         except BaseException as error:
-            raise RunError(f"{source} raised {words(error)}. Mend the function, then {AGAIN}") from error
+            raise RunError(f"{source} raised {error_words(error)}. Mend the function, then {AGAIN}") from error
 
     return call

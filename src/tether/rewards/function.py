@@ -32,7 +32,7 @@ class CallLimits(Config):
     )
 
     @property
-    def limits(self) -> dict[str, Any]:
+    def limits(self) -> Mapping[str, Any]:
         """The limits as arguments of `FunctionReward`."""
         return {"batch": self.batch, "time_limit": self.time_limit, "dump_after": self.dump_after}
 

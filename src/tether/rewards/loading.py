@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tether.core.errors import STOPS, ConfigError, MissingFileError, words
+from tether.core.errors import STOPS, ConfigError, MissingFileError, error_words
 from tether.core.secrets import redact
 from tether.core.watchdog import Watchdog
-from tether.rewards.calling import title
+from tether.rewards.calling import title_of
 from tether.rewards.forms import Function, Shape, plain
 from tether.rewards.surroundings import FILTERS, Surroundings
 
@@ -30,7 +30,7 @@ SLOW_IMPORT = 30.0
 
 def register(function: Callable[..., Any]) -> str:
     """The name by which a recipe of this process knows a function; its digest keeps a run from going on with another."""
-    name = f"{GIVEN}{title(function)}@{_digest(function)}"
+    name = f"{GIVEN}{title_of(function)}@{_digest(function)}"
     _GIVEN[name] = function
     return name
 
@@ -97,7 +97,7 @@ def load_function(call: str, completions: Shape = "texts", key: str = "function.
     except STOPS:
         raise
     except BaseException as error:  # whatever the user's module does when it is imported: sys.exit() too
-        raise ConfigError(f"{key} = {call!r}: {place} cannot be imported: {redact(words(error))}") from error
+        raise ConfigError(f"{key} = {call!r}: {place} cannot be imported: {redact(error_words(error))}") from error
     if not callable(function):
         raise ConfigError(f"{key} = {call!r}: {place} has no function {name!r}")
     return plain(function, completions)

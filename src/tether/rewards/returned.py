@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from tether.core.errors import RewardError, words
+from tether.core.errors import RewardError, error_words
+from tether.core.secrets import redact
 from tether.core.types import Rollout, Score
 
 T = TypeVar("T")
@@ -79,7 +80,8 @@ def as_score(value: Any, source: str = "the reward function") -> Score:
     except RewardError as error:
         return Score(None, reason=f"{source} returned {error}")
     except Exception as error:  # noqa: BLE001 - a user's object may raise anything
-        return Score(None, reason=f"{source} returned a {type(value).__name__} that cannot be read: it raised {words(error)}")
+        kind, raised = type(value).__name__, redact(error_words(error))
+        return Score(None, reason=f"{source} returned a {kind} that cannot be read: it raised {raised}")
 
 
 def _score(value: Any) -> Score | None:

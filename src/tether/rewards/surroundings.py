@@ -71,7 +71,8 @@ def _switches() -> tuple[Any, ...]:
 def _switch(values: tuple[Any, ...]) -> None:
     precision, (enabled, benchmark, deterministic), (flash, efficient, plain), anomaly = values
     torch.set_float32_matmul_precision(precision)
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn
+    cuda = torch.backends.cuda
     cudnn.enabled, cudnn.benchmark, cudnn.deterministic = enabled, benchmark, deterministic
     cuda.enable_flash_sdp(flash)
     cuda.enable_mem_efficient_sdp(efficient)
@@ -259,16 +260,16 @@ FACETS = (
     Facet("limits of the interpreter", _interpreter, _set_interpreter),
     Facet("the time limit of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
 )
-_LEFT: dict[str, Any] = {}
+_LEFT: dict[str, object] = {}
 """What the functions of this process left that is not the run's, by the facet's name: the next call begins with these values."""
 
 _NAMED: set[tuple[str, str]] = set()
 """Functions and facets that a warning has named."""
 
 
-def _read() -> dict[str, Any]:
+def _read() -> dict[str, object]:
     """All facets; one that cannot be read, such as a working directory that was deleted, is left out."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for facet in FACETS:
         with contextlib.suppress(Exception):
             values[facet.name] = facet.read()
@@ -287,9 +288,9 @@ class Surroundings:
 
     def __init__(self, source: str, silent: Sequence[str] = ()) -> None:
         self.source, self.silent = source, silent
-        self.before: dict[str, Any] = {}
-        self.begins: dict[str, Any] = {}
-        self.inside: dict[str, Any] = {}
+        self.before: dict[str, object] = {}
+        self.begins: dict[str, object] = {}
+        self.inside: dict[str, object] = {}
 
     def __enter__(self) -> Surroundings:
         self.before = _read()
