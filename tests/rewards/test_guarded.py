@@ -29,7 +29,7 @@ import tether
 from tether.core.errors import ConfigError, RewardError, RunError, one_line
 from tether.core.stopping import Interrupted
 from tether.core.types import Prompt, Score, user
-from tether.rewards import surroundings
+from tether.rewards import facets, surroundings
 from tether.rewards.calling import in_place, source_of
 from tether.rewards.function import FunctionReward
 from tether.rewards.loading import load_function, register
@@ -276,7 +276,7 @@ CHANGES: dict[str, tuple[Any, Any]] = {
     "numpy's random numbers": (lambda: np.random.rand(1), drawn_by_numpy),
     "Python's random numbers": (random.random, random.getstate),
     "the working directory": (chdir, os.getcwd),
-    "the umask": (lambda: os.umask(0o707), surroundings._umask),
+    "the umask": (lambda: os.umask(0o707), facets._umask),
     "environment variables": (os.environ.clear, lambda: dict(os.environ)),
     "the locale": (lambda: locale.setlocale(locale.LC_ALL, "C"), lambda: locale.setlocale(locale.LC_ALL)),
     "standard input, output or error": (lambda: setattr(sys, "stdout", None), lambda: sys.stdout),
@@ -337,6 +337,47 @@ def test_a_closed_terminal_is_opened_again(tmp_path: Path) -> None:
     assert done.stdout == "here\n"
 
 
+def test_descriptors_that_a_call_closes_are_open_again(tmp_path: Path) -> None:
+    """Without them the next file that the run opens would be its standard output."""
+    program = (
+        "import os\nfrom tether.rewards.function import FunctionReward\nfrom tether.core.types import Prompt, user\n"
+        "def f(prompts, responses):\n    os.close(1); os.dup2(os.open(os.devnull, os.O_WRONLY), 2)\n    return [1.0]\n"
+        "FunctionReward(f).score_texts([Prompt((user('q'),))], ['x'])\n"
+        f"print('lost', file=open({str(tmp_path / 'file')!r}, 'w'))\nprint('here')\nos.write(2, b'there')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "here\n" and done.stderr.endswith("there")
+    assert "changed standard input, output or error" in done.stderr
+
+
+def test_a_thread_that_never_ends_does_not_keep_the_program(tmp_path: Path) -> None:
+    """Executors wait for their threads at the end of a program."""
+    program = (
+        "import sys, time\nfrom concurrent.futures import ThreadPoolExecutor\nfrom tether.core import stopping\n"
+        "from tether.rewards.function import FunctionReward\nfrom tether.core.types import Prompt, user\n"
+        "def f(prompts, responses):\n    return ThreadPoolExecutor(1).submit(time.sleep, 1000).result()\n"
+        "score, = FunctionReward(f, time_limit=0.5).score_texts([Prompt((user('q'),))], ['x'])\nprint(score.reason[-30:])\n"
+        "stopping.PATIENCE = 0.5\nstopping.end_in_time(7)\nsys.exit(7)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 7 and "gave no answer within" not in done.stderr
+    assert "the program ends without threads of a user's function that do not end: ThreadPoolExecutor" in done.stderr
+
+
+def test_what_a_function_does_to_its_prompts_stays_with_the_call() -> None:
+    prompt = Prompt((user("q"),), metadata={"tests": [1, 2]}, row={"answer": {"of": [3]}})
+    seen: list[Any] = []
+
+    def f(prompts: Any, responses: Any) -> list[float]:
+        seen.append((prompts[0].metadata["tests"].pop(), prompts[0].row["answer"].pop("of"), prompts[0] is prompts[1]))
+        return [1.0] * len(responses)
+
+    source = FunctionReward(f)
+    for _ in range(2):
+        source.score_texts([prompt, prompt], ["a", "b"])
+    assert seen == [(2, [3], True)] * 2 and prompt.metadata == {"tests": [1, 2]} and prompt.row == {"answer": {"of": [3]}}
+
+
 def test_os_exit_ends_the_call_and_not_the_program() -> None:
     reason = scored(lambda prompts, responses: os._exit(0))[0].reason
     assert reason.endswith("raised SystemExit: os._exit(0)")
@@ -363,18 +404,21 @@ def test_a_module_that_ends_the_program_is_refused(tmp_path: Path, line: str, wo
 
 def test_what_an_import_changes_is_the_runs_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "mine.py").write_text(
-        "import os, signal, torch\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntorch.set_grad_enabled(False)\n"
-        "torch.set_default_device('meta')\nos.environ['MINE'] = 'here'\n"
+        "import decimal, os, signal\nimport numpy as np\nimport torch\ndecimal.getcontext().prec = 3\nnp.seterr(all='raise')\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntorch.set_grad_enabled(False)\ntorch.set_default_device('meta')\n"
+        "os.environ['MINE'] = 'here'\n"
         "def f(prompts, responses): return [float(os.environ['MINE'] == 'here')] * len(responses)\n"
     )
     handler = signal.getsignal(signal.SIGTERM)
     function = load_function(f"{tmp_path}/mine.py:f")
     assert signal.getsignal(signal.SIGTERM) is handler and torch.is_grad_enabled() and "MINE" not in os.environ
     assert torch.ones(1).device.type == "cpu"
+    assert decimal.getcontext().prec == 28 and np.geterr()["invalid"] == "warn"
     assert [score.value for score in scored(function)] == [1.0] * 3
     (message,) = [record.message for record in caplog.records]
-    names = "torch's default device, torch's recording of gradients, environment variables and handlers of signals"
-    assert f"mine.py changed {names}" in message
+    for name in ("default device", "recording of gradients", "environment variables", "decimal context", "numpy's errors"):
+        assert name in message
+    assert f"{tmp_path}/mine.py changed " in message and "handlers of signals" in message
 
 
 def judge(tmp_path: Path, body: str, **limits: Any) -> Any:

@@ -64,7 +64,7 @@ def test_a_judge_that_scores_nothing_says_why(tmp_path):
         "def broken(prompts, responses):\n    return [Score(None, reason='no idea') for r in responses]\n\n"
         "def short(prompts, responses):\n    return [1.0]\n"
     )
-    for name, message in (("broken", "scored none of 32 answers: no idea"), ("short", "returned 1 scores for 32 responses")):
+    for name, message in (("broken", "scored none of 32 answers: no idea"), ("short", "returned 1 scores for 8 responses")):
         with pytest.raises(RewardError, match=message):
             run_recipe(collection(tmp_path / "run", judge={"call": f"{tmp_path}/mine.py:{name}"}))
     collected(tmp_path / "run", judge=LETTERS)  # another judge goes on with the same answers

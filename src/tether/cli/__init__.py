@@ -144,7 +144,9 @@ def main() -> None:
         code = app(standalone_mode=False)
         if code == 130:  # what the command-line library makes of Ctrl-C
             raise KeyboardInterrupt
-        raise SystemExit(code if isinstance(code, int) else 0)
+        code = code if isinstance(code, int) else 0
+        stopping.end_in_time(code)
+        raise SystemExit(code)
     except (KeyboardInterrupt, typer.Abort):
         _leave(f"interrupted; {stopping.AGAIN}", 130)
     except BaseException as error:
@@ -172,4 +174,5 @@ def _explain(error: BaseException) -> None:
 
 def _leave(message: str, code: int) -> NoReturn:
     print_error(message)
+    stopping.end_in_time(code)
     raise SystemExit(code) from None

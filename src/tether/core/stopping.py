@@ -13,9 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, NoReturn
+from weakref import WeakSet
 
 AGAIN = "start the same command again to go on from what is saved."
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+LEFT_BEHIND: WeakSet[threading.Thread] = WeakSet()
+"""Threads that users' functions started and did not end: Python waits for them at the end of a program."""
+PATIENCE = 10.0
+"""Seconds that a program waits for them."""
 
 
 class Interrupted(BaseException):
@@ -116,3 +123,18 @@ class _SendAgain:
         again = threading.Timer(0.05, os.kill, (os.getpid(), Stopping.came))
         again.daemon = True
         again.start()
+
+
+def end_in_time(code: int) -> None:
+    """See to it that this program, which is about to end with an exit code, does not wait for threads that never end."""
+
+    def leave() -> None:
+        names = ", ".join(sorted(thread.name for thread in LEFT_BEHIND if thread.is_alive()))
+        logging.getLogger(__name__).warning("the program ends without threads of a user's function that do not end: %s", names)
+        sys.stdout.flush()
+        os._exit(code)
+
+    if any(thread.is_alive() for thread in LEFT_BEHIND):
+        timer = threading.Timer(PATIENCE, leave)
+        timer.daemon = True
+        timer.start()

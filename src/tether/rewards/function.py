@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from pydantic import Field
@@ -134,10 +135,11 @@ class FunctionReward:
         return [score for part in parts for score in self._call([p for p, _ in part], [r for _, r in part])]
 
     def _call(self, prompts: list[Prompt], responses: list[str]) -> list[Score]:
+        """Scores of one call; the function gets copies, so that the run's prompts stay as they are."""
         count = len(responses)
         try:
             columns = {
-                call: one(lambda returned, source: scores_of(returned, count, source), list(prompts), list(responses))
+                call: one(lambda returned, source: scores_of(returned, count, source), deepcopy(prompts), list(responses))
                 for call, one in self.guarded.items()
             }
         except RewardError as error:

@@ -18,8 +18,9 @@ from tether.core.errors import STOPS, ConfigError, MissingFileError, error_words
 from tether.core.secrets import redact
 from tether.core.watchdog import Watchdog
 from tether.rewards.calling import title_of
+from tether.rewards.facets import FILTERS
 from tether.rewards.forms import Function, Shape, plain
-from tether.rewards.surroundings import FILTERS, Surroundings
+from tether.rewards.surroundings import Surroundings
 
 GIVEN = "python:"
 """What the name of a function begins with that a program handed over."""

@@ -1,0 +1,256 @@
+"""The parts of a process's state that a user's function may change, and that a run depends on."""
+
+from __future__ import annotations
+
+import decimal
+import gc
+import io
+import locale
+import logging
+import operator
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+_STREAMS = ("stdin", "stdout", "stderr")
+_CONTEXT = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+
+
+class Facet(NamedTuple):
+    """A part of the process's state.
+
+    `keeps`: the function finds at its next call what it left; otherwise its change is only put back.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    keeps: bool = True
+    same: Callable[[Any, Any], bool] = operator.eq
+
+
+def _device() -> torch.device | None:
+    device = torch.get_default_device()
+    return None if device.type == "cpu" else device
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _switches() -> tuple[Any, ...]:
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return (
+        torch.get_float32_matmul_precision(),
+        (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
+        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+        torch.is_anomaly_enabled(),
+        torch.is_autocast_enabled("cpu"),
+    )
+
+
+def _switch(values: tuple[Any, ...]) -> None:
+    precision, (enabled, benchmark, deterministic), (flash, efficient, plain), anomaly, autocast = values
+    torch.set_float32_matmul_precision(precision)
+    cudnn: Any = torch.backends.cudnn
+    cuda = torch.backends.cuda
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = enabled, benchmark, deterministic
+    cuda.enable_flash_sdp(flash)
+    cuda.enable_mem_efficient_sdp(efficient)
+    cuda.enable_math_sdp(plain)
+    torch.autograd.set_detect_anomaly(anomaly)
+    torch.set_autocast_enabled("cpu", autocast)
+
+
+def _draws() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
+
+
+def _set_draws(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if states[1:]:
+        torch.cuda.set_rng_state_all(states[1:])
+
+
+def _draws_of_numpy() -> tuple[Any, ...]:
+    state: Any = np.random.get_state(legacy=True)
+    return (state[0], state[1].tobytes(), *state[2:])
+
+
+def _set_draws_of_numpy(state: tuple[Any, ...]) -> None:
+    np.random.set_state((state[0], np.frombuffer(state[1], dtype=np.uint32), *state[2:]))
+
+
+def _umask() -> int:
+    """Read from the kernel where it says: to set the mask for reading would reach files that others write just then."""
+    status = Path("/proc/self/status")
+    for line in status.read_text(encoding="utf-8").splitlines() if status.exists() else ():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _set_environment(values: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - values.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in values.items() if os.environ.get(name) != value})
+
+
+def _decimal() -> tuple[Any, ...]:
+    context = decimal.getcontext()
+    return (*(operator.attrgetter(name)(context) for name in _CONTEXT), dict(context.traps))
+
+
+def _set_decimal(values: tuple[Any, ...]) -> None:
+    traps = [kind for kind, on in values[-1].items() if on]
+    decimal.setcontext(decimal.Context(**dict(zip(_CONTEXT, values, strict=False)), traps=traps))
+
+
+def _streams() -> tuple[Any, ...]:
+    """Standard input, output and error, each with its state: open, or closed."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return tuple((stream, stream is not None and stream.closed) for stream in streams)
+
+
+def _set_streams(values: tuple[Any, ...]) -> None:
+    """Put streams back; one that was closed since is opened anew on its descriptor, which Python's own streams leave open."""
+    for number, (name, (stream, was_closed)) in enumerate(zip(_STREAMS, values, strict=True)):
+        if stream is not None and stream.closed and not was_closed:
+            mode = "w" if number else "r"
+            stream = io.open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)  # noqa: UP020, SIM115
+        setattr(sys, name, stream)
+
+
+def _same_streams(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return all(a is b and closed == shut for (a, closed), (b, shut) in zip(one, other, strict=True))
+
+
+def _filters() -> tuple[Any, ...]:
+    return list(warnings.filters), warnings.showwarning
+
+
+def _set_filters(values: tuple[Any, ...]) -> None:
+    filters: Any = warnings.filters
+    filters[:], warnings.showwarning = values
+
+
+def _garbage() -> tuple[bool, tuple[int, ...]]:
+    return gc.isenabled(), gc.get_threshold()
+
+
+def _set_garbage(values: tuple[bool, tuple[int, ...]]) -> None:
+    (gc.enable if values[0] else gc.disable)()
+    gc.set_threshold(*values[1])
+
+
+def _loggers() -> list[logging.Logger]:
+    there = logging.root.manager.loggerDict
+    return [log for name, log in sorted(there.items()) if isinstance(log, logging.Logger) and name.split(".")[0] == "tether"]
+
+
+def _log() -> tuple[Any, ...]:
+    return logging.root.manager.disable, {
+        log.name: (log.disabled, log.level, log.propagate, tuple(log.handlers)) for log in _loggers()
+    }
+
+
+def _set_log(values: tuple[Any, ...]) -> None:
+    logging.disable(values[0])
+    for log in _loggers():
+        if log.name in values[1]:
+            log.disabled, level, log.propagate, handlers = values[1][log.name]
+            log.setLevel(level)
+            log.handlers[:] = handlers
+
+
+def _signals() -> dict[int, Any]:
+    return {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+
+def _set_signals(handlers: Mapping[int, Any]) -> None:
+    """Only the main thread may, and only there a function can have changed any."""
+    for number, handler in handlers.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
+def _timers() -> tuple[Any, ...]:
+    """The moment at which the alarm rings, if any, and its interval; and which of the timers of processor time run."""
+    left, interval = signal.getitimer(signal.ITIMER_REAL)
+    rings = time.monotonic() + left if left else None
+    return rings, interval, signal.getitimer(signal.ITIMER_VIRTUAL)[0] > 0, signal.getitimer(signal.ITIMER_PROF)[0] > 0
+
+
+def _set_timers(values: tuple[Any, ...]) -> None:
+    """Set the alarm as it was, and end the timers that did not run: their signals would end the run."""
+    rings, interval, virtual, profiling = values
+    signal.setitimer(signal.ITIMER_REAL, 0 if rings is None else max(0.001, rings - time.monotonic()), interval)
+    for kind, ran in ((signal.ITIMER_VIRTUAL, virtual), (signal.ITIMER_PROF, profiling)):
+        if not ran:
+            signal.setitimer(kind, 0)
+
+
+def _same_timers(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    rings, rang = one[0], other[0]
+    alike = rings is rang if rings is None or rang is None else abs(rings - rang) < 0.5
+    return alike and one[1:] == other[1:]
+
+
+def _interpreter() -> tuple[Any, ...]:
+    return sys.getrecursionlimit(), sys.getswitchinterval(), sys.get_int_max_str_digits()
+
+
+def _set_interpreter(values: tuple[Any, ...]) -> None:
+    sys.setrecursionlimit(values[0])
+    sys.setswitchinterval(values[1])
+    sys.set_int_max_str_digits(values[2])
+
+
+def _same_tensors(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+THREADS = "torch's number of threads"
+STREAMS = "standard input, output or error"
+FILTERS = "the filters of warnings"
+FACETS = (
+    Facet("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Facet("torch's default device", _device, torch.set_default_device, keeps=False),
+    Facet(THREADS, torch.get_num_threads, torch.set_num_threads),
+    Facet("torch's recording of gradients", torch.is_grad_enabled, torch.set_grad_enabled, keeps=False),
+    Facet(
+        "torch's deterministic algorithms",
+        _deterministic,
+        lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]),
+    ),
+    Facet("torch's kernels and precision", _switches, _switch),
+    Facet("torch's random numbers", _draws, _set_draws, same=_same_tensors),
+    Facet("numpy's random numbers", _draws_of_numpy, _set_draws_of_numpy),
+    Facet("Python's random numbers", random.getstate, random.setstate),
+    Facet("the working directory", os.getcwd, os.chdir),
+    Facet("the umask", _umask, os.umask, keeps=False),
+    Facet("environment variables", os.environ.copy, _set_environment),
+    Facet("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
+    Facet("the decimal context", _decimal, _set_decimal, keeps=False),
+    Facet("numpy's errors", np.geterr, lambda errors: np.seterr(**errors), keeps=False),
+    Facet(STREAMS, _streams, _set_streams, keeps=False, same=_same_streams),
+    Facet(FILTERS, _filters, _set_filters),
+    Facet("garbage collection", _garbage, _set_garbage),
+    Facet("the log of tether", _log, _set_log, keeps=False),
+    Facet("handlers of signals", _signals, _set_signals, keeps=False),
+    Facet("timers of signals", _timers, _set_timers, keeps=False, same=_same_timers),
+    Facet("limits of the interpreter", _interpreter, _set_interpreter),
+    Facet("the time limit of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
+)
