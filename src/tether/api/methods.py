@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,12 +143,22 @@ def _joined(name: str, model: Any, values: Json, root: Path, on_step: OnStep | N
     return _run(recipe, [name], on_step, progress)
 
 
-def run(recipe: str | Path | Mapping[str, Any], *overrides: str, on_step: OnStep | None = None, progress: bool = True) -> Run:
+def run(
+    recipe: str | Path | Mapping[str, Any],
+    *overrides: str,
+    budget: float | Mapping[str, float] | None = None,
+    on_step: OnStep | None = None,
+    progress: bool = True,
+) -> Run:
     """Run all stages of a recipe that are not done yet: a file, the name of a packaged one, or its tables as a dict.
 
     Args:
         overrides: `"ppo.steps=3"`, as on the command line.
+        budget: minutes of the whole run, as the recipe's key of that name.
     """
+    if budget is not None:
+        minutes = budget["minutes"] if isinstance(budget, Mapping) and budget.keys() == {"minutes"} else budget
+        overrides = (*overrides, f"budget={minutes}")
     if isinstance(recipe, Mapping):
         config = build(recipe_type(), recipe, overrides, where="tether.run")
     else:
@@ -173,12 +184,12 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
     from tether.cli.results import show_verdict
     from tether.report.page import write_report
 
-    root, console = Path(recipe.run), Terminal(quiet=not progress)
+    root, console, began = Path(recipe.run), Terminal(quiet=not progress), time.monotonic()
     remember(root, recipe, chosen)
     guarded = None if on_step is None else in_place(on_step, "the function of on_step")
     try:
         with bars(console, guarded) as announce, _stopped_in_one_line():
-            run_recipe(recipe, chosen, announce)
+            run_recipe(recipe, chosen, announce, began=began)
             doing(announce("report"), "writing the page")
             page = write_report(root)
     finally:

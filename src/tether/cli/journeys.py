@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tether.cli.options import On, Overrides, RecipeArgument, Words
+from tether.cli.options import BudgetMinutes, On, Overrides, RecipeArgument, Words
 from tether.cli.progress import bars, starting
 from tether.cli.tables import point_to, show_table
 from tether.cli.terminal import Terminal
@@ -29,6 +30,7 @@ def quickstart(
     arms: Annotated[
         str, typer.Option(help="Comma-separated runs: ppo, beta0 (no KL penalty), random (a random reward).")
     ] = "ppo",
+    budget: BudgetMinutes = None,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="The same stages on a tiny random model: under a minute, no download.")
     ] = False,
@@ -39,24 +41,30 @@ def quickstart(
         raise ConfigError(f"no arm is called {unknown[0]!r}; there are: ppo, {', '.join(ARMS)}")
     if smoke:
         typer.echo("A tiny random model: this shows that everything runs here, and nothing more.")
-    _run("smoke" if smoke else "quickstart", [*(ARMS[arm] for arm in chosen), *(overrides or ())])
+    _run("smoke" if smoke else "quickstart", [*(ARMS[arm] for arm in chosen), *_timed(overrides, budget)])
 
 
-def stage(section: str, method: str = "") -> Callable[[str, list[str] | None], None]:
+def _timed(overrides: Sequence[str] | None, budget: float | None) -> list[str]:
+    """The overrides, and that of --budget."""
+    return [*(overrides or ()), *([] if budget is None else [f"budget={budget:g}"])]
+
+
+def stage(section: str, method: str = "") -> Callable[[str, list[str] | None, float | None], None]:
     """The command of one of them; of a method, that sets what makes the stage this method."""
 
-    def command(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-        _run(recipe, [section, *(overrides or ())], method)
+    def command(recipe: RecipeArgument, overrides: Overrides = None, budget: BudgetMinutes = None) -> None:
+        _run(recipe, [section, *_timed(overrides, budget)], method)
 
     return command
 
 
-def run(recipe: RecipeArgument, words: Words = None, on: On = None) -> None:
+def run(recipe: RecipeArgument, words: Words = None, on: On = None, budget: BudgetMinutes = None) -> None:
     """Run all stages of a recipe in order, or the named ones. The same command resumes."""
-    _run(recipe, [*(words or []), *([f"on={on}"] if on else [])])
+    _run(recipe, [*_timed(words, budget), *([f"on={on}"] if on else [])])
 
 
 def _run(recipe: str, words: list[str], method: str = "") -> None:
+    began = time.monotonic()
     with starting():
         from tether.run.recipe import read_recipe
 
@@ -67,7 +75,7 @@ def _run(recipe: str, words: list[str], method: str = "") -> None:
         if not (chosen := names or config.stages):
             raise ConfigError(f"{recipe} has no section of a stage, so there is nothing to do. Add one, such as [sft].")
     if config.on in ("local", "ray"):
-        _stages(config, chosen, [recipe, *overrides])
+        _stages(config, chosen, began, [recipe, *overrides])
         return
     from tether.run.launching import submit
 
@@ -94,7 +102,7 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
     return [f"{name}.{key}={value}"]
 
 
-def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) -> None:
+def _stages(config: BaseRecipe, chosen: list[str], began: float, given: Sequence[str] = ()) -> None:
     from tether.core.locks import release
     from tether.run.ranks import is_other
     from tether.run.recipe import run_recipe
@@ -106,12 +114,12 @@ def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) ->
     root = Path(config.run)
     remember(root, config, chosen)
     try:
-        _trained(config, chosen, given)
+        _trained(config, chosen, began, given)
     finally:
         release(root)
 
 
-def _trained(config: BaseRecipe, chosen: list[str], given: Sequence[str]) -> None:
+def _trained(config: BaseRecipe, chosen: list[str], began: float, given: Sequence[str]) -> None:
     """Train the chosen stages, and show what became of them and what may come next."""
     from tether.cli.results import show_next, show_run, show_stage, to_judge
     from tether.report.page import write_report
@@ -124,7 +132,7 @@ def _trained(config: BaseRecipe, chosen: list[str], given: Sequence[str]) -> Non
         console.print("Finished before: nothing is trained again. For a new run, name another folder with run=PATH.")
     try:
         with bars(console) as announce:
-            results = run_recipe(config, chosen, announce)
+            results = run_recipe(config, chosen, announce, began=began)
             doing(announce("report"), "writing the page")
             page = write_report(root)
     except WaitingError as waiting:
@@ -160,9 +168,12 @@ def _smaller(config: BaseRecipe, chosen: list[str]) -> str:
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="The run directory, or a stage's folder in it.")], overrides: Overrides = None
+    run: Annotated[Path, typer.Argument(help="The run directory, or a stage's folder in it.")],
+    overrides: Overrides = None,
+    budget: BudgetMinutes = None,
 ) -> None:
     """Continue a run from its last checkpoint."""
+    began = time.monotonic()
     with starting():
         from tether.core.config import build
         from tether.run.recipe import recipe_type
@@ -170,8 +181,8 @@ def resume(
 
         root, started = remembered(run)
         values = {**started["config"], "run": str(root)}
-        config = build(recipe_type(), values, overrides or (), where=str(root / "command.json"))
-    _stages(config, started["stages"])
+        config = build(recipe_type(), values, _timed(overrides, budget), where=str(root / "command.json"))
+    _stages(config, started["stages"], began)
 
 
 def plan(

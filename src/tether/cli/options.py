@@ -44,6 +44,10 @@ On = Annotated[
     str | None,
     typer.Option(help="Where: local; ray (this machine's cluster); ray://HOST:PORT; slurm, or slurm:nodes=2,partition=gpu."),
 ]
+BudgetMinutes = Annotated[
+    float | None,
+    typer.Option("--budget", min=0.01, help="Minutes: training ends at a whole step, evaluated and reported, in time."),
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as ppo.kl.coefficient=0.1 or run=runs/mine.")]
 Talker = Annotated[str, typer.Argument(help="A model folder, a hub id, or a run directory.")]
 Format = Annotated[str, typer.Option(help="Name of a format; auto finds out.")]

@@ -94,7 +94,7 @@ class Bar:
         first, before = not self.forecast.pace.count, self.forecast.expected
         self.forecast.step(self.screen.now, done, total, metrics.get("time/step"))
         whole = self.forecast.whole(self.screen.now)
-        if first and before and whole and not 1 / CLEAR <= whole / before.seconds <= CLEAR:
+        if first and before and not before.timed and whole and not 1 / CLEAR <= whole / before.seconds <= CLEAR:
             from tether.report.numbers import duration
 
             self.screen.note(

@@ -11,23 +11,31 @@ FIRST = 1
 
 
 class Expected(NamedTuple):
-    """Seconds of a stage: before its first step, in all of its steps, after the last."""
+    """Seconds of a stage: before its first step, in all of its steps, after the last; `timed`: a budget ends it by then."""
 
     before: float
     steps: float
     after: float
+    timed: bool = False
 
     @property
     def seconds(self) -> float:
-        return sum(self)
+        """Of all of it."""
+        return self.before + self.steps + self.after
+
+    def within(self, seconds: float) -> Expected:
+        """The same where a budget ends it after so many seconds."""
+        if seconds >= self.seconds:
+            return self
+        return Expected(self.before, max(0.0, seconds - self.before - self.after), self.after, True)
 
 
 class Pace:
-    """Seconds a step, from the steps so far."""
+    """Seconds a step, from the steps so far; of an earlier start their number and the seconds of one."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._recent: deque[float] = deque(maxlen=32)
+    def __init__(self, count: int = 0, step: float | None = None) -> None:
+        self.count = count
+        self._recent: deque[float] = deque([] if step is None else [step], maxlen=32)
 
     def add(self, seconds: float) -> None:
         """Note a step."""
@@ -70,8 +78,9 @@ class Forecast:
 
     def left(self, now: float) -> float | None:
         """Seconds; None where nobody knows, or where it takes longer than was expected."""
-        rest = self._left(now)
-        of_part = self._left_of_part(now)
+        rest, of_part = self._left(now), self._left_of_part(now)
+        if self.expected is not None and self.expected.timed:
+            return max(0.0, self.expected.seconds - (now - self.begun))
         return rest if of_part is None or (rest or 0.0) > of_part else of_part
 
     @property
@@ -92,7 +101,7 @@ class Forecast:
             return left if left is not None and left > 0 else None
         after = 0.0 if self.expected is None else self.expected.after * self.slowness
         left = self.pace.step * (self.total - self.done) + after - (now - self.since)
-        return left if left > 0 or self.done < self.total else None
+        return max(0.0, left) if left > 0 or self.done < self.total else None
 
     def _left_of_part(self, now: float) -> float | None:
         if self._part is None or not self._part[1]:

@@ -35,6 +35,8 @@ from tether.core.types import Alarm, Json
 
 ENGINE = "engine"
 """Of a config: what samples. It may change from one start to the next, and its folder holds no result."""
+MAY_CHANGE = (ENGINE, "budget")
+"""Keys of a section that may change from one start to the next."""
 BESIDE = ("log.txt", "command.json", "manifest.json", ".lock")
 """What may lie in a folder that becomes a run directory: written before config.json, or by who started it."""
 ROUNDS = "round-[0-9]*"
@@ -303,7 +305,7 @@ def _without_new_defaults(new: Any, old: Any, chosen: Any) -> Any:
 def _differences(old: Any, new: Any, folders: tuple[str, str], prefix: str = "") -> Iterator[str]:
     """A sentence for each setting whose values differ; a path that moved along with the run's folder is the same."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in (key for key in {**old, **new} if key != ENGINE):
+        for key in (key for key in {**old, **new} if key not in MAY_CHANGE):
             yield from _differences(old.get(key), new.get(key), folders, f"{prefix}{key}.")
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for place, (before, now) in enumerate(zip(old, new, strict=True)):

@@ -59,6 +59,11 @@ class OptimizerConfig(Config):
     final_fraction: float = Field(default=0.1, ge=0, le=1, description="share of the rate that is left at the end of the decay")
     max_skipped: int = Field(default=3, ge=0, description="updates that may be left out as not finite; one more is an error")
 
+    @property
+    def counts_updates(self) -> bool:
+        """Whether the rate of an update depends on the number of all updates."""
+        return self.schedule != "constant" or self.warmup_fraction > 0
+
     def faults(self) -> Iterator[str]:
         if not all(0 <= b < 1 for b in self.betas):
             yield f"optimizer.betas must lie in [0, 1), got {self.betas}"

@@ -64,7 +64,8 @@ class LocalLearner:
         if config.learning_rate is None:
             raise ValueError("the optimizer needs a learning rate: set one, or take a stage's (config.optimizer_for)")
         self.config, self.rate = config, config.learning_rate
-        self.total_updates, self.ema_decay = total_updates, ema_decay
+        self.planned = self.total_updates = total_updates
+        self.ema_decay = ema_decay
         self.averages: list[Tensor] = []
         """The averaged weights, one for each master; none before the first update, or without a decay."""
         self.updates = self.skipped = 0
@@ -106,7 +107,9 @@ class LocalLearner:
             TrainingError: more than `max_skipped` of them.
         """
         broken = self._sum_over_ranks()
-        rate = self.rate * schedule_factor(self.config, self.updates, self.total_updates)
+        # Beyond a shortened schedule, which often ends at 0, updates have its last rate.
+        update = self.updates if self.total_updates == self.planned else min(self.updates, self.total_updates - 1)
+        rate = self.rate * schedule_factor(self.config, update, self.total_updates)
         norm, *losses = self._numbers(self._clip())
         if fault := _fault(norm, losses, broken):
             self.fault = f"the {fault[0]} of update {self.updates} is {fault[1]}"
@@ -121,6 +124,10 @@ class LocalLearner:
         self.updates += 1
         self.follow()
         return metrics
+
+    def draw_over(self, steps: int, total: int) -> None:
+        """From now on the schedule ends after `steps` of the `total` steps that were planned."""
+        self.total_updates = max(1, self.planned * steps // total)
 
     @torch.no_grad()
     def follow(self) -> None:

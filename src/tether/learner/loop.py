@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from tether.core.budget import BUDGET, TimeLimit
 from tether.core.rundir import RunDirectory, write_json
 from tether.learner.local import LocalLearner
+from tether.learner.ranks import here
 
 Metrics = Mapping[str, float]
 Progress = Callable[[int, int, Metrics], None]
@@ -39,6 +41,24 @@ def plan_updates(count: int, per_update: int, epochs: int, seed: int) -> list[li
     """Row indices of every update of a whole training, in order; each epoch's last update may be smaller."""
     orders = [epoch_order(count, seed, epoch) for epoch in range(epochs)]
     return [order[i : i + per_update] for order in orders for i in range(0, count, per_update)]
+
+
+def go_on_within(limit: TimeLimit, learner: LocalLearner, values: Mapping[str, Any], run: RunDirectory) -> None:
+    """Take over the time and the schedule that a checkpoint's `values` hold, if there was a budget."""
+    if before := values.get(BUDGET):
+        limit.load_state(before, bound=learner.config.counts_updates, place=run.path)
+        if limit.drawn is not None:
+            learner.draw_over(limit.drawn, before["total"])
+
+
+def draws_schedule(limit: TimeLimit, learner: LocalLearner, done: int) -> bool:
+    """Note a step; True where the schedule was drawn over the steps that fit, and is to be saved."""
+    if not limit.bounded:
+        return False
+    newly, limit.drawn = here().once(lambda: (limit.step(done), limit.drawn))
+    if newly and limit.drawn is not None:
+        learner.draw_over(limit.drawn, limit.total)
+    return newly
 
 
 @contextlib.contextmanager

@@ -308,6 +308,8 @@ def _doubts(journey: Journey) -> Iterator[str]:
         if longer and words and (side(longer, LOPSIDED) > 0 or side(longer, 1 - LOPSIDED) < 0):
             share, which = max((longer.value, "longer"), (1 - longer.value, "shorter"))
             yield words.format(stage=stage.name, which=which, share=percent(share))
+        if ended := mapping(stage.summary.get("budget")):
+            yield WARNS["budget"].format(stage=stage.name, step=ended["ended_at"], total=ended["total"], minutes=ended["minutes"])
         if steps := finite(stage.summary.get("steps_left_out")):
             yield WARNS["updates"].format(stage=stage.name, steps=steps)
         if any(finite(stage.summary.get(key)) == 0 for key in HELD_OUT):

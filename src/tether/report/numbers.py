@@ -17,6 +17,7 @@ FEW = 10
 """Of fewer a share is told as a count."""
 BOOKKEEPING = {
     "seconds",
+    "budget",
     "peak_rss_bytes",
     "peak_gpu_bytes",
     "quarantine",

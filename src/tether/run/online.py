@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
+from tether.core.budget import time_limit
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource, doing
 from tether.core.rundir import RunDirectory
@@ -110,11 +111,14 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
                 measured |= {**served.measured(step), "engine/wait": metrics["time/rollout"] / metrics["time/step"]}
             return measured | (evaluation.at(step, stage.config.steps) if evaluation is not None else {})
 
+        limit = time_limit()
+        begun = limit.clock()
         if evaluation is not None and not run.held_out():
             doing(progress, "measuring held-out answers")
             evaluation.measure(0)
         if evaluation is not None and max(run.held_out()) == 0:
             evaluation.decode(0)
+            limit.measured = limit.clock() - begun  # as long as the measurement after the last step
             evaluation.choose()
         guard = Guard(section.watch, stage, run)
         ended = lambda: guard.halted or (evaluation is not None and evaluation.fallen(stage.config.steps))  # noqa: E731
@@ -234,7 +238,9 @@ class Guard(Watch):
     def observe(
         self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> list[Alarm]:
-        alarms = super().observe(step, {**metrics, "run/share": step / self.stage.config.steps}, rollouts, scores)
+        alarms = super().observe(
+            step, {**metrics, "run/share": step / (time_limit().drawn or self.stage.config.steps)}, rollouts, scores
+        )
         if any(self.act.get(alarm.detector) == "raise_kl" for alarm in alarms):
             assert isinstance(self.stage, PolicyGradient)
             self.stage.kl_coefficient *= 2

@@ -33,7 +33,7 @@ from tether.rewards.verifiable import VerifiableConfig, VerifiableReward, reason
 from tether.rollout.config import EngineConfig
 from tether.run.judges import BY_KIND, AFunction, AModel, JudgeConfig
 from tether.run.roles import encoder_of, load_scorer, objective_names, reader_beside, trained_scorer
-from tether.run.rows import OFFLOAD, DataConfig, Name, Section, SteadyLora
+from tether.run.rows import OFFLOAD, DataConfig, Name, SteadyLora, TimedSection
 from tether.stages.heldout import EvaluateConfig
 from tether.stages.policy_config import PolicyConfig
 
@@ -107,7 +107,7 @@ OF_SOURCE = {"process_aggregate": "process", "reward_model": "learned", "reward_
 """The keys that one source alone reads."""
 
 
-class RewardedSection(Section):
+class RewardedSection(TimedSection):
     """What every stage has whose answers a reward scores."""
 
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = Field(
@@ -167,7 +167,7 @@ class RewardedSection(Section):
                 yield "objectives has no weight above 0: constraints alone leave nothing to raise"
 
 
-REWARD_KEYS = tuple(key for key in RewardedSection.model_fields if key not in Section.model_fields)
+REWARD_KEYS = tuple(key for key in RewardedSection.model_fields if key not in TimedSection.model_fields)
 
 
 class OnlineSection(RewardedSection):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, comb
@@ -31,10 +32,12 @@ from tether.run.plan import Plan, plan, shape_config
 from tether.run.recipe import BaseRecipe
 from tether.run.reward import RewardSection
 from tether.run.rounds import RoundsSection
-from tether.run.rows import DataConfig, Section
+from tether.run.rows import DataConfig, Section, TimedSection
 from tether.run.speeds import RowSizes
 from tether.run.supervised import SupervisedSection
 
+CLOSING = 4e5
+"""Small operations' worth of time of writing the report."""
 LONG = 3600.0
 """Seconds above which the price also names what would shorten the work."""
 SAMPLE = 64
@@ -76,9 +79,14 @@ class StagePrice:
 
 @dataclass
 class Price:
-    """Stages that are not done yet, in order; and the changes that shorten a long run most: key=value, and seconds then."""
+    """Stages that are not done yet, in order.
+
+    closing: seconds of the report.
+    shorter: the changes that shorten a long run most: key=value, and seconds then.
+    """
 
     stages: list[StagePrice]
+    closing: float = 0.0
     shorter: list[tuple[str, float]] = field(default_factory=list)
 
     @property
@@ -107,21 +115,51 @@ def priced(recipe: BaseRecipe, stages: Sequence[str], device: Device | None = No
     if not left:
         return Price([])
     device, sizes = device or machine_for(recipe.model.device), row_sizes(recipe, left)
-    price = Price(costs(recipe, plan(recipe, device, sizes=sizes, stages=left), sizes))
+    price = Price(costs(recipe, plan(recipe, device, sizes=sizes, stages=left), sizes), CLOSING * device.dispatch)
     if price.seconds is not None and price.seconds > LONG:
         price.shorter = _shorter(recipe, price, device, sizes)
     return price
 
 
-def show_price(recipe: BaseRecipe, names: Sequence[str], progress: Announcer) -> None:
+def show_price(recipe: BaseRecipe, names: Sequence[str], progress: object) -> Price:
     """Show what is left of these stages, and what that takes here. A model that the planner cannot work out has no price."""
-    doing(progress("price"), "working out time and memory")
+    shown = progress if isinstance(progress, Announcer) and progress.shows else None
+    if shown is None and recipe.budget is None and not any(_own_budget(recipe, name) for name in names):
+        return Price([])  # nobody wants to know
+    if shown is not None:
+        doing(shown("price"), "working out time and memory")
     try:
         price = priced(recipe, names)
     except Exception as error:  # noqa: BLE001  (of whatever kind: the run itself may be able to do it)
-        progress.note(f"The time and memory that this takes are not known before it starts: {one_line(error)}")
-        return
-    progress.price(list(price.lines()), {stage.name: stage.expected for stage in price.stages})
+        if shown is not None:
+            shown.note(f"The time and memory that this takes are not known before it starts: {one_line(error)}")
+        return Price([])
+    if shown is not None:
+        whole = math.inf if recipe.budget is None else 60 * recipe.budget.minutes
+        ends = {s.name: min(whole * _part(price, s), 60 * (_own_budget(recipe, s.name) or math.inf)) for s in price.stages}
+        expected = {stage.name: stage.expected.within(ends[stage.name]) for stage in price.stages}
+        shown.price([*price.lines(), *_budget_lines(recipe, price)], expected)
+    return price
+
+
+def _part(price: Price, stage: StagePrice) -> float:
+    """The share of a stage in the time of all."""
+    return (stage.seconds or 0.0) / price.seconds if price.seconds else 1.0
+
+
+def _own_budget(recipe: BaseRecipe, name: str) -> float | None:
+    """Minutes of a stage's own budget."""
+    section = recipe.section(name)
+    return section.budget.minutes if isinstance(section, TimedSection) and section.budget is not None else None
+
+
+def _budget_lines(recipe: BaseRecipe, price: Price) -> Iterator[str]:
+    """What budgets make of it."""
+    for stage in price.stages:
+        if minutes := _own_budget(recipe, stage.name):
+            yield f"{stage.name}: its budget ends it after {minutes:g} min, at a whole step."
+    if recipe.budget is not None:
+        yield f"The budget ends the whole run after {recipe.budget.minutes:g} min, each training at a whole step."
 
 
 def _shorter(recipe: BaseRecipe, price: Price, device: Device, sizes: Mapping[str, RowSizes]) -> list[tuple[str, float]]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError, create_model, model_validator
 
+from tether.core.budget import Budget, limited_by, time_limit
 from tether.core.config import Config, explain, load_recipe, packaged_recipe
 from tether.core.errors import ConfigError, MissingFileError
-from tether.core.protocols import Announcer
 from tether.core.rundir import RunDirectory, read_json
 from tether.core.stages import STAGES, StageKind
 from tether.core.types import Comparison, Feedback, Prompt, Sampling
@@ -36,6 +36,7 @@ from tether.run.restarts import watched, watches
 from tether.run.roles import is_scorer, newest_policy, objective_names
 from tether.run.rows import Folder, Lora, Name, Section, calls_functions, check_data, load_rows, overlaid
 from tether.run.stage import Context, check_base, round_folder, run_stage
+from tether.run.totals import compared_in, write_totals
 from tether.run.trackers import TrackerNames
 from tether.run.tracking import tracking
 
@@ -59,6 +60,10 @@ class BaseRecipe(Config):
         "slurm:OPTION=VALUE,... send all of the run there; may change from start to start",
     )
     lora: Lora | None = Field(default=None, description="of every stage without one of its own, which replaces this one whole")
+    budget: Budget = Field(
+        default=None,
+        description="minutes of the whole run, which its trainings share by their expected times; may change from start to start",
+    )
     repeat: int | None = Field(
         default=None, ge=1, description="run what comes after [sft] so often, each time from answers of the policy before"
     )
@@ -209,15 +214,23 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> BaseRecipe:
 
 
 def run_recipe(
-    recipe: BaseRecipe, stages: Sequence[str] | None = None, progress: Callable[[str], Progress] | None = None
+    recipe: BaseRecipe,
+    stages: Sequence[str] | None = None,
+    progress: Callable[[str], Progress] | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    began: float | None = None,
 ) -> dict[str, Any]:
     """Run the named stages of a recipe in order (None: all); each finds its predecessors' results in the run directory.
+
+    Args:
+        clock, began: the seconds of budgets, and when they began to count; unset: now.
 
     Raises:
         ConfigError: a stage that the recipe has no section for, or whose section names no data; a tracker is not installed.
         DataError: a stage's data is something else, by its first rows; of all stages before the first is trained.
     """
-    root, results = Path(recipe.run), {}
+    root, results, began = Path(recipe.run), {}, clock() if began is None else began
     names = list(recipe.stages if stages is None else stages)
     for name in names:
         section = recipe.section(name)
@@ -234,10 +247,10 @@ def run_recipe(
         if section.scorer and reward_model_of(section) is None:
             check_test_judge(name, section, recipe.section(section.scorer))
     root.mkdir(parents=True, exist_ok=True)
-    if isinstance(progress, Announcer) and progress.shows:
-        from tether.run.price import show_price
+    from tether.run.budgets import Budgets
+    from tether.run.price import show_price
 
-        show_price(recipe, names, progress)
+    price = show_price(recipe, names, progress)
     if watches(recipe.learner):
         with placed(recipe.on, recipe.model.device):
             return watched(recipe, names, progress)
@@ -249,8 +262,11 @@ def run_recipe(
         tracking(recipe.track if here().first else (), root),
     ):
         rounds = [(name, number) for number in range(1, (recipe.repeat or 0) + 1) for name in again]
-        for name, number in [*((name, None) for name in names if name not in again), *rounds]:
-            results[name] = _run(recipe, name, number, progress)
+        order = [*((name, None) for name in names if name not in again), *rounds]
+        budgets = Budgets(recipe, order, price, clock, began)
+        for name, number in order:
+            with limited_by(budgets.limit(name, number)):
+                results[name] = _run(recipe, name, number, progress)
         if recipe.section("evaluate") is not None and "evaluate" in names and here().first:
             write_totals(recipe)
     return results
@@ -274,6 +290,10 @@ def _run(recipe: BaseRecipe, name: str, number: int | None, progress: Callable[[
     verdict = context.folder / "summary.json"
     if context.policies and verdict.is_file() and context.policies.keys() - read_json(verdict)["policies"].keys():
         verdict.unlink()  # an arm has come: all are compared again, by the answers that are there
+    if verdict.is_file() and here().first:
+        from tether.run.budgets import reopen
+
+        reopen(RunDirectory(context.folder), recipe.section(name), time_limit())
     if not here().first:
         context = replace(context, folder=here().desk / place.name / name)
     summary = run_stage(recipe.section(name), context)
@@ -300,15 +320,9 @@ def stands_on(recipe: BaseRecipe, name: str, progress: Progress | None = None, n
     if _from_pairs(recipe, name, section):
         more["rows"] = _collected(recipe, section, [*earlier, place])
     if name == "evaluate":
-        more["policies"] = {n: place / n for n in _compared(recipe, place) if (place / n / "summary.json").is_file()}
+        more["policies"] = {n: place / n for n in compared_in(recipe, place) if (place / n / "summary.json").is_file()}
         more["sampling"] = _sampling(recipe)
     return Context(recipe.kind(name).name, place / name, model, recipe.seed, scorer, **more)
-
-
-def _compared(recipe: BaseRecipe, place: Path) -> list[str]:
-    """The policies of a recipe, and those that an earlier start of it compared."""
-    before = place / "evaluate" / "summary.json"
-    return [*dict.fromkeys([*recipe.policies, *(read_json(before)["policies"] if before.is_file() else ())])]
 
 
 def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> Sequence[Any]:
@@ -317,57 +331,6 @@ def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> 
         return load_rows(recipe.section("pairs").data, Prompt, Quarantine(), whole=calls_functions(section))
     comparisons = [row for place in places for row in comparisons_of(place / "pairs")]
     return comparisons if section.kind is Comparison else feedback_of(comparisons)
-
-
-def write_totals(recipe: BaseRecipe) -> None:
-    """The summary of a whole run: those of its stages, with what the judge says of its policies; of rounds, a row each."""
-    root = Path(recipe.run)
-    rounds = [_totals(recipe, root, number) for number in range(1, (recipe.repeat or 0) + 1)]
-    if not rounds:
-        RunDirectory(root).finish(_totals(recipe, root, None))
-        return
-    for number, (one, labels) in enumerate(zip(rounds, accumulate(one["labels"] for one in rounds), strict=True), 1):
-        one["labels_so_far"] = labels
-        RunDirectory(round_folder(root, number)).finish(one)
-    trained = round_folder(root, len(rounds)) / recipe.policies[0]
-    policy = newest_policy(trained) or trained / "policy"
-    RunDirectory(root).finish({"rounds": rounds, "policy": policy.relative_to(root).as_posix()})
-
-
-def _totals(recipe: BaseRecipe, root: Path, number: int | None) -> dict[str, Any]:
-    place = round_folder(root, number)
-    names = dict.fromkeys([*recipe.stages, *_compared(recipe, place)])
-    folders = {name: (root if name == "sft" else place) / name for name in names}
-    done = {name: read_json(folder / "summary.json") for name, folder in folders.items() if (folder / "summary.json").is_file()}
-    verdict = done.pop("evaluate")
-    policies = {name: {**done[name], **result} for name, result in verdict["policies"].items()}
-    first = next(name for name in (*recipe.policies, *policies) if name in policies)  # others may not be trained yet
-    if number is not None:
-        return _round(done, policies[first], first)
-    seconds = sum(summary.get("seconds", 0.0) for name, summary in done.items() if name == first or name not in policies)
-    return {
-        **{name: summary for name, summary in done.items() if name not in policies},
-        "arms": {name.removeprefix(f"{first}-"): summary for name, summary in policies.items()},
-        first: policies[first],
-        "evaluation": {key: verdict[key] for key in ("seconds", "num_prompts")},
-        "seconds": seconds + verdict["seconds"],
-        "peak_rss_bytes": max(summary.get("peak_rss_bytes", 0) for summary in (*done.values(), verdict)),
-    }
-
-
-def _round(done: dict[str, Any], policy: dict[str, Any], name: str) -> dict[str, Any]:
-    """What a round asked, learned and brought; a hundred labels' worth of it."""
-    asked = done["pairs"].get("asked", done["pairs"]["num_pairs"])
-    reward = {key: done["reward"][key] for key in ("heldout_accuracy", "gold_accuracy") if key in done.get("reward", {})}
-    gain = policy.get("gold_gain_of_round", policy["gold_gain"])
-    return {
-        **{"asked": asked, "labels": done["pairs"]["num_pairs"]},
-        **({"reward": reward} if reward else {}),
-        **{"alarms": len(done[name].get("alarms", ())), "seconds": done[name]["seconds"]},
-        **{key: value for key, value in policy.items() if key.startswith("gold_") or key in ("over_best_decoding", "verdict")},
-        **{"gold_gain_of_round": gain, "kl": policy["answers"]["kl"]},
-        "gold_per_100_labels": {key: gain[key] * 100 / asked for key in ("value", "low", "high")},
-    }
 
 
 def stage_model(recipe: BaseRecipe, root: Path) -> ModelConfig:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from tether.algorithms.reward_ensembles import Combine
+from tether.core.budget import shared_time
 from tether.core.errors import TrainingError
 from tether.core.protocols import now_doing
 from tether.core.rundir import RunDirectory
@@ -28,7 +29,7 @@ from tether.models.loading import LoadedModel
 from tether.models.saving import save_ensemble
 from tether.preferences.annotators import true_orders
 from tether.run.roles import MEMBER_STRIDE, attach, encoder_of, reward_role, save_trained, scoring_role
-from tether.run.rows import DataConfig, Lora, Name, Section
+from tether.run.rows import DataConfig, Lora, Name, TimedSection
 from tether.run.stage import Context, drop_checkpoint, run_stage
 from tether.stages.reward import Distillation, RewardConfig, RewardModeling, evaluate_members, heldout_summary
 
@@ -40,7 +41,7 @@ TEST_SEED = 15485863
 """Added to the seed by which the prompts of a test model are chosen: what is held out of them has the seed itself."""
 
 
-class RewardSection(Section, RewardConfig):
+class RewardSection(TimedSection, RewardConfig):
     record: ClassVar[type] = Comparison
     objectives: dict[Name, DataConfig] | None = Field(
         default=None, min_length=2, description="instead of data: by name the comparisons of several reward models"
@@ -122,7 +123,8 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
         plain = {"data": None, "test": {}, "test_share": 0.0, "members": 1, "average": False, "distill": None}
         tell = lambda done, total, _: now_doing("training the test model", done, total)  # noqa: E731
         own = replace(context, folder=context.folder / "test", rows=others, progress=tell)
-        test_model = {"test_model": run_stage(section.model_copy(update=plain), own)}
+        with shared_time(0, 2):
+            test_model = {"test_model": run_stage(section.model_copy(update=plain), own)}
         free_memory()
     loaded = context.load(run)
     if section.members > 1:
@@ -167,7 +169,8 @@ def _objectives(section: RewardSection, objectives: dict[str, DataConfig], conte
     summaries: dict[str, dict[str, Any]] = {}
     for number, (name, data) in enumerate(objectives.items()):
         own = replace(context, folder=context.folder / name, progress=_part(context.progress, number, len(objectives)))
-        summaries[name] = run_stage(section.model_copy(update={"data": data, "objectives": None}), own)
+        with shared_time(number, len(objectives)):
+            summaries[name] = run_stage(section.model_copy(update={"data": data, "objectives": None}), own)
         free_memory()
         if not summaries[name].get("score_std"):
             raise TrainingError(
@@ -208,7 +211,8 @@ class RewardMembers:
             stage = self._stage(one, number)
             split = split or stage.split(comparisons)
             if not one.complete:
-                self._train(stage, split, one, bars[number])
+                with shared_time(number, len(bars) if self.section.distill else count):
+                    self._train(stage, split, one, bars[number])
             summaries.append(one.summary())
         assert split is not None
         if self.section.average:

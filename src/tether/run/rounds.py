@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from tether.core.budget import TimeLimit, limited_by, time_limit
 from tether.core.errors import DataError
 from tether.core.protocols import Engine, count_of, doing, now_doing
 from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_jsonl
@@ -121,14 +122,21 @@ def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: Ru
         rows = usable_once(context, rows, section.max_new_tokens, note, load)
     manifest = read_json(run.path / "manifest.json")
     noted = {key: manifest[key] for key in ("data", "rows") if key in manifest}
-    summaries, previous = [], None
+    summaries, previous, limit = [], None, time_limit()
     for number in range(section.rounds):
         one = RunDirectory.open(run.path / f"round-{number + 1:02d}", {**config, "round": number + 1}, **noted)
-        if not one.complete:
-            _Round(section, context, one, number, previous).play(rows)
+        if number and not one.complete and limit.over():
+            break
+        if one.complete:
+            limit.before += one.summary()["seconds"]
+        else:
+            with limited_by(TimeLimit()):  # a round is whole
+                _Round(section, context, one, number, previous).play(rows)
         summaries.append(one.summary())
+        limit.pace.add(summaries[-1]["seconds"])
+        limit.begin(number + 1, section.rounds)
         previous = one.path / "policy"
-    return {"rounds": summaries, "policy": f"round-{section.rounds:02d}/policy", **_totals(summaries)}
+    return {"rounds": summaries, "policy": f"round-{len(summaries):02d}/policy", **_totals(summaries)}
 
 
 def _totals(rounds: Sequence[Json]) -> Json:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from tether.core.budget import Budget
 from tether.core.config import Config
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.types import Problem, Prompt
@@ -119,6 +120,16 @@ class Section(Config):
     def others(self) -> Iterator[DataConfig]:
         """What the stage will read beside its rows."""
         yield from ()
+
+
+class TimedSection(Section):
+    """The settings of a stage that trains, and so may end after any of its steps."""
+
+    budget: Budget = Field(
+        default=None,
+        description="minutes after which the training ends, at a whole step; its learning rate is drawn over the steps that fit; "
+        "may change from start to start",
+    )
 
 
 def load_rows(data: DataConfig, kind: type, quarantine: Quarantine, *, whole: bool = False) -> list[Any]:

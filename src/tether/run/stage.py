@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tether.core.budget import BUDGET, time_limit
 from tether.core.config import Config
 from tether.core.errors import MissingFileError, RunError
 from tether.core.locks import hold, release
@@ -159,7 +160,7 @@ def _trained(section: Section, context: Context, original: RunDirectory) -> Json
             summary["longer_chosen"] = longer.as_dict()
         if section.data is not None and (others := left_out(section.data.paths)):
             summary["files_left_out"] = dict(islice(others.items(), 100))
-        return _finished(run, section, summary, quarantine)
+        return _finished(run, section, {**summary, **time_limit().summary()}, quarantine)
 
 
 def _opened(section: Section, context: Context) -> RunDirectory:
@@ -207,8 +208,13 @@ def remember(root: Path, recipe: Config, stages: Sequence[str]) -> None:
     before = read_json(path) if path.is_file() else {"stages": (), "config": settings}
     begun = [name for name in before["stages"] if (root / name / "config.json").is_file()]
     fixed = ("model", "seed", *begun) if begun else ()
-    if all(before["config"].get(name) == settings.get(name) for name in fixed):
+    if all(_lasting(before["config"].get(name)) == _lasting(settings.get(name)) for name in fixed):
         write_json(path, {"command": "stages", "stages": [*dict.fromkeys((*begun, *stages))], "config": settings})
+
+
+def _lasting(settings: Any) -> Any:
+    """The settings of a section that stay from start to start."""
+    return {key: value for key, value in settings.items() if key != BUDGET} if isinstance(settings, dict) else settings
 
 
 def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
@@ -250,6 +256,6 @@ def check_base(root: Path, folder: Path) -> None:
 
 
 def drop_checkpoint(run: RunDirectory) -> None:
-    """The one of a finished run has had its day; several were asked for."""
-    if len(complete_checkpoints(run.path / "checkpoints")) < 2:
+    """The one of a finished run has had its day, unless time ended it; several were asked for."""
+    if len(complete_checkpoints(run.path / "checkpoints")) < 2 and BUDGET not in run.summary():
         shutil.rmtree(run.path / "checkpoints", ignore_errors=True)

@@ -17,7 +17,7 @@ from tether.models.quantized import dequantized
 from tether.models.speech import write_speech
 from tether.models.trunk import Role
 from tether.run.roles import encoder_of, frozen_model, new_role, reward_role, save_trained, whole
-from tether.run.rows import OFFLOAD, Lora, Section, SteadyLora
+from tether.run.rows import OFFLOAD, Lora, SteadyLora, TimedSection
 from tether.run.stage import Context
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.kto import KTO, KTOConfig
@@ -25,12 +25,12 @@ from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModel
 from tether.stages.sft import SFT, SFTConfig
 
 
-class SFTSection(Section, SFTConfig):
+class SFTSection(TimedSection, SFTConfig):
     record: ClassVar[type] = Demonstration
     lora: Lora = Field(default=LoraConfig(), description="the adapter that learns; false trains the whole model")
 
 
-class ProcessSection(Section, ProcessRewardConfig):
+class ProcessSection(TimedSection, ProcessRewardConfig):
     record: ClassVar[type] = StepLabels
     lora: Lora = Field(default=LoraConfig(), description="the adapter that learns; false trains the whole model")
 
@@ -39,7 +39,7 @@ class ProcessSection(Section, ProcessRewardConfig):
         return tuple(filter(None, (self.label_column, self.problem_column)))
 
 
-class _OwnReference(Section):
+class _OwnReference(TimedSection):
     """A stage that learns from rows against a reference, which is a model of its own where the policy is trained whole.
 
     It has keys of its own alone: those of ReferencedConfig would hide what a stage says of them.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from tether.core.budget import BUDGET, time_limit
 from tether.core.errors import DataError, RewardError
 from tether.core.protocols import AdaptiveReward, Engine, Monitor, OrderingEngine, RewardSource, Stateful, doing
 from tether.core.records import note_records, report_beginning, report_changes
@@ -15,7 +16,7 @@ from tether.core.types import Json, Prompt
 from tether.core.watchdog import Watchdog
 from tether.learner.checkpoint import Checkpoints
 from tether.learner.local import LocalLearner
-from tether.learner.loop import endless, replayable
+from tether.learner.loop import draws_schedule, endless, go_on_within, replayable
 from tether.learner.ranks import here
 from tether.stages.policy_config import SampledConfig
 from tether.stages.rollouts import Step
@@ -68,17 +69,19 @@ def train(
         DataError: there are no prompts.
         RewardError: the reward source fails too often; the last whole step is saved.
     """
-    config, start = stage.config, time.perf_counter()
+    config, start, limit = stage.config, time.perf_counter(), time_limit()
     if not prompts:
         raise DataError(f"{type(stage).__name__} needs at least one prompt")
 
     def finished() -> bool:
-        return here().once(lambda: done >= config.steps or stage.stopped or (ended is not None and ended()))
+        return here().once(lambda: done >= config.steps or stage.stopped or (ended is not None and ended()) or limit.over())
 
     with Stopping() as stopping, Checkpoints(run.path / "checkpoints", config.keep_checkpoints) as checkpoints:
         done, watchdog = _resume(stage, run, checkpoints, monitor), Watchdog(run.path / "stacks.txt")
+        limit.begin(done, config.steps)
         doing(progress, f"sampling for step {done + 1}")
-        while (stop := here().agreed(stopping.asked)) or not finished():
+        last = finished()
+        while (stop := here().agreed(stopping.asked)) or not last:
             if stop:
                 _save(stage, run, checkpoints, done, monitor)
                 checkpoints.wait()
@@ -108,10 +111,11 @@ def train(
                 {"step": done, "prompt": r.prompt.text, "response": r.text, "proxy": s.value, "stop": r.stop_reason.value}
                 for r, s in _spread(list(zip(rollouts, scores, strict=True)), config.sample_rows)
             )
-            if done % config.checkpoint_every == 0 or finished():
+            drawn, last = draws_schedule(limit, stage.learner, done), finished()
+            if drawn or last or done % config.checkpoint_every == 0:
                 _save(stage, run, checkpoints, done, monitor)
             if progress:
-                progress(done, config.steps, metrics)
+                progress(done, limit.drawn or config.steps, metrics)
     stage.learner.put(stage.learner.averages)
     history = run.metrics()
     return {**_summary(history), **stage.summary(history), "seconds": run.seconds(start)}
@@ -143,7 +147,7 @@ def _save(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, num
     tensors, values = stage.learner.state()
     own = stage.state() if isinstance(stage, Stateful) else {}
     states = {name: part.state() for name, part in _parts(stage, monitor).items()}
-    checkpoints.save(number, tensors, {**values, **own, **states, "records": note_records(run)})
+    checkpoints.save(number, tensors, {**values, **own, **states, "records": note_records(run), BUDGET: time_limit().state()})
 
 
 def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, monitor: Monitor | None) -> int:
@@ -155,6 +159,7 @@ def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, m
         return 0
     tensors, values = checkpoint
     stage.learner.load_state(tensors, values)
+    go_on_within(time_limit(), stage.learner, values, run)
     if isinstance(stage, Stateful):
         stage.load_state(values)
     for name, part in _parts(stage, monitor).items():

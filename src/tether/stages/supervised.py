@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from tether.core.budget import BUDGET, time_limit
 from tether.core.errors import TrainingError
 from tether.core.protocols import doing, now_doing
 from tether.core.records import note_records, report_beginning, report_changes
@@ -24,7 +25,7 @@ from tether.data.prepare import Split
 from tether.learner.checkpoint import Checkpoints, numbered, unnumbered
 from tether.learner.config import SupervisedConfig
 from tether.learner.local import LocalLearner
-from tether.learner.loop import Progress, replayable
+from tether.learner.loop import Progress, draws_schedule, go_on_within, replayable
 from tether.learner.ranks import here
 from tether.models.sharded import cut, local
 from tether.models.trunk import Role
@@ -147,12 +148,12 @@ class SupervisedLoop:
     def __post_init__(self) -> None:
         role, config = self.objective.role, self.config
         self.learner = LocalLearner(role.parameters(), config.optimizer_for(role.adapter), len(self.plan))
-        self.every = config.evaluate_every if self.split.test else 0
+        self.every, self.made = config.evaluate_every if self.split.test else 0, 0
 
     def summary(self, start: float) -> Json:
         """What the summaries of all stages on rows have: the mean loss of the last ten updates, their number, and the seconds."""
         train_loss = statistics.fmean(self.losses[-10:])
-        return {"train_loss": train_loss, "updates": len(self.plan), "seconds": self.run.seconds(start)}
+        return {"train_loss": train_loss, "updates": self.made, "seconds": self.run.seconds(start)}
 
     def train(self) -> SupervisedLoop:
         """Go through the plan from wherever a checkpoint left off; the best weights are in place afterwards.
@@ -161,12 +162,13 @@ class SupervisedLoop:
             TrainingError: too many updates had a loss or a gradient that was not finite.
             Interrupted: a signal came; the update in hand is finished and saved.
         """
-        objective, plan, rows = self.objective, self.plan, self.split.train
+        objective, plan, rows, limit = self.objective, self.plan, self.split.train, time_limit()
         objective.role.train_mode(objective.dropout)
         with Stopping() as stopping, Checkpoints(self.run.path / "checkpoints", self.config.keep_checkpoints) as saved:
             number, watchdog = self._resume(saved), Watchdog(self.run.path / "stacks.txt")
+            limit.begin(number, len(plan))
             doing(self.progress, f"update {number + 1}")
-            while (stop := here().agreed(stopping.asked)) or number < len(plan):
+            while (stop := here().agreed(stopping.asked)) or (number < len(plan) and not here().once(limit.over)):
                 if stop:
                     self._save(saved, number)
                     saved.wait()
@@ -181,10 +183,16 @@ class SupervisedLoop:
                 if "loss" in metrics and "skipped_updates" not in metrics:
                     self.losses.append(metrics["loss"])
                     self.run.log(metrics, number)
-                if last or number % self.config.checkpoint_every == 0:
+                if draws_schedule(limit, self.learner, number) or last or number % self.config.checkpoint_every == 0:
                     self._save(saved, number)
                 if self.progress:
-                    self.progress(number, len(plan), metrics)
+                    self.progress(number, limit.drawn or len(plan), metrics)
+            self.made = number
+            if number < len(plan):  # time has ended it: saved as it goes on, evaluated as it ends
+                self._save(saved, number)
+                saved.wait()
+                if self.every and number % self.every:
+                    self._evaluated()
         if not self.losses:
             raise TrainingError(f"no update could be made: {self.learner.fault or 'there are no rows'}")
         if self.every and not self.best:
@@ -214,7 +222,7 @@ class SupervisedLoop:
     def _save(self, saved: Checkpoints, number: int) -> None:
         tensors, values = self.learner.state()
         values = {**values, "best_value": self.best_loss if self.best else None, "best_update": self.best_update}
-        values["records"] = note_records(self.run)
+        values |= {"records": note_records(self.run), BUDGET: time_limit().state()}
         best = [self.learner.distributed(place, part) for place, part in enumerate(self.best)]
         saved.save(number, {**tensors, **numbered("best", best)}, values)
 
@@ -226,6 +234,7 @@ class SupervisedLoop:
         if checkpoint is not None:
             tensors, values = checkpoint
             self.learner.load_state(tensors, values)
+            go_on_within(time_limit(), self.learner, values, self.run)
             whole, updates = unnumbered("best", tensors), values["updates"]
             self.best = [cut(tensor, parameter) for tensor, parameter in zip(whole, self.learner.parameters, strict=False)]
             if self.best:

@@ -1,0 +1,193 @@
+"""Budgets of wall-clock time: a training ends at a whole step, and its schedules are drawn over the steps that fit.
+
+As in Lightning's `Timer`, the seconds of earlier starts count. Once schedules are drawn they stay: a start that goes on has the
+schedule of the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from tether.core.config import Config
+from tether.core.pace import Pace
+from tether.core.types import Json
+
+logger = logging.getLogger(__name__)
+BUDGET = "budget"
+"""The key of a config and of a summary. It may change from one start to the next."""
+MEASURED, AT_LEAST, AT_MOST = 3, 0.1, 0.25
+"""Schedules are drawn after so many steps and this share of the time, and as soon as steps have taken the larger share."""
+
+
+class BudgetConfig(Config):
+    """Wall-clock time after which a training ends."""
+
+    minutes: float = Field(gt=0, description="of all starts together; evaluation, saving and the report count")
+
+
+def _minutes(value: Any) -> Any:
+    """A bare number means minutes."""
+    return {"minutes": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Budget = Annotated[BudgetConfig | None, BeforeValidator(_minutes)]
+
+
+class TimeLimit:
+    """The time of one training. Without a budget it never ends, and draws no schedule.
+
+    Args:
+        seconds: of all starts together.
+        minutes: of the budgets that a person gave, by which a start that goes on knows whether they changed; 0: none.
+        after: seconds that what follows the last step is expected to take, where a step takes `each`.
+        clock: seconds that only grow.
+        began: the time on that clock from which seconds count; unset: now.
+    """
+
+    def __init__(
+        self,
+        seconds: float = math.inf,
+        *,
+        minutes: float = 0.0,
+        after: float = 0.0,
+        each: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        began: float | None = None,
+    ) -> None:
+        self.seconds, self.minutes, self.after, self.each, self.clock = seconds, minutes, after, each, clock
+        self.began = clock() if began is None else began
+        self.before = self.measured = 0.0
+        """Seconds of earlier starts; and of what follows the last step, where that was measured."""
+        self.drawn: int | None = None
+        """Steps over which the schedules are drawn; None: over all."""
+        self.done, self.total, self.ended = 0, 0, False
+        self.pace, self._last = Pace(), self.began
+
+    @property
+    def spent(self) -> float:
+        """Seconds so far, of all starts."""
+        return self.before + self.clock() - self.began
+
+    @property
+    def reserve(self) -> float:
+        """Seconds to keep for what follows the last step."""
+        slowness = self.pace.step / self.each if self.pace.count > 1 and self.pace.step and self.each else 1.0
+        return max(self.measured, self.after * slowness)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is an end at all."""
+        return not math.isinf(self.seconds)
+
+    def begin(self, done: int, total: int) -> None:
+        """The steps begin, or go on."""
+        self.done, self.total, self._last = done, total, self.clock()
+
+    def step(self, done: int) -> bool:
+        """Note that a step has ended; True where schedules are to be drawn over `drawn` steps from now on."""
+        now, self.done = self.clock(), done
+        self.pace.add(now - self._last)
+        self._last = now
+        if self.drawn is not None or not self.bounded or done >= self.total or self.pace.count < 2 or not self.pace.step:
+            return False
+        measured = self.pace.count * self.pace.step
+        if not (self.pace.count >= MEASURED and self.spent >= AT_LEAST * self.seconds) and measured < AT_MOST * self.seconds:
+            return False
+        fits = done + math.floor((self.seconds - self.spent - self.reserve) / self.pace.step)
+        self.drawn = min(self.total, max(done + 1, fits))
+        return True
+
+    def over(self) -> bool:
+        """Whether the next step would end after the time: at least one is made."""
+        more = self.spent + (self.pace.step or 0.0) + self.reserve
+        self.ended = self.bounded and 0 < self.done < self.total and more > self.seconds
+        return self.ended
+
+    def state(self) -> Json:
+        """What a checkpoint holds."""
+        return {
+            "seconds": self.seconds if self.bounded else None,
+            "minutes": self.minutes,
+            "spent": self.spent,
+            "measured": self.measured,
+            "pace": [self.pace.count, self.pace.step],
+            "drawn": self.drawn,
+            "total": self.total,
+        }
+
+    def load_state(self, values: Mapping[str, Any], *, bound: bool, place: object) -> None:
+        """Go on where `state` was taken. A larger budget has no effect on schedules that are drawn, and a line says so.
+
+        Args:
+            bound: whether anything of the training depends on the number of its steps.
+            place: of the run, for that line.
+        """
+        self.before, self.drawn, self.pace = values["spent"], values["drawn"], Pace(*values["pace"])
+        self.measured = max(self.measured, values["measured"])
+        before = math.inf if values["seconds"] is None else values["seconds"]
+        if self.minutes == values["minutes"]:
+            self.seconds = before
+        elif bound and is_short(values) and (not self.minutes or self.minutes > values["minutes"]):
+            logger.warning("%s", stays_short(place, values))
+            self.seconds, self.minutes = before, values["minutes"]
+
+    def summary(self) -> Json:
+        """The entry of the stage's summary: empty unless time ended it."""
+        if not self.ended:
+            return {}
+        return {"budget": {**self.state(), "ended_at": self.done}}
+
+
+def is_short(values: Mapping[str, Any]) -> bool:
+    """Whether schedules were drawn over fewer steps than the settings have."""
+    return values["drawn"] is not None and values["drawn"] < values["total"]
+
+
+def stays_short(place: object, values: Mapping[str, Any]) -> str:
+    """A sentence: more time cannot be used, and the way to use it."""
+    return (
+        f"{place} keeps its budget of {values['minutes']:g} minutes: its learning rate was drawn over {values['drawn']} of "
+        f"{values['total']} steps, and more steps would not give what a longer run gives. To train longer, start anew with "
+        "run=PATH."
+    )
+
+
+_LIMIT: ContextVar[TimeLimit | None] = ContextVar("limit", default=None)
+
+
+@contextlib.contextmanager
+def limited_by(limit: TimeLimit) -> Iterator[TimeLimit]:
+    """Trainings within this block have this limit."""
+    token = _LIMIT.set(limit)
+    try:
+        yield limit
+    finally:
+        _LIMIT.reset(token)
+
+
+def time_limit() -> TimeLimit:
+    """The limit of the training in hand; without one, a limit that never ends."""
+    return _LIMIT.get() or TimeLimit()
+
+
+@contextlib.contextmanager
+def shared_time(number: int, count: int) -> Iterator[None]:
+    """Within this block the training in hand is the one at place `number` of `count`, which share what is left alike."""
+    whole = time_limit()
+    if not whole.bounded:
+        yield
+        return
+    left = max(0.0, whole.seconds - whole.spent) / (count - number)
+    part = TimeLimit(left, minutes=whole.minutes, after=whole.after / count, each=whole.each, clock=whole.clock)
+    with limited_by(part):
+        yield
+    if part.ended:
+        whole.ended, whole.done, whole.total, whole.drawn = True, part.done, part.total, part.drawn

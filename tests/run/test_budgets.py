@@ -1,0 +1,222 @@
+"""Budgets by a clock that is set by hand: a step takes ten seconds, everything else none."""
+
+import json
+import time
+
+import pytest
+from benchmarks.every_stage import differences, results
+from tests.run.journeys import FEW, Killed, numbered_prompts
+
+import tether
+from tether.core.budget import TimeLimit
+from tether.core.config import build
+from tether.core.errors import ConfigError
+from tether.run.budgets import Budgets
+from tether.run.price import Price, StagePrice
+from tether.run.recipe import Recipe, run_recipe
+
+PAIRS = [{"prompt": f"number {n}", "chosen": "yes" * (1 + n % 3), "rejected": "no"} for n in range(24)]
+STEADY = {"learning_rate": 1e-2, "schedule": "constant", "warmup_fraction": 0.0}
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def free(monkeypatch):
+    """A price by which a step takes ten seconds and nothing stands beside the steps."""
+
+    def priced(recipe, names):
+        return Price([StagePrice(name, "work", 12, 10.0, 0.0, 0.0, 0) for name in names])
+
+    monkeypatch.setattr("tether.run.price.priced", priced)
+
+
+def started(recipe, clock, lives=None, step=10.0):
+    """Run it; each step takes ten seconds of the clock; killed at the end of step `lives`."""
+    left = [lives]
+
+    def bar(done, total, metrics):
+        clock.now += step
+        if left[0] is not None:
+            left[0] -= 1
+            if not left[0]:
+                raise Killed
+
+    return run_recipe(recipe, None, lambda title: bar, clock=clock)
+
+
+def recipe(root, **sections):
+    return build(Recipe, {"run": str(root), "seed": 3, "model": {"source": "tiny", "dtype": "float32"}, **sections})
+
+
+def pairs_file(folder):
+    path = folder / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
+    return {"path": str(path)}
+
+
+def direct(folder, root, **changes):
+    own = {"data": pairs_file(folder), "epochs": 8, "prompts_per_update": 8, "heldout_fraction": 0.2, "optimizer": STEADY}
+    return recipe(root, direct={**own, **changes})
+
+
+def grpo(folder, root, **changes):
+    own = {"data": numbered_prompts(folder), "function": {"call": "tests.run.test_budgets:length"}, "steps": 40}
+    own |= {"prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 4, "checkpoint_every": 1}
+    return recipe(root, grpo={**own, **changes})
+
+
+def length(prompts, responses):
+    return [float(len(response)) for response in responses]
+
+
+def rates(root, stage):
+    rows = map(json.loads, (root / stage / "metrics.jsonl").read_text().splitlines())
+    return [row["learning_rate"] for row in rows]
+
+
+def test_time_ends_a_training_at_a_whole_step_and_its_summary_says_so(tmp_path):
+    """After k updates 10 k seconds are spent, and the next takes ten: the sixth is the last within a minute."""
+    made = direct(tmp_path, tmp_path / "run", budget=1)
+    summary = started(made, Clock())["direct"]
+    assert summary["updates"] == summary["budget"]["ended_at"] == 6
+    assert summary["budget"]["total"] > 6 and summary["budget"]["minutes"] == 1.0 and summary["budget"]["spent"] == 60.0
+    assert "value" in summary["heldout_accuracy"] and (tmp_path / "run" / "direct" / "policy").is_dir()
+    assert [path.name for path in (tmp_path / "run" / "direct" / "checkpoints").iterdir()] == ["step-000006"]
+    tether.load(tmp_path / "run").report()
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert f"Time ended [direct] at step 6 of {summary['budget']['total']}: its budget was 1 minutes." in page
+
+
+def test_a_larger_budget_gives_what_it_would_have_given_from_the_start(tmp_path):
+    """With a learning rate that counts no updates: to the bit."""
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    started(direct(tmp_path, cut, budget=1, evaluate_every=4), Clock())
+    started(direct(tmp_path, cut, budget=1.2, evaluate_every=4), Clock())
+    assert json.loads((cut / "direct" / "summary.json").read_text())["budget"]["ended_at"] == 7
+    started(direct(tmp_path, cut, evaluate_every=4), Clock())
+    started(direct(tmp_path, whole, evaluate_every=4), Clock())
+    assert differences(results(whole / "direct"), results(cut / "direct")) == []
+
+
+def test_the_learning_rate_is_drawn_over_the_steps_that_fit(tmp_path):
+    """At the third step 20 of 60 seconds are spent, so four more fit: linear from the first of seven to 0 after the last."""
+    summary = started(grpo(tmp_path, tmp_path / "run", budget={"minutes": 1}), Clock())["grpo"]
+    assert summary["steps"] == 7 and summary["budget"]["drawn"] == 7 and summary["budget"]["total"] == 40
+    peak = 5e-4
+    assert rates(tmp_path / "run", "grpo")[3:] == pytest.approx([peak * (1 - (update - 1) / 6) for update in (3, 4, 5, 6)])
+    assert rates(tmp_path / "run", "grpo")[:2] == pytest.approx([peak / 2, peak])  # still over forty, of which two warm up
+
+
+@pytest.mark.parametrize("lives", [1, 3, 5])
+def test_a_start_that_goes_on_has_the_same_schedule(tmp_path, lives):
+    clock = Clock()
+    with pytest.raises(Killed):
+        started(grpo(tmp_path, tmp_path / "cut", budget=1), clock, lives)
+    clock.now += 5000.0  # time between two starts does not count
+    started(grpo(tmp_path, tmp_path / "cut", budget=1), clock)
+    started(grpo(tmp_path, tmp_path / "whole", budget=1), Clock())
+    cut, whole = (rates(tmp_path / name, "grpo") for name in ("cut", "whole"))
+    assert len(whole) == 7 and cut[:7] == whole
+    assert cut[7:] == [whole[-1]]  # the last ten seconds of the first life were not saved: a step beyond has the last rate
+
+
+def test_more_time_for_a_schedule_that_was_drawn_is_refused_in_a_sentence(tmp_path, caplog):
+    before = started(grpo(tmp_path, tmp_path / "run", budget=1), Clock())["grpo"]
+    after = started(grpo(tmp_path, tmp_path / "run", budget=3), Clock())["grpo"]
+    assert after == before
+    assert "its learning rate was drawn over 7 of 40 steps" in caplog.text and "start anew with run=PATH" in caplog.text
+    caplog.clear()
+    assert started(grpo(tmp_path, tmp_path / "run", budget=1), Clock())["grpo"] == before and not caplog.text
+
+
+def test_the_time_of_the_evaluation_is_kept(tmp_path, monkeypatch):
+    """Twenty seconds after the last step: the fourth is the last within a minute."""
+
+    def priced(recipe, names):
+        return Price([StagePrice(name, "work", 12, 10.0, 0.0, 15.0, 0) for name in names], closing=5.0)
+
+    monkeypatch.setattr("tether.run.price.priced", priced)
+    assert started(direct(tmp_path, tmp_path / "run", budget=1), Clock())["direct"]["updates"] == 4
+
+
+def test_one_step_is_made_however_small_the_budget(tmp_path):
+    assert started(direct(tmp_path, tmp_path / "run", budget=0.01), Clock())["direct"]["updates"] == 1
+
+
+def test_rounds_end_whole_and_go_on(tmp_path):
+    rounds = {"data": numbered_prompts(tmp_path), "function": {"call": "tests.run.test_budgets:length"}, "rounds": 3}
+    rounds |= {"max_new_tokens": 4, "samples_per_prompt": 2, "direct": {"prompts_per_update": 8, "heldout_fraction": 0.0}}
+    summary = started(recipe(tmp_path / "run", rounds={**rounds, "budget": 0.3}), Clock(), step=10.0)["rounds"]
+    assert (summary["budget"]["ended_at"], summary["budget"]["total"]) == (len(summary["rounds"]), 3)
+    assert len(started(recipe(tmp_path / "run", rounds=rounds), Clock())["rounds"]["rounds"]) == 3
+
+
+def test_a_budget_of_the_whole_run_is_shared_by_expected_times(tmp_path):
+    """600 s, of which 60 for the evaluation that is not cut and 30 for the page: 510, shared 1 to 2 to 3."""
+    sections = {"sft": {"data": FEW["demonstrations"]}, "grpo": {"data": FEW["prompts"], "function": {"call": "a:b"}}}
+    judge = {"call": "tether.quickstart.judges:letters"}
+    made = recipe(
+        tmp_path / "run",
+        **sections,
+        direct={"data": pairs_file(tmp_path)},
+        evaluate={"data": FEW["heldout"], "judge": judge},
+        budget=10,
+    )
+    expected = {"sft": 100.0, "direct": 200.0, "grpo": 300.0, "evaluate": 60.0}
+    price = Price([StagePrice(name, "", 1, seconds, 0.0, 0.0, 0) for name, seconds in expected.items()], closing=30.0)
+    clock = Clock()
+    budgets = Budgets(made, [(name, None) for name in expected], price, clock, clock.now)
+    assert budgets.limit("sft", None).seconds == pytest.approx(85.0)
+    clock.now += 10.0  # it needed less: the others have more
+    assert budgets.limit("direct", None).seconds == pytest.approx(200.0)
+    clock.now += 300.0  # and it took more
+    assert budgets.limit("grpo", None).seconds == pytest.approx(200.0)
+    assert not budgets.limit("evaluate", None).bounded
+
+
+def test_a_limit_by_hand():
+    clock = Clock()
+    limit = TimeLimit(100.0, after=8.0, each=2.0, clock=clock)
+    limit.begin(0, 50)
+    for done, passed in ((1, 20.0), (2, 4.0), (3, 4.0)):
+        clock.now += passed
+        drawn = limit.step(done)
+    assert drawn and limit.reserve == 16.0  # steps take twice as long as expected, and so does what follows
+    assert limit.drawn == 3 + (100 - 28 - 16) // 4
+    clock.now += 52.0
+    assert not limit.over()  # 80 + 4 + 16
+    clock.now += 1.0
+    assert limit.over() and limit.summary()["budget"]["ended_at"] == 3
+    assert not TimeLimit().bounded and TimeLimit().summary() == {}
+
+
+@pytest.mark.parametrize("budget", [True, 0, -1, {"hours": 1}, "soon"])
+def test_what_is_no_budget_is_refused(tmp_path, budget):
+    with pytest.raises(ConfigError, match="budget"):
+        recipe(tmp_path, sft={"data": FEW["demonstrations"], "budget": budget})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["sft", "dpo", "grpo"])
+def test_a_minute_is_a_minute(method, tmp_path, monkeypatch):
+    """With a report, and by the clock on the wall: within a tenth, or one step."""
+    monkeypatch.undo()
+    how = {"run": tmp_path / "run", "budget": 1, "progress": False}
+    began = time.monotonic()
+    if method == "grpo":
+        run = tether.grpo("tiny", "tether:prompts", length, steps=100_000, prompts_per_step=8, samples_per_prompt=4, **how)
+    elif method == "dpo":
+        run = tether.dpo("tiny", PAIRS, epochs=10_000, **how)
+    else:
+        run = tether.sft("tiny", {"path": "tether:demonstrations", "limit": 100}, epochs=10_000, **how)
+    took = time.monotonic() - began
+    step = max(row["time/step"] for row in run.metrics())
+    assert abs(took - 60.0) <= max(6.0, step), (took, step, run.summary["budget"])
+    assert (tmp_path / "run" / "report.html").is_file() and run.summary["budget"]["ended_at"] > 1
