@@ -8,6 +8,7 @@ from benchmarks.every_stage import differences, results
 from tests.run.journeys import FEW, Killed, numbered_prompts
 
 import tether
+from tether.cli import app
 from tether.core.budget import TimeLimit
 from tether.core.config import build
 from tether.core.errors import ConfigError
@@ -114,7 +115,7 @@ def test_the_learning_rate_is_drawn_over_the_steps_that_fit(tmp_path):
     assert rates(tmp_path / "run", "grpo")[:2] == pytest.approx([peak / 2, peak])  # still over forty, of which two warm up
 
 
-@pytest.mark.parametrize("lives", [1, 3, 5])
+@pytest.mark.parametrize("lives", [3, 5])
 def test_a_start_that_goes_on_has_the_same_schedule(tmp_path, lives):
     clock = Clock()
     with pytest.raises(Killed):
@@ -220,3 +221,24 @@ def test_a_minute_is_a_minute(method, tmp_path, monkeypatch):
     step = max(row["time/step"] for row in run.metrics())
     assert abs(took - 60.0) <= max(6.0, step), (took, step, run.summary["budget"])
     assert (tmp_path / "run" / "report.html").is_file() and run.summary["budget"]["ended_at"] > 1
+
+
+@pytest.mark.parametrize("words", [["run", "smoke"], ["sft", "smoke"], ["quickstart", "--smoke"], ["dpo", "{dpo}"]])
+def test_every_command_that_trains_takes_a_budget(words, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("tether.cli.journeys._stages", lambda config, *_: made.append(config.budget))
+    path = tmp_path / "dpo.toml"
+    path.write_text(
+        f'run = "{tmp_path}/run"\nmodel = {{ source = "tiny" }}\n[direct]\ndata = {{ path = "{pairs_file(tmp_path)["path"]}" }}\n'
+    )
+    app([word.format(dpo=path) for word in words] + ["--budget", "2.5"], standalone_mode=False)
+    assert [budget.minutes for budget in made] == [2.5]
+
+
+@pytest.mark.parametrize("budget", [2, {"minutes": 2}])
+def test_python_takes_a_budget_for_a_stage_and_for_a_recipe(budget, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("tether.api.methods._run", lambda config, *_: made.append(config) or tether.Run(tmp_path))
+    tether.grpo("tiny", numbered_prompts(tmp_path), length, budget=budget, run=tmp_path / "run")
+    tether.run("smoke", f"run={tmp_path}/smoke", budget=budget)
+    assert made[0].grpo.budget.minutes == made[1].budget.minutes == 2.0

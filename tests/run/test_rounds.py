@@ -227,7 +227,7 @@ def test_every_option_has_an_effect(tmp_path, monkeypatch):
         "lora": {"lora": False},
         "direct": {"direct": {"beta": 0.5}},
     }
-    assert effects.keys() == RoundsSection.model_fields.keys() - set(REWARD_KEYS)
+    assert effects.keys() == RoundsSection.model_fields.keys() - {*REWARD_KEYS, "budget"}  # tests/run/test_budgets.py has that
     plain = observed(tmp_path / "plain", monkeypatch)
     for option, settings in effects.items():
         assert observed(tmp_path / option, monkeypatch, **settings) != plain, option

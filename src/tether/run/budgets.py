@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -123,7 +124,9 @@ def _stood_on(folder: Path) -> bool:
 
 
 def _forget_end(run: RunDirectory, section: Section, step: int) -> None:
-    """Take away the measurements that a training without this end would not have made."""
+    """Take away the result, and the measurements that a training without this end would not have made."""
+    for name in ("policy", "model"):
+        shutil.rmtree(run.path / name, ignore_errors=True)
     path = run.path / "heldout.jsonl"
     if isinstance(section, OnlineSection) and section.evaluate is not None and path.is_file():
         due = step % section.evaluate.every == 0
