@@ -201,3 +201,18 @@ def test_an_error_before_anything_was_done_leaves_no_bar(steps, stands):
         broken()
     left = screen.file.getvalue().rsplit("\x1b[2K", 1)[-1]  # what stands there once the last drawing has been wiped
     assert ("sft" in left) == ("3/6" in left) == stands
+
+
+@pytest.mark.parametrize(("later", "work", "factor"), [(25.0, 5.0, "2.5"), (25.0, 12.5, ""), (15.0, 5.0, "")])
+def test_one_line_says_that_others_slow_the_steps(later, work, factor, monkeypatch):
+    """Not where the steps have more to do, nor where they are a little slower."""
+    screen, worked = Screen(terminal=False), itertools.accumulate([0.0, *[5.0] * 6, *[work] * 6])
+    monkeypatch.setattr("tether.cli.progress.time.process_time", lambda: next(worked))
+    with bars(screen) as announce:
+        bar = announce("ppo")
+        for number in range(12):
+            screen.now += 10.0 if number < 6 else later
+            bar(number + 1, 20, {})
+    lines = [line for line in screen.lines if "other programs" in line]
+    words = "times as long as before for the same work: other programs use this machine."
+    assert lines == ([f"ppo: steps take {factor} {words}"] if factor else [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,7 +17,7 @@ from rich.table import Column
 from rich.text import Text
 
 from tether.cli.terminal import Terminal
-from tether.core.pace import Expected, Forecast
+from tether.core.pace import Crowd, Expected, Forecast
 
 OnStep = Callable[[str, int, Mapping[str, Any]], None]
 """(stage, step, metrics): called after every step; what it raises ends the training, which goes on from its last checkpoint."""
@@ -61,6 +62,7 @@ class Bar:
 
     def __init__(self, screen: Screen, phase: str, expected: Expected | None) -> None:
         self.screen, self.phase, self.forecast = screen, phase, Forecast(screen.now, expected)
+        self.crowd, self.worked, self.stepped = Crowd(), time.process_time(), screen.now
         self.notes: dict[str, str] = {}
         self.alarms, self.written, self.what = 0, screen.now, ""
         self.task = screen.progress.add_task(phase, total=None, note="", left=self.left)
@@ -86,6 +88,15 @@ class Bar:
         noted = "  ".join(Text.from_markup(note).plain for note in self.notes.values())
         return "  ".join(filter(None, (self.phase, f"{done}/{total or '?'}", _clock(passed), self.left(), self.what, noted)))
 
+    def _look_around(self) -> None:
+        """Write once that other programs make the steps slow."""
+        worked, now = time.process_time(), self.screen.now
+        slower = self.crowd.add(now - self.stepped, worked - self.worked)
+        self.worked, self.stepped = worked, now
+        if slower is not None:
+            words = "times as long as before for the same work: other programs use this machine."
+            self.screen.note(f"{self.phase}: steps take {slower:.1f} {words}")
+
     def _show(self, **fields: Any) -> None:
         self.screen.progress.update(self.task, **fields)
         self.screen.tick()
@@ -100,6 +111,7 @@ class Bar:
             self.screen.note(
                 f"{self.phase}: about {duration(whole)} by its first step; {duration(before.seconds)} were expected."
             )
+        self._look_around()
         self.alarms += int(metrics.get("alarms", 0))
         if self.alarms:
             self.notes["alarms"] = f"[bold yellow]{self.alarms} alarm{'s' if self.alarms > 1 else ''}[/]"

@@ -108,3 +108,32 @@ class Forecast:
             return None
         begun, done, total = self._part
         return max(0.0, (now - begun) / done * (total - done))
+
+
+class Crowd:
+    """Notices that other programs take the processor: steps take longer, and this process works no longer for them."""
+
+    SLOWER, SAME_WORK = 2.0, 1.4
+    """Times the seconds of earlier steps from which on a step is slow, and times their work up to which the work is the same."""
+    BEFORE, LATELY = 4, 3
+    """Steps, without the first ones, with which the last ones are compared, at least; and how many these are."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[float, float]] = []
+        self._is_noticed = False
+
+    def add(self, seconds: float, worked: float) -> float | None:
+        """Note a step and the processor's seconds that this process used in it.
+
+        Returns how many times as long the last steps took as those before them, once, where others are the reason.
+        """
+        self._steps.append((seconds, worked))
+        earlier, lately = self._steps[FIRST : -self.LATELY], self._steps[-self.LATELY :]
+        if self._is_noticed or len(earlier) < self.BEFORE:
+            return None
+        slower, more = (
+            statistics.median(step[i] for step in lately) / max(1e-9, statistics.median(step[i] for step in earlier))
+            for i in range(2)
+        )
+        self._is_noticed = slower >= self.SLOWER and more <= self.SAME_WORK
+        return slower if self._is_noticed else None
