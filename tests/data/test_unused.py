@@ -153,6 +153,13 @@ def test_a_stage_names_them_in_its_summary_and_once_in_the_log(tmp_path: Path, c
     assert said == "[process]: columns not used: seed"
 
 
+def test_rows_that_come_with_tether_are_read_without_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    context = Context("sft", tmp_path, ModelConfig(source="tiny"), 0)
+    rows, quarantine = context.read(DataConfig(path="tether:demonstrations"), Demonstration, "sft")
+    assert len(rows) == 200 and quarantine.unused["kind"] == 200
+    assert [record for record in caplog.records if "not used" in record.getMessage()] == []
+
+
 READ = [(layout, kind) for layout in FORMATS for kind in KINDS if reader_for(layout, kind)]
 
 

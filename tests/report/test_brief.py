@@ -30,7 +30,7 @@ def test_gold_with_a_control_is_result_interval_control(tmp_path):
     assert found.headline == "Better than any decoding of the model before, judged by gold (mine.py:good)."
     interval, control, kl = found.sentences
     assert "70.0% of 150" in interval and "60.0% to 80.0%" in interval
-    assert "greedy against at temperature 0.7" in control and "66.0%" in control and "+1.30" in control
+    assert "policy greedy, start at temperature 0.7" in control and "66.0%" in control and "+1.30" in control
     assert "5.80 nats" in kl and "hardly those of the start any more" in kl
     assert all(len(line) < 150 for line in (found.headline, *found.sentences))
 
@@ -56,3 +56,23 @@ def test_words_go_with_the_share_of_answers_that_the_start_would_give(nats):
     words = moved_in_words(nats)
     expected = {1.11: "are those", 2.72: "nearly those", 20.1: "could still be", 22_027: "hardly those", math.inf: "never"}
     assert next(text for bound, text in expected.items() if one_in < bound) in words
+
+
+def test_the_loss_before_is_that_before_the_first_update(tmp_path):
+    """The first measurement of the log comes after updates; the summary has the one before them."""
+    from tether.report.narrative import conclusion
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    rows = [{"step": n, "loss": 4.0 - n / 10, "eval_loss": 3.88 - n / 10} for n in range(12)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "summary.json").write_text(json.dumps({"eval_loss_before": 4.31, "eval_loss": 2.78}))
+    (folder / "config.json").write_text(json.dumps({"sft": {}}))
+    assert any("from 4.31 to 2.78 nats" in sentence for sentence in conclusion(read_journey(folder)).sentences)
+
+
+def test_backticks_are_code_on_the_page():
+    from tether.report.page import coded
+
+    assert str(coded("Raise `epochs` < 3.")) == "Raise <code>epochs</code> &lt; 3."
+    assert str(coded("a ` alone")) == "a ` alone"

@@ -320,7 +320,8 @@ def _doubts(journey: Journey) -> Iterator[str]:
 
 def _conclusion_without_policy(journey: Journey) -> Conclusion:
     sft, reward, direct = journey.stage("sft"), journey.stage("reward"), journey.stage("direct", "rounds")
-    losses = [value for _, value in present(sft.metrics, "eval_loss")]
+    before = finite(sft.summary.get("eval_loss_before"))
+    losses = [*([] if before is None else [before]), *(value for _, value in present(sft.metrics, "eval_loss"))]
     sentences = []
     if len(losses) > 1:
         name = "sft-too-long" if min(losses) < losses[-1] - 0.01 * abs(losses[-1]) else "sft"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from tether.core.errors import RunError
 from tether.core.rundir import whole_file
@@ -24,9 +24,19 @@ from tether.report.plotting import Plot
 from tether.report.reading import SUPERVISED, Journey, LoopRun, Row, SubRun, finite, mapping, printable, read_journey, read_loop
 
 HERE = Path(__file__).resolve().parent
+
+
+def coded(text: str) -> Markup:
+    """A sentence as HTML, escaped, in which what stands in backticks is code."""
+    parts = [escape(visible(part)) for part in text.split("`")]
+    if len(parts) % 2 == 0:
+        return Markup("`").join(parts)
+    return Markup("").join(Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts))
+
+
 FILTERS = {
     "text": printable, "mapping": mapping, "number": finite, "signed": signed, "gold_change": gold_change,
-    "anchor": about.anchor, "method": about.method_name,
+    "code": coded, "anchor": about.anchor, "method": about.method_name,
     "score": lambda value: "–" if (score := finite(value)) is None else decimal(score),
 }  # fmt: skip
 """Of the templates. Besides, every text that they print is made visible and then escaped."""

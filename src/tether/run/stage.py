@@ -37,7 +37,7 @@ from tether.models.loading import LoadedModel
 from tether.monitoring.doctor import Finding
 from tether.monitoring.doctor_log import check_movement
 from tether.run.models import open_model
-from tether.run.rows import DataConfig, Section, calls_functions, load_rows, named
+from tether.run.rows import PACKAGED, DataConfig, Section, calls_functions, load_rows, named
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ class Context:
         rows = load_rows(named(data, name), kind, quarantine, whole=whole)
         for column in used:
             del quarantine.unused[column]
-        if quarantine.unused:
+        packaged = data is not None and all(Path(path).parent == PACKAGED for path in data.paths)
+        if quarantine.unused and not packaged:  # of the rows that come with tether ids and kinds are for people
             once(logging.getLogger("tether.data").warning, UNUSED_COLUMNS, f"[{name}]", quarantine.unused_columns())
         return rows, quarantine
 

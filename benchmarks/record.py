@@ -1,0 +1,133 @@
+"""`python -m benchmarks.record [RUN]`: the quickstart's figures, everywhere from one record.
+
+docs/quickstart.json holds the record. With RUN, a finished quickstart's folder, the record is written anew from its summary (its
+`minutes` stay: they are of a quiet machine). Then README.md, docs/quickstart.md and the picture docs/report.svg are written from
+the record, in the very sentences that the terminal prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import tempfile
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from tether.core.rundir import read_json, write_json
+from tether.report.brief import brief
+from tether.report.narrative import Conclusion
+from tether.report.numbers import percent
+from tether.report.reading import read_journey
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "docs" / "quickstart.json"
+JUDGE = "tether.quickstart.judges:gold"
+KEYS = ("kl", "gold_win_rate", "gold_gain", "over_best_decoding", "verdict")
+BLOCK = "<!-- {name}: python -m benchmarks.record -->\n{text}\n<!-- end -->"
+
+
+def verdict(record: dict[str, Any]) -> Conclusion:
+    """The verdict that the terminal prints of a run with these figures."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "quickstart"
+        folder.mkdir()
+        write_json(folder / "summary.json", record["summary"])
+        write_json(folder / "config.json", {"ppo": {}})
+        write_json(folder / "manifest.json", {"judge": {"name": JUDGE, "says": ""}})
+        (folder / "metrics.jsonl").write_text("", encoding="utf-8")
+        return brief(read_journey(folder))
+
+
+def minutes(record: dict[str, Any]) -> tuple[int, int]:
+    """The shortest and the longest time that is recorded."""
+    values = [value for pair in record["minutes"].values() for value in pair]
+    return min(values), max(values)
+
+
+def lines(record: dict[str, Any]) -> list[str]:
+    """The last lines of the quickstart."""
+    found = verdict(record)
+    return [found.headline, *found.sentences, "The page: runs/quickstart/report.html"]
+
+
+def texts(record: dict[str, Any]) -> dict[Path, dict[str, str]]:
+    """By page and block, what stands there."""
+    least, most = minutes(record)
+    fast, usual = record["minutes"]["matrix unit"], record["minutes"]["bfloat16"]
+    over, gigabytes = record["summary"]["over_best_decoding"], f"{record['memory_gb']:.0f} GB"
+    rate = f"{percent(over['win_rate']['value'])} [{percent(over['win_rate']['low'])}, {percent(over['win_rate']['high'])}]"
+    time = f"The first takes {least} to {most} minutes and {gigabytes} on two cores."
+    expected = f"Time and memory on two cores: {fast[0]} minutes with a matrix unit (AMX), {usual[0]} to {usual[1]} with bfloat16"
+    return {
+        ROOT / "README.md": {"time": time, "verdict": "```\n" + "\n".join(lines(record)) + "\n```"},
+        ROOT / "docs" / "quickstart.md": {
+            "time": f"{expected} products alone, and {gigabytes}. Seed {record['seed']}, best decoding against best: won {rate}."
+        },
+    }
+
+
+def filled(page: str, blocks: dict[str, str]) -> str:
+    """A page with the text of its marked blocks."""
+    for name, text in blocks.items():
+        pattern = re.escape(BLOCK).replace(re.escape("{name}"), name).replace(re.escape("{text}"), ".*?")
+        whole = BLOCK.format(name=name, text=text)
+        page, count = re.subn(pattern, lambda _, whole=whole: whole, page, flags=re.DOTALL)
+        if count != 1:
+            raise ValueError(f"the block {name!r} stands in the page {count} times")
+    return page
+
+
+def picture(record: dict[str, Any]) -> str:
+    """The verdict as a picture."""
+    headline, *sentences = lines(record)[:-1]
+    rows = [part for sentence in sentences for part in _broken(sentence, 88)]
+    height = 96 + 26 * len(rows)
+    style = 'font-size="16" fill="#1d2129"'
+    shown = [f'<text x="34" y="{88 + 26 * place}" {style}>{escape(row)}</text>' for place, row in enumerate(rows)]
+    size = f'width="820" height="{height}" viewBox="0 0 820 {height}"'
+    return "\n".join((
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">',
+        f'<rect x="1" y="1" width="818" height="{height - 2}" rx="8" fill="#fdfdfb" stroke="#dcdcd8"/>',
+        f'<rect x="1" y="1" width="8" height="{height - 2}" rx="4" fill="#0b7353"/>',
+        f'<text x="34" y="46" font-size="20" font-weight="bold" fill="#0b7353">{escape(headline)}</text>',
+        *shown,
+        "</svg>\n",
+    ))  # fmt: skip
+
+
+def _broken(text: str, width: int) -> list[str]:
+    rows = [""]
+    for word in text.split():
+        if len(rows[-1]) + len(word) + 1 > width:
+            rows.append("")
+        rows[-1] = f"{rows[-1]} {word}".strip()
+    return rows
+
+
+def recorded(run: Path, before: dict[str, Any]) -> dict[str, Any]:
+    """The record of a finished quickstart."""
+    summary = read_json(run / "summary.json")["ppo"]
+    whole = {**before, "summary": {key: summary[key] for key in KEYS if key in summary}}
+    if "kl" not in whole["summary"]:
+        whole["summary"]["kl"] = summary["answers"]["kl"]["value"]
+    peak = max(read_json(path).get("peak_rss_bytes", 0) for path in run.glob("*/summary.json"))
+    return whole | {"date": datetime.date.today().isoformat(), "memory_gb": round(peak / 1e9, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="?", type=Path, help="a finished quickstart, whose figures become the record")
+    record, run = read_json(RECORD), parser.parse_args().run
+    if run is not None:
+        record = recorded(run, record)
+        RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for path, blocks in texts(record).items():
+        path.write_text(filled(path.read_text(encoding="utf-8"), blocks), encoding="utf-8")
+    (ROOT / "docs" / "report.svg").write_text(picture(record), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
