@@ -67,6 +67,21 @@ def test_a_run_asks_no_address_that_was_not_named(tmp_path):
     assert (tmp_path / "run/grpo/summary.json").is_file()
 
 
+READS_THE_CLOCK = {
+    *("core/rundir.py", "core/watchdog.py", "run/restarts.py", "run/tracking.py", "servers/pool.py"),
+    "preferences/store.py",
+}
+"""Files that write the wall clock into a record, and the store of preferences, whose leases need it."""
+
+
+def test_the_wall_clock_is_only_written_down_but_in_the_store_of_preferences():
+    package = REPOSITORY / "src" / "tether"
+    reads = re.compile(r"\btime\.(?:time|strftime|localtime|ctime)\b(?!delta)|datetime\.(?:now|utcnow|today)\b")
+    sources = {str(path.relative_to(package)): path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
+    assert {name for name, text in sources.items() if reads.search(text.replace("datetime.time", ""))} == READS_THE_CLOCK
+    assert all("if " not in line for text in sources.values() for line in text.splitlines() if "time.time()" in line)
+
+
 # Paths in archives
 
 

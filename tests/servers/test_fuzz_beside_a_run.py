@@ -157,11 +157,13 @@ def runs_beside_fuzz(servers, count):
         worst = max(worst, watched(ports, partial(run_recipe, recipe(f"fuzzed-{number}"))))
         other = compared(folder, f"fuzzed-{number}")
         assert [name for name in sorted({*wanted, *other}) if wanted.get(name) != other.get(name)] == []
+        print(
+            f"run {number} is the same; {len(statuses)} requests so far, the longest wait {worst:.3f} s, undisturbed {calm:.3f} s"
+        )
     attacker.join()
     for log in folder.glob("fuzzed-*/grpo/*/fleet.jsonl"):
         states = {json.loads(line)["after"] for line in log.read_text().splitlines()}
         assert states and not states & {"suspect", "dead", "retired"}, log.read_text()
-    print(f"{len(statuses)} requests beside {number} runs; the longest wait {worst:.3f} s, undisturbed {calm:.3f} s")
     assert len(statuses) == count and set(statuses) <= {200, 400, 404}, sorted(set(statuses))
     assert min(statuses.count(400), statuses.count(200)) > count // 100
     return calm, worst
@@ -172,6 +174,7 @@ def test_a_run_beside_fuzz_has_the_results_of_one_without(servers):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor is shared by all")
 def test_a_run_beside_twenty_thousand_fuzzed_requests_has_the_results_of_one_without_and_never_waits_a_second(servers):
     calm, worst = runs_beside_fuzz(servers, 20_000)
