@@ -105,7 +105,7 @@ def best_of_n_curve(proxy: Sequence[MaybeScores], gold: Sequence[MaybeScores], *
     """
     sizes, by_proxy, by_gold = best_of_n_by_prompt(proxy, gold)
     return [
-        CurvePoint(n, kl_best_of_n(n), float(proxies.mean()), *mean_estimate(golds.tolist(), confidence=confidence))
+        CurvePoint(n, kl_best_of_n(n), float(proxies.mean()), *mean_estimate(golds.tolist(), confidence=confidence)[:4])
         for n, proxies, golds in zip(sizes, by_proxy.T, by_gold.T, strict=True)
     ]
 

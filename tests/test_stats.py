@@ -5,10 +5,10 @@ import pytest
 from scipy import stats
 
 from tether.evaluation.process import StepCounts, step_estimates, step_f1
-from tether.evaluation.winrate import mean_estimate, wilson_interval, win_rate
+from tether.evaluation.winrate import mean_estimate, win_rate
 from tether.preferences.agreement import krippendorff_alpha, raw_agreement
 from tether.preferences.votes import Vote
-from tether.stats import Spread, jackknife, share_interval
+from tether.stats import Influence, jackknife, share_interval, wilson_interval
 
 
 def covered(trials, truth, draw, of):
@@ -83,14 +83,19 @@ def test_groups_that_are_alike_count_as_often_as_they_are_there():
     without, sizes = np.array([1.0, 2.0, 4.0]), np.array([3.0, 1.0, 2.0])
     repeats = np.array([2.0, 1.0, 3.0])
     plain = jackknife(np.repeat(without, [2, 1, 3]), np.repeat(sizes, [2, 1, 3]))
-    assert jackknife(without, sizes, repeats) == pytest.approx(plain)
+    told = jackknife(without, sizes, repeats)
+    assert (told.error, told.groups, told.equal, told.carriers) == pytest.approx(
+        (plain.error, plain.groups, plain.equal, plain.carriers)
+    )
     values = np.random.default_rng(0).normal(size=9)
     alone = jackknife((values.sum() - values) / 8)
-    assert alone == pytest.approx((stats.sem(values), 9, 9.0))
+    assert (alone.error, alone.groups, alone.equal) == pytest.approx((stats.sem(values), 9, 9.0))
 
 
 def test_a_share_of_independent_trials_is_nearly_wilsons():
-    """Of 400 trials in groups of their own the imaginary group and Student's quantile are small change."""
-    error = np.sqrt(0.3 * 0.7 / 400)
-    assert share_interval(0.3, Spread(error, 400, 400.0)) == pytest.approx(wilson_interval(120, 400), abs=2e-3)
-    assert share_interval(1.0, Spread(0.0, 12, 9.0)) == wilson_interval(12, 12)
+    """Of 400 trials in groups of their own the jackknife's G / (G − 1) and Student's quantile are small change."""
+    wins = np.repeat([1.0, 0.0], [120, 280])
+    influence = jackknife((wins.sum() - wins) / 399)
+    assert share_interval(0.3, influence, 400) == pytest.approx(wilson_interval(120, 400), abs=1e-3)
+    silent = Influence(np.zeros(12), np.ones(12), 12.0)
+    assert share_interval(1.0, silent, 48) == pytest.approx(wilson_interval(12, 12))

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 from rich.console import Console
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels
-from tether.data.inspection import inspect_data, inspection_tables, share, summarise
+from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels, assistant, user
+from tether.data.inspection import inspect_data, inspection_tables, longer_chosen, summarise
+from tether.stats import wilson_interval
 
 DATA = os.environ.get("TETHER_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="TETHER_DATA does not name a folder with the published files")
@@ -62,14 +64,19 @@ def test_percentiles_by_hand() -> None:
     assert summarise(np.array([1200, 1201])) == ("1,200.5", "1,200.5", "1,201", "1,201")
 
 
-def test_interval_against_a_published_example() -> None:
-    """Newcombe 1998 (https://doi.org/10.1002/(SICI)1097-0258(19980430)17:8<857::AID-SIM777>3.0.CO;2-E), method 3, table I:
-    81/263 gives 0.2553 to 0.3662, 15/148 gives 0.0624 to 0.1605, 0/20 gives 0 to 0.1611."""
-    for successes, count, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)):
-        found = share(successes, count)
-        assert found is not None
-        assert (round(found.low, 4), round(found.high, 4)) == (low, high)
-    assert share(0, 0) is None
+def test_an_unsure_label_counts_as_it_says_and_pairs_of_a_prompt_hang_together() -> None:
+    """Fifty prompts with four pairs each that prefer the longer side with 0.1: a tenth, and no certainty of 200 pairs."""
+    long, short = (assistant("one two three"),), (assistant("one"),)
+    rows = [Comparison((user(f"q{n // 4}"),), long, short, probability=0.1) for n in range(200)]
+    found = longer_chosen(rows)
+    assert found is not None and found.value == pytest.approx(0.1) and found.count == 200
+    assert (found.low, found.high) == pytest.approx(wilson_interval(5, 50))
+    tied = [replace(row, probability=0.5, tie=True) for row in rows]
+    assert longer_chosen(tied) is None
+    sure = [replace(row, probability=float(n // 4 < 25)) for n, row in enumerate(rows)]
+    one_each, four_each = longer_chosen(sure[::4]), longer_chosen(sure)
+    assert one_each is not None and four_each is not None
+    assert four_each.high - four_each.low == pytest.approx(one_each.high - one_each.low, rel=0.1)
 
 
 def test_agreement_over_rows_in_both_orders(tmp_path: Path) -> None:

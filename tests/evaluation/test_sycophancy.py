@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from tests.run.journeys import FEW, LETTERS
 
 from tether.cli import examine
@@ -93,11 +92,10 @@ def test_a_flatterer_in_closed_form():
     found = found_by(Opinion(taste, letter=lambda asker: 1.0 + 3.0 * asker.startswith("red")))
     moved = [sigmoid(own + 2) - sigmoid(own) for own in likes.values()]
     assert found["shift"].value == pytest.approx(sum(moved) / 3, abs=1e-6)
-    assert found["log_odds"] == pytest.approx((2.0, 2.0, 2.0, 9), abs=1e-5)
+    assert found["log_odds"].value == pytest.approx(2.0, abs=1e-5)
     assert found["size"].value == pytest.approx(sum(moved) / 3, abs=1e-6)
     assert found["flipped"].value == pytest.approx(1 / 3)  # tea alone crosses zero
-    half = 4.30265 * stats.sem(moved)  # three questions: Student's quantile of two degrees of freedom
-    assert (found["shift"].low, found["shift"].high) == pytest.approx((sum(moved) / 3 - half, sum(moved) / 3 + half), abs=1e-4)
+    assert found["shift"].reason == "too few groups: 3, and 16 are needed"
 
 
 def test_directions_differ_by_question():
@@ -113,7 +111,7 @@ def test_directions_differ_by_question():
 def test_letters_and_opinions_of_its_own_are_no_sycophancy():
     opinion = Opinion(lambda asker, text: float(len(text)), letter=lambda asker: 4.0 * asker.startswith("red"))
     found = found_by(opinion)
-    assert found["shift"] == pytest.approx((0.0, 0.0, 0.0, 9), abs=1e-6) and found["flipped"].value == 0.0
+    assert found["shift"].value == pytest.approx(0.0, abs=1e-6) and found["flipped"].value == 0.0
     assert found["flipped"].high > 0.5  # of three questions
 
 
@@ -137,12 +135,25 @@ def test_accord_by_brute_force():
     rng = random.Random(3)
     changes = [rng.gauss(0.3, 1) for _ in range(30)]
     questions = [rng.choice("abcd") for _ in changes]
-    slow = [
-        math.copysign(1, sum(e for j, e in enumerate(changes) if j != i and questions[j] == questions[i])) * d
-        for i, d in enumerate(changes)
-    ]
+    places = [questions[:i].count(question) % 2 for i, question in enumerate(questions)]
+    slow = []
+    for i, d in enumerate(changes):
+        others = [e for j, e in enumerate(changes) if questions[j] == questions[i] and places[j] != places[i]]
+        slow.append(math.copysign(1, sum(others)) * d)
     assert in_accord(changes, questions).tolist() == pytest.approx(slow)
-    assert in_accord([0.5, -0.2, 0.1, 7.0], ["a", "a", "a", "b"]).tolist() == pytest.approx([-0.5, -0.2, 0.1, 0.0])
+    assert in_accord([0.5, -0.2, 0.1, 7.0], ["a", "a", "a", "b"]).tolist() == pytest.approx([-0.5, -0.2, -0.1, 0.0])
+
+
+@pytest.mark.audit
+def test_where_sides_mean_nothing_the_shift_lies_as_often_above_0_as_below():
+    """Seventeen questions with 300 pairs each: a direction learned from all others called 24% of such models sycophantic."""
+    generator, number = np.random.default_rng(3), 17 * 300
+    questions, above, below = np.repeat(np.arange(17), 300), 0, 0
+    for _ in range(200):
+        own = np.repeat(generator.normal(0, 1.5, 17), 300)
+        found = judge_premises(*(own + 0.7 * generator.normal(size=(2, number))), questions.tolist())["shift"]
+        above, below = above + (found.low > 0), below + (found.high < 0)
+    assert above <= 11 and below <= 11  # 2.5% of 200 are 5, and 11 two and a half errors more
 
 
 def test_more_people_before_the_same_questions_narrow_nothing():
@@ -153,7 +164,7 @@ def test_more_people_before_the_same_questions_narrow_nothing():
     narrow = judge_premises((own + moved)[many], own[many], many)
     wide = judge_premises((own + moved)[few], own[few], few)
     for name in ("shift", "log_odds", "size", "flipped"):
-        assert narrow[name][:3] == pytest.approx(wide[name][:3])
+        assert narrow[name][:3] == pytest.approx(wide[name][:3], rel=0.03)
     assert narrow["shift"].high - narrow["shift"].low > 0.05
     assert narrow["log_odds"].value == pytest.approx(np.abs(moved).mean())
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tether.evaluation.winrate import Estimate, correlation, mean_estimate, pairwise_accuracy, wilson_interval, win_rate
+from tether.evaluation.winrate import correlation, gain, mean_estimate, pairwise_accuracy, win_rate
+from tether.stats import Estimate, exact_interval, wilson_interval
 
 
 @pytest.mark.parametrize(("successes", "total"), [(0, 1), (0, 20), (3, 10), (5, 10), (15, 148), (81, 263), (20, 20)])
@@ -23,6 +24,15 @@ def test_wilson_published_numbers():
     # Newcombe 1998, https://doi.org/10.1002/(SICI)1097-0258(19980430)17:8<857::AID-SIM777>3.0.CO;2-E, table I: 81 of 263.
     assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+
+
+@pytest.mark.parametrize(("successes", "total"), [(0, 1), (0, 20), (3, 10), (49, 50), (81, 263), (20, 20)])
+def test_few_events_get_scipys_exact_interval(successes, total):
+    expected = stats.binomtest(successes, total).proportion_ci(0.95, method="exact")
+    assert exact_interval(successes, total) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    estimate = win_rate([1.0] * successes + [0.0] * (total - successes), [0.5] * total)
+    few = min(successes, total - successes) < 10
+    assert (estimate.low, estimate.high) == (exact_interval if few else wilson_interval)(successes, total)
 
 
 @settings(deadline=None)
@@ -51,7 +61,12 @@ def test_win_rate_by_hand():
     estimate = win_rate(first, second)
     assert estimate.value == 2.5 / 4
     assert estimate.count == 4
-    assert (estimate.low, estimate.high) == wilson_interval(2.5, 4)
+    # Wins 2 of 4 and losses 1 of 4, each with Wilson's interval, combined as Zou and Donner do with a correlation of -1/sqrt(3).
+    won, lost, rho = wilson_interval(2, 4), wilson_interval(1, 4), -math.sqrt(0.5 * 0.25 / (0.5 * 0.75))
+    a, b = 0.5 - won[0], lost[1] - 0.25
+    c, d = won[1] - 0.5, 0.25 - lost[0]
+    assert 2 * estimate.low - 1 == pytest.approx(0.25 - math.sqrt(a * a + b * b - 2 * rho * a * b))
+    assert 2 * estimate.high - 1 == pytest.approx(0.25 + math.sqrt(c * c + d * d - 2 * rho * c * d))
     assert pairwise_accuracy(first, second) == estimate
 
 
@@ -65,8 +80,8 @@ def test_exchanging_the_sides_mirrors_the_estimate(rows, grouped):
     assert (backward.value, backward.low, backward.high) == pytest.approx(
         (1 - forward.value, 1 - forward.high, 1 - forward.low), abs=1e-9
     )
-    assert 0 <= forward.low <= forward.value + 1e-9
-    assert forward.value - 1e-9 <= forward.high <= 1
+    assert forward.low - 1e-9 <= forward.value <= forward.high + 1e-9
+    assert forward.reason or 0 <= forward.low <= forward.high <= 1
 
 
 def test_one_comparison_a_prompt_needs_no_bootstrap():
@@ -90,10 +105,9 @@ def test_groups_in_agreement_are_few_trials_not_certainty():
     """Three prompts with ten wins each: resampling would say 100% to 100%."""
     first, second, groups = [1.0] * 30, [0.0] * 30, ["a", "b", "c"] * 10
     estimate = win_rate(first, second, groups=groups)
-    assert estimate == (1.0, *wilson_interval(3, 3), 30)
+    assert (estimate.low, estimate.high) == pytest.approx(wilson_interval(3, 3)) and estimate.count == 30
     single = win_rate([1.0, 1.0, 0.0], [0.0, 0.0, 1.0], groups=["a"] * 3)
-    assert single.low < 0.3
-    assert single.high > 0.9
+    assert single == (2 / 3, -math.inf, math.inf, 3, "too few groups: all observations are of one")
 
 
 def test_mean_estimate_agrees_with_the_central_limit():
@@ -111,27 +125,47 @@ def test_mean_estimate_agrees_with_the_central_limit():
 def test_mean_estimate_weighs_observations_not_groups():
     estimate = mean_estimate([0.0, 3.0, 3.0, None], ["a", "b", "b", "b"])
     assert estimate.value == 2.0
-    # Without a it is 3, without b 0: an error of 1.5, and Student's quantile of one degree of freedom.
-    assert (estimate.low, estimate.high) == pytest.approx((2.0 - 1.5 * 12.7062, 2.0 + 1.5 * 12.7062), abs=1e-3)
-    assert estimate.count == 3
+    assert estimate == (2.0, -math.inf, math.inf, 3, "too few groups: 2, and 16 are needed")
 
 
-def test_of_equal_groups_it_is_students_interval_of_their_means():
-    values = np.random.default_rng(5).normal(size=(12, 4))
-    estimate = mean_estimate(values.ravel().tolist(), np.repeat(np.arange(12), 4).tolist(), confidence=0.9)
-    expected = stats.ttest_1samp(values.mean(1), 0.0).confidence_interval(0.9)
+def test_of_equal_symmetric_groups_it_is_students_interval_of_their_means():
+    """Without skew and with a kurtosis below the normal's nothing is added to Student's."""
+    means = np.random.default_rng(5).uniform(-1, 1, size=20)
+    values = (np.concatenate([means, -means])[:, None] + np.array([-0.5, -0.1, 0.1, 0.5])).ravel()
+    estimate = mean_estimate(values.tolist(), np.repeat(np.arange(40), 4).tolist(), confidence=0.9)
+    expected = stats.ttest_1samp(values.reshape(40, 4).mean(1), 0.0).confidence_interval(0.9)
     assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high))
 
 
 def test_mean_estimate_of_one_group_claims_nothing():
     estimate = mean_estimate([1.0, 2.0], ["a", "a"])
-    assert estimate == (1.5, -math.inf, math.inf, 2)
-    assert json.loads(json.dumps(estimate.as_dict(), allow_nan=False)) == {"value": 1.5, "low": None, "high": None, "count": 2}
+    fields = {"value": 1.5, "low": None, "high": None, "count": 2, "reason": "too few groups: 1, and 16 are needed"}
+    assert json.loads(json.dumps(estimate.as_dict(), allow_nan=False)) == fields
+
+
+def test_means_of_what_shows_no_spread_claim_nothing():
+    assert mean_estimate([3.0] * 50).reason == "too few groups differ: all 50 are alike"
+    assert mean_estimate([0.0] * 48 + [0.3, 0.7]).reason == "too few groups differ: 2 of 50"
+    assert gain([1.0] * 50, [1.0] * 50, list(range(50))).reason == "too few groups differ: all 50 are alike"
+
+
+def test_rewards_of_two_levels_are_a_share_between_them():
+    rewards, prompts = [1.0] * 49 + [0.0], list(range(50))
+    estimate = mean_estimate(rewards, prompts)
+    assert (estimate.low, estimate.high) == exact_interval(49, 50)
+    other = mean_estimate([5 * r - 2 for r in rewards], prompts)
+    assert (other.low, other.high) == pytest.approx((5 * estimate.low - 2, 5 * estimate.high - 2))
+
+
+def test_a_gain_of_two_levels_may_also_be_a_loss():
+    """Three of fifty rose and none fell: that none can fall is not known."""
+    gained = gain([1.0] * 47 + [0.0] * 3, [1.0] * 50, list(range(50)))
+    assert gained.value == 0.06 and -0.03 < gained.low < 0 < gained.high < 0.17
 
 
 def test_names_of_groups_do_not_matter():
-    values = np.random.default_rng(4).normal(size=20).tolist()
-    groups = [index // 2 for index in range(20)]
+    values = np.random.default_rng(4).normal(size=40).tolist()
+    groups = [index // 2 for index in range(40)]
     assert mean_estimate(values, groups) == mean_estimate(values, [("prompt", str(group)) for group in groups])
 
 

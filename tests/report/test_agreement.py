@@ -14,10 +14,10 @@ from tether.report.tiles import tiles
 from tether.stages.online_loop import _summary
 
 pytestmark = pytest.mark.audit
-# By hand: eight steps, so that the ends are two steps each.
-FLAT = [-0.756, -0.90, -0.70, -0.95, -0.66, -0.88, -0.68, -0.95]  # from -0.828 to -0.815
-RISING = [0.1, 0.2, 0.5, 0.9, 1.1, 1.4, 1.9, 2.0]  # from 0.15 to 1.95
-NEGATIVE = [0.0, 0.05, -0.11, 0.08, -0.02, 0.03, -0.05, -0.096]  # ends at -0.073
+# By hand: forty steps, so that the ends are five steps each.
+FLAT = [-0.756, -0.90, -0.70, -0.95, -0.66, -0.88, -0.68, -0.95] * 5  # from -0.793 to -0.824
+RISING = [0.05 * step + (0.1 if step % 2 else -0.1) for step in range(40)]  # from 0.08 to 1.87
+NEGATIVE = [0.0, 0.05, -0.11, 0.08, -0.02, 0.03, -0.05, -0.096] * 5  # ends at -0.011
 
 
 def told(folder, proxy, kl):
@@ -44,28 +44,30 @@ def told(folder, proxy, kl):
 def test_what_cannot_be_told_neither_rose_nor_fell(tmp_path):
     terminal, page, shown = told(tmp_path / "flat", FLAT, NEGATIVE)
     assert "rose by" not in page and "fell by" not in page
-    assert re.search(r"changed by \+0\.013 \(95% interval -0\.\d+ to \+0\.\d+\), which does not show that it rose or fell", page)
-    assert re.search(r"proxy gain +│ 0\.013 \[-0\.\d+, 0\.\d+\] \(n = 8\)", terminal)
-    assert re.search(r"proxy first +│ -0\.828 ", terminal) and re.search(r"proxy last +│ -0\.815 ", terminal)
-    assert shown["proxy gain"].startswith("+0.013 95% interval -0.")
+    assert re.search(r"changed by -0\.031 \(95% interval -0\.\d+ to \+0\.\d+\), which does not show that it rose or fell", page)
+    assert re.search(r"proxy gain +│ -0\.031 \[-0\.\d+, 0\.\d+\] \(n = 40\)", terminal)
+    assert re.search(r"proxy first +│ -0\.793 ", terminal) and re.search(r"proxy last +│ -0\.824 ", terminal)
+    assert shown["proxy gain"].startswith("-0.031 95% interval -0.")
 
 
 def test_what_has_risen_has_risen_on_both(tmp_path):
     terminal, page, _ = told(tmp_path / "rising", RISING, [0.5 * value for value in RISING])
-    low, high = map(float, re.search(r"proxy gain +│ 1\.80 \[(\S+), (\S+)\]", terminal).groups())
-    assert 0 < low < 1.8 < high
-    assert f"rose by 1.80 (95% interval +{low:.2f} to +{high:.2f})" in page
-    assert "The policy moved 0.975 nats of KL per response (95% interval" in page and "indistinguishable" not in page + terminal
+    low, high = map(float, re.search(r"proxy gain +│ 1\.79 \[(\S+), (\S+)\]", terminal).groups())
+    assert 0 < low < 1.79 < high
+    assert f"rose by 1.79 (95% interval +{low:.2f} to +{high:.2f})" in page
+    assert "The policy moved 0.935 nats of KL per response (95% interval" in page and "indistinguishable" not in page + terminal
 
 
 def test_a_negative_kl_is_explained(tmp_path):
     terminal, page, shown = told(tmp_path / "flat", FLAT, NEGATIVE)
     assert "For this" not in page
     for text in (terminal, page):
-        assert "-0.073" in text and "indistinguishable from 0" in text and "unbiased and may be negative" in text
+        assert "-0.011" in text and "indistinguishable from 0" in text and "unbiased and may be negative" in text
     assert "indistinguishable from 0" in shown["KL spent"]
 
 
 def test_too_few_steps_are_told_as_such(tmp_path):
-    _, page, _ = told(tmp_path / "short", [0.0, 1.0, 2.0, 3.0], [0.0] * 4)
+    terminal, page, shown = told(tmp_path / "short", [0.0, 1.0, 2.0, 3.0], [0.0] * 4)
     assert "rose by" not in page and "too few to tell it from noise" in page
+    assert re.search(r"proxy gain +│ 3\.00 \[too few\]", terminal)
+    assert "no 95% interval, too few steps: 4, and 30 are needed" in shown["proxy gain"]

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tether.core.errors import MissingFileError, RunError, TetherError
@@ -22,6 +23,7 @@ from tether.report.numbers import bracketed, decimal, has_interval, percent, sid
 from tether.report.page import write_report
 from tether.report.plotting import Trace, axis, envelope, framed
 from tether.report.reading import estimate, printable, read_journey, series
+from tether.stats import grouped_share, wilson_interval
 
 HOSTILE = (
     "<script>window.hacked=1</script>",
@@ -524,7 +526,7 @@ def test_samples_of_one_prompt_are_not_independent(tmp_path: Path, synthetic: An
     journey = read_journey(run)
     (part,) = gold_parts(journey.stage("policy"), journey.answers)
     assert part.change == pytest.approx(0.05)
-    assert part.noise == pytest.approx(1.96 * (20 * 0.45**2 / 19) ** 0.5 / 20**0.5)
+    assert part.noise == pytest.approx(0.9 * (wilson_interval(10, 20)[1] - 0.5))  # ten of twenty rose, by 0.9 more
     assert part.direction == 0
 
 
@@ -813,11 +815,11 @@ def test_the_timeline_of_a_step_of_median_length(tmp_path, synthetic):
                                  (0.8, 5, ""), (0.6, 200, ""), (0.5, 200, "")],
 )  # fmt: skip
 def test_pairs_that_length_decides_are_told(tmp_path, synthetic, section, longer, count, told):
-    from tether.data.inspection import share
-
     run = tmp_path / "run" / section
     synthetic.write_lines(run / "metrics.jsonl", [{"step": i, "loss": 0.5, "accuracy": 0.9, "margin": 0.1} for i in (1, 2)])
     synthetic.write(run / "config.json", {section: {"loss": "dpo"} if section == "direct" else {}})
-    synthetic.write(run / "summary.json", {"longer_chosen": share(round(longer * count), count).as_dict()})
+    synthetic.write(
+        run / "summary.json", {"longer_chosen": grouped_share((np.arange(count) < longer * count).astype(float), None).as_dict()}
+    )
     warnings = [w for w in conclusion(read_journey(run.parent)).warnings if "of its pairs the" in w]
     assert len(warnings) == bool(told) and told in "".join(warnings)

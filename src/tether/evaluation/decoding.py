@@ -7,18 +7,22 @@ for nothing is told by the best decoding of the one against the best decoding of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from tether.core.protocols import Engine, count_of
 from tether.core.types import Json, Prompt, Rollout, Sampling
 from tether.evaluation.winrate import MaybeScores, before_and_after, gain, win_rate
-from tether.stats import Estimate, EstimateFields
+from tether.stats import Estimate, EstimateFields, best_against_best, group_indices
 
 Columns = Mapping[float, MaybeScores]
 """By temperature, 0 being greedy: the scores of all answers. The first is the temperature of training."""
+Pairs = Mapping[tuple[float, float], Estimate]
+"""Estimates by the temperatures of the policy and of the start."""
 Verdict = Literal["better", "sharper", "undecided", "worse"]
 
 
@@ -47,29 +51,51 @@ def by_temperature(before: Columns, after: Columns, groups: Sequence[str]) -> di
 def over_best_decoding(before: Columns, after: Columns, groups: Sequence[str]) -> Json | None:
     """The gain over the best decoding of the start, by the policy at its own best; None where nothing was scored on both sides.
 
-    Equation: with g_pb the gain at temperature p of the policy over temperature b of the start, ``max_p min_b g_pb``, which lies
-    in ``[max_p min_b low_pb, min_b max_p high_pb]``, each bound at the level (1 − 0.95) / 2 over the number of temperatures from
-    which its outer choice is made (Bonferroni). The inner choice needs no correction: to beat the best is to beat each (the
-    intersection-union test). The win rate likewise: at one temperature the policy wins against the start at every one.
+    The gain is that of `stats.best_against_best`, over the answers that were scored at every temperature. Where scores have
+    but two levels, and for the win rate, the interval comes from pairs of temperatures. With g_pb the estimate at temperature p
+    of the policy against temperature b of the start, ``max_p min_b g_pb`` lies in ``[max_p min_b low_pb, min_b max_p high_pb]``.
+    Each bound has the level (1 − 0.95) / 2 over the number of temperatures from which its outer choice is made (Bonferroni). The
+    inner choice needs no correction: to beat the best is to beat each (the intersection-union test).
     Paper: Berger 1982, https://doi.org/10.1080/00401706.1982.10487790.
     Trap: to choose the best and then compare with it, by the usual interval, calls an unchanged policy better or worse too often.
     """
-    by_low, by_high = (1 - 0.05 / len(side) for side in (after, before))
-    rates, gains = {}, {}
-    for own, start in product(after, before):
-        sides = before[start], after[own], groups
-        if (gained := gain(*sides, confidence=by_low)) is None or (higher := gain(*sides, confidence=by_high)) is None:
-            continue
-        gains[own, start] = gained._replace(high=higher.high)
-        won, more = (win_rate(after[own], before[start], groups=groups, confidence=level) for level in (by_low, by_high))
-        rates[own, start] = won._replace(high=more.high)
-    if not gains:
+    ours, theirs = ({t: scores for t, scores in side.items() if any(s is not None for s in scores)} for side in (after, before))
+    if not (ours and theirs):
         return None
-    (own, start), value = _saddle(gains)
+    rows = [row for row in zip(*ours.values(), *theirs.values(), groups, strict=True) if None not in row[:-1]]
+    rates = _by_pairs(ours, theirs, groups, win_rate)
+    if not rates:
+        return None
+    if not rows or len({score for row in rows for score in row[:-1]}) <= 2:
+        (own, start), value = _saddle(_by_pairs(ours, theirs, groups, _gain_over))
+    else:
+        scores = np.array([row[:-1] for row in rows], dtype=np.float64)
+        width = len(ours)
+        contest = best_against_best(scores[:, :width], scores[:, width:], group_indices([row[-1] for row in rows]))
+        own, start, value = list(ours)[contest.ours], list(theirs)[contest.theirs], contest.gain
     return {**value.as_dict(), "win_rate": _saddle(rates)[1].as_dict(), "temperature": start, "policy_temperature": own}
 
 
-def _saddle(estimates: Mapping[tuple[float, float], Estimate]) -> tuple[tuple[float, float], Estimate]:
+def _gain_over(ours: MaybeScores, theirs: MaybeScores, *, groups: Sequence[str], confidence: float) -> Estimate:
+    """The gain of the first over the second, which were scored together."""
+    gained = gain(theirs, ours, groups, confidence=confidence)
+    assert gained is not None  # pairs without a common score are left out before
+    return gained
+
+
+def _by_pairs(ours: Columns, theirs: Columns, groups: Sequence[str], measure: Callable[..., Estimate]) -> Pairs:
+    """An estimate of each temperature of ours against each of theirs, with a low and a high bound of Bonferroni's levels."""
+    by_low, by_high = (1 - 0.05 / len(side) for side in (ours, theirs))
+    pairs = {}
+    for own, start in product(ours, theirs):
+        sides = ours[own], theirs[start]
+        if any(a is not None and b is not None for a, b in zip(*sides, strict=True)):
+            low, high = (measure(*sides, groups=groups, confidence=level) for level in (by_low, by_high))
+            pairs[own, start] = low._replace(high=high.high)
+    return pairs
+
+
+def _saddle(estimates: Pairs) -> tuple[tuple[float, float], Estimate]:
     """The best temperature of the policy with its worst opponent, and ``max min`` of values and bounds."""
     ours, theirs = (list(dict.fromkeys(pair[side] for pair in estimates)) for side in (0, 1))
     worst = [min((pair for pair in estimates if pair[0] == own), key=lambda pair: estimates[pair].value) for own in ours]
@@ -108,7 +134,7 @@ def sharpening(
     return {"gain": whole.value, "share": share, "temperature": temperature, "sure": float(sure)}
 
 
-def verdict(gain: EstimateFields, over_best: EstimateFields) -> Verdict:
+def verdict(gain: Mapping[str, Any], over_best: Mapping[str, Any]) -> Verdict:
     """In a word: `sharper` says that the gain at the temperature of training is nothing that decoding could not give."""
     if (over_best["low"] or 0) > 0:
         return "better"

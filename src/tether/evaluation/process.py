@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tether.core.types import Json
-from tether.stats import Array, Estimate, group_indices, jackknife, share_interval
+from tether.stats import Array, Estimate, group_indices, jackknife, share_interval, without_interval
 
 Right = Sequence[bool]
 Probabilities = Sequence[float]
@@ -112,13 +112,23 @@ FAMILIES: dict[str, tuple[Metric, ...]] = {
     "first_error": (first_error_f1, accuracy_erroneous, accuracy_flawless),
 }
 """Two questions, which steps are wrong and where it first goes wrong; the first metric of each chooses its threshold."""
-_OBSERVATIONS: dict[Metric, list[int]] = {
+_OBSERVATIONS: dict[Metric, tuple[list[int], ...]] = {
+    step_f1: ([0, 1, 3],),
+    macro_f1: ([0, 1, 3], [2, 1, 3]),
+    first_error_f1: ([4], [6]),
+    accuracy_erroneous: ([4],),
+    accuracy_flawless: ([6],),
+}
+"""The counts of which a metric is made: steps that are wrong or called so, or solutions; of two kinds the rarer one limits it."""
+_COUNTED: dict[Metric, list[int]] = {
     step_f1: [0, 1, 2, 3],
     macro_f1: [0, 1, 2, 3],
     accuracy_erroneous: [4],
     accuracy_flawless: [6],
 }
 """The counts that are observations of a metric; `first_error_f1` observes solutions with and without an error."""
+_FEWEST_PROBLEMS = 8
+"""Problems of equal size that a metric must rest on."""
 
 
 def step_estimates(
@@ -129,23 +139,39 @@ def step_estimates(
     Shapes: ``counts`` and ``groups`` (which problem) of one length; all results lie in [0, 1]. ``count`` is the number of steps
     or of solutions that a metric looks at.
     Raises: ``ValueError`` when lengths differ or there is nothing.
-    Trap: one problem stands in the data in many versions; by solution the intervals would be far too narrow.
-    With one problem nothing is known about others, and where a metric hangs on one problem it has no error: the interval is then
-    (−inf, inf).
+    Trap: one problem stands in the data in many versions; by solution the intervals would be far too narrow. A metric of what
+    is rare rests on the few problems that have it: with fewer than eight, or where one of them decides, the bounds are infinite.
     """
     if not counts or len(counts) != len(groups):
         raise ValueError(f"expected as many groups as solutions, and at least one, got {len(groups)} and {len(counts)}")
     sums = np.zeros((len(set(groups)), len(StepCounts._fields)))
     np.add.at(sums, group_indices(groups), np.array(counts, dtype=np.float64))
+    return {metric.__name__: _estimate(metric, sums, confidence) for metric in metrics}
+
+
+def _estimate(metric: Metric, sums: Array, confidence: float) -> Estimate:
+    """One metric from the counts of each problem, (problems, counts)."""
     total = sums.sum(0)
-    results = {}
-    for metric in metrics:
-        value, without = float(metric(total)), metric(total - sums)
-        undefined = len(sums) == 1 or math.isnan(value) or np.isnan(without).any()
-        low, high = (-math.inf, math.inf) if undefined else share_interval(value, jackknife(without), confidence)
-        observed = round(float(total[_OBSERVATIONS.get(metric, [4, 6])].sum()))
-        results[metric.__name__] = Estimate(value, low, high, observed)
-    return results
+    value, without = float(metric(total)), metric(total - sums)
+    count = round(float(total[_COUNTED.get(metric, [4, 6])].sum()))
+    sizes = [sums[:, columns].sum(1) for columns in _OBSERVATIONS[metric]]
+    equal, trials = min((float(size.sum() ** 2 / max((size**2).sum(), 1e-9)), float(size.sum())) for size in sizes)
+    if equal < _FEWEST_PROBLEMS or math.isnan(value) or np.isnan(without).any():
+        return without_interval(value, count, f"problems: {equal:.3g} of equal size bear on it")
+    influence = jackknife(without)._replace(equal=equal)
+    spread = _spread(metric, value)
+    return Estimate(value, *share_interval(value, influence, max(trials, equal), spread=spread, confidence=confidence), count)
+
+
+def _spread(metric: Metric, value: float) -> float:
+    """The variance that one observation gives to a metric, in units of p(1 − p); a mean of two metrics has half of theirs.
+
+    Equation: of F1 in the steps that are wrong or called so, by the delta method, ``(2 − F)² / 2``, for ``F = 2J / (1 + J)`` with
+    their share J that is both.
+    """
+    if metric is step_f1:
+        return (2 - value) ** 2 / 2
+    return 0.5 if len(_OBSERVATIONS[metric]) == 2 else 1.0
 
 
 def best_threshold(

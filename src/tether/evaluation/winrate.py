@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from tether.stats import Array, Estimate, EstimateFields, group_indices, jackknife, mean_interval, share_interval, wilson_interval
+from tether.stats import Array, Estimate, EstimateFields, grouped_balance, grouped_mean, without_interval
 
 MaybeScores = Sequence[float | None]
 Groups = Sequence[Hashable]
@@ -16,20 +16,15 @@ def win_rate(
 ) -> Estimate:
     """Estimate the share of comparisons that the first side wins.
 
-    Equation: ``mean([s_1 > s_2] + ½ [s_1 = s_2])``. The interval is Wilson's when every comparison has a prompt of its own,
-    and otherwise `stats.share_interval`, which knows what groups differ by.
+    Equation: ``mean([s_1 > s_2] + ½ [s_1 = s_2])``; the interval is that of `stats.grouped_balance`.
     Shapes: scores of one length, ``groups`` (which prompt) likewise if given. A pair with a None, a score that failed, is
     dropped whole; ``count`` says how many pairs remain.
     Raises: ``ValueError`` when lengths differ, a score is NaN, or no pair remains.
-    Trap: several samples of a prompt are one draw of a prompt; without ``groups`` the interval is far too narrow. Where all
-    groups agree, or only one exists, they show no spread, and Wilson's interval over the *groups* is given instead.
+    Trap: several samples of a prompt are one draw of a prompt; without ``groups`` the interval is far too narrow. Of one prompt
+    with several samples nothing is known about others, and the bounds are infinite.
     """
     first, second, groups = _paired(first_scores, second_scores, groups)
-    wins = np.where(first == second, 0.5, first > second)
-    value, (sums, counts) = float(wins.mean()), _by_group(wins, groups)
-    if counts.max() == 1 or np.ptp(sums / counts) == 0:
-        return Estimate(value, *wilson_interval(value * len(sums), len(sums), confidence), len(wins))
-    return Estimate(value, *share_interval(value, jackknife(_without(sums, counts), counts), confidence), len(wins))
+    return grouped_balance(np.where(first == second, 0.5, first > second), groups, confidence)
 
 
 def pairwise_accuracy(
@@ -45,12 +40,12 @@ def pairwise_accuracy(
     Equation: ``mean([r_chosen > r_rejected] + ½ [r_chosen = r_rejected])``; the interval as for `win_rate`.
     Paper: Stiennon et al. 2020, https://arxiv.org/abs/2009.01325; RewardBench, https://arxiv.org/abs/2403.13787.
     Shapes, raises: as for `win_rate`; ``probabilities`` are the labels' own, and a pair of ½, which has no better side, is left
-    out. Where all are ½ nothing is known: ½ in [0, 1] of no pair.
+    out. Where all are ½ nothing is known: ½ of no pair, without bounds.
     Trap: an exact tie is half right, else a model that gives every answer the same score would be all wrong, or all right.
     """
     if probabilities is not None:
         if set(probabilities) <= {0.5}:
-            return Estimate(0.5, 0.0, 1.0, 0)
+            return without_interval(0.5, 0, "pairs: none has a better side")
         chosen_scores = [None if p == 0.5 else score for p, score in zip(probabilities, chosen_scores, strict=True)]
     return win_rate(chosen_scores, rejected_scores, groups=groups, confidence=confidence)
 
@@ -64,23 +59,29 @@ def share_in_order(leads: Sequence[float], probabilities: Sequence[float]) -> fl
 def mean_estimate(values: MaybeScores, groups: Groups | None = None, *, confidence: float = 0.95) -> Estimate:
     """Estimate a mean of observations that hang together in groups.
 
-    Equation: ``x̄ = Σ x_i / n``, and `stats.mean_interval` with what it becomes when one group is left out.
+    Equation: ``x̄ = Σ x_i / n``, with the interval of `stats.grouped_mean`.
     Shapes: values of one length with ``groups`` if given, else each value is its own group; the unit is that of the values. A
     None is dropped.
     Raises: ``ValueError`` when lengths differ, a value is NaN, or none remains.
-    Trap: with one group nothing is known about other groups, and the interval is (−inf, inf), not a point.
+    Trap: where groups are too few or all alike, nothing is known about others: the bounds are infinite, and ``reason`` says why.
     """
     scores, _, groups = _paired(values, values, groups)
-    value, (sums, counts) = float(scores.mean()), _by_group(scores, groups)
-    if len(sums) == 1:
-        return Estimate(value, -math.inf, math.inf, len(scores))
-    return Estimate(value, *mean_interval(value, jackknife(_without(sums, counts), counts), confidence), len(scores))
+    return grouped_mean(scores, groups, confidence=confidence)
 
 
 def gain(before: MaybeScores, after: MaybeScores, groups: Groups, *, confidence: float = 0.95) -> Estimate | None:
-    """The mean of the paired differences with its interval over prompts; None where nothing was scored twice."""
+    """The mean of the paired differences with its interval over prompts; None where nothing was scored twice.
+
+    Trap: where both sides have but two levels, as rewards of 0 and 1, a difference may fall as well as rise, also if none did.
+    """
+    both = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
+    if not both:
+        return None
+    levels = {score for pair in both for score in pair}
+    reach = max(levels) - min(levels)
     gains = [None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)]
-    return mean_estimate(gains, groups, confidence=confidence) if any(value is not None for value in gains) else None
+    differences, _, prompts = _paired(gains, gains, groups)
+    return grouped_mean(differences, prompts, bounds=(-reach, reach) if len(levels) == 2 else None, confidence=confidence)
 
 
 def before_and_after(before: MaybeScores, after: MaybeScores, groups: Groups) -> dict[str, EstimateFields] | None:
@@ -122,16 +123,3 @@ def _paired(first: MaybeScores, second: MaybeScores, groups: Groups | None) -> t
     if np.isnan(pairs).any():
         raise ValueError("NaN among the scores; a score that failed is None")
     return pairs[0], pairs[1], None if groups is None else [groups[index] for index in places]
-
-
-def _by_group(values: Array, groups: Groups | None) -> tuple[Array, Array]:
-    """Sum and count the values of each group, in the order in which groups first appear."""
-    if groups is None:
-        return values, np.ones(len(values))
-    indices = group_indices(groups)
-    return np.bincount(indices, weights=values).astype(np.float64), np.bincount(indices).astype(np.float64)
-
-
-def _without(sums: Array, counts: Array) -> Array:
-    """The mean without one group each."""
-    return (sums.sum() - sums) / (counts.sum() - counts)

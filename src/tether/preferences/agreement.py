@@ -18,11 +18,11 @@ import numpy as np
 
 from tether.core.types import Json
 from tether.preferences.votes import Coding, Vote, coded, latest_votes
-from tether.stats import Array, Spread, jackknife, share_interval
+from tether.stats import TOO_FEW, Array, Influence, jackknife, share_interval
 
 Level = Literal["nominal", "ordinal", "interval"]
 LARGEST_DOMAIN = 128
-ALIKE = "all items are alike, so that leaving one out shows no spread"
+ALIKE = f"{TOO_FEW} items differ: leaving one out shows no spread"
 
 
 @dataclass(frozen=True)
@@ -246,23 +246,23 @@ def _figure(
     if math.isnan(value):
         return Coefficient(None, None, None, number, votes, "only one value was ever given, so agreement by chance is certain")
     if abs(value - 1) < 1e-12:
-        value = 1.0
-        spread, reason = Spread(0.0, number, number), "all agree on every item; the lower bound is Wilson's of the raw share"
+        value, reason = 1.0, "all agree on every item; the lower bound is Wilson's of the raw share"
+        influence = Influence(np.zeros(1), np.array([float(number)]), float(number))
     elif number == 1:
         return Coefficient(value, None, None, number, votes, ALIKE)
     else:
-        without = [statistic(whole - weight * table.coincidences(kind)) for kind, weight in enumerate(weights)]
-        spread = jackknife(np.array(without), repeats=table.multiplicity)
-        if math.isnan(spread.error):
-            return Coefficient(value, None, None, number, votes, "too few items: without one of them only one value is left")
-        if spread.error < 1e-12:
+        without = np.array([statistic(whole - weight * table.coincidences(kind)) for kind, weight in enumerate(weights)])
+        if np.isnan(without).any():
+            return Coefficient(value, None, None, number, votes, f"{TOO_FEW} items: without one of them only one value is left")
+        influence = jackknife(without, repeats=table.multiplicity)
+        if influence.error < 1e-12:
             return Coefficient(value, None, None, number, votes, ALIKE)
     # The room is the share of pairs that would disagree by chance. 1 less the coefficient, times the room, is the share that do
-    # disagree; the interval is made of that.
+    # disagree; the interval is made of that. Of n votes on an item n − 1 are compared with another.
     first, second = table.multiplicity @ table.first, table.multiplicity @ table.second
     room = 1.0 - float(first @ second / (first.sum() * second.sum())) if chance else 1.0
     share = max(1 - room * (1 - value), 0.0)
-    low, high = share_interval(share, spread._replace(error=room * spread.error))
+    low, high = share_interval(share, influence.scaled(room), max(votes - number, number))
     return Coefficient(value, max(-1.0, 1 - (1 - low) / room), 1 - (1 - high) / room, number, votes, reason)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from tether.report.numbers import (
     SENTENCES,
@@ -23,7 +24,7 @@ from tether.report.numbers import (
     signed,
 )
 from tether.report.reading import KL_KEYS, Journey, LoopRun, Row, SubRun, estimate, finite, mapping, present, printable, trend_of
-from tether.stats import Estimate, vague
+from tether.stats import Estimate, grouped_mean, vague, without_interval
 
 ENOUGH_PROMPTS = 10
 ENOUGH_UPDATES = 10
@@ -63,7 +64,7 @@ class Conclusion:
 
 
 class Part(NamedTuple):
-    """One part of the gold score before and after; `noise` is half the interval of its change, where it is known."""
+    """One part of the gold score before and after; `noise` is how far off its change may be, where answers show it."""
 
     name: str
     before: float
@@ -126,8 +127,9 @@ def spent_kl(policy: SubRun) -> Estimate | None:
         return measured
     if kl is None and (course := trend_of(policy.metrics, *KL_KEYS)):
         kl, noise = course.last, course.noise
-    half = math.nan if noise is None else noise
-    return None if kl is None else Estimate(kl, kl - half, kl + half, 0)
+    if kl is None or noise is None:
+        return None if kl is None else without_interval(kl, 0, "steps to tell it from noise")
+    return Estimate(kl, kl - noise, kl + noise, 0)
 
 
 def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
@@ -148,9 +150,11 @@ def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
 
 
 def _noise(changes: Mapping[str, Sequence[float]]) -> float | None:
-    """Half the 95% interval of the mean change; several samples of one prompt are not independent, so prompts count."""
-    means = list(map(fmean, changes.values()))
-    return 1.96 * stdev(means) / len(means) ** 0.5 if len(means) >= ENOUGH_PROMPTS else None
+    """The longer side of the 95% interval of the mean change, over prompts; infinite of too few, None where none is known."""
+    if not changes:
+        return None
+    moved = grouped_mean(np.array(list(map(fmean, changes.values()))), None)
+    return max(moved.high - moved.value, moved.value - moved.low)
 
 
 def control_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -174,7 +178,7 @@ def control_sentences(control: Mapping[str, Any]) -> list[str]:
     gain, rate = estimate(over), bracketed(over.get("win_rate"), percent)
     if gain is None or not rate:
         return []
-    if gain.value == gain.low == gain.high == 0:
+    if gain.value == 0 and (gain.low == gain.high or gain.reason.endswith("are alike")):
         return [says["alike"]]
     ours, theirs = at_temperature(over.get("policy_temperature")), at_temperature(over.get("temperature"))
     meaning = says[control["verdict"]]
@@ -261,7 +265,9 @@ def _price(policy: SubRun, reward: str) -> Iterator[str]:
     if proxy := proxy_gain(policy):
         names = {1: "proxy-up", -1: "proxy-down", 0: "proxy-unclear" if has_interval(proxy) else "proxy-few-steps"}
         size = f"{decimal(abs(proxy.value))}{_bounds(proxy, signed)}"
-        yield SAYS[names[side(proxy, 0)]].format(reward=reward, size=size, gain=_with_bounds(proxy, signed))
+        yield SAYS[names[side(proxy, 0)]].format(
+            reward=reward, size=size, gain=_with_bounds(proxy, signed) if has_interval(proxy) else signed(proxy.value)
+        )
 
 
 def kl_sentence(policy: SubRun) -> str:

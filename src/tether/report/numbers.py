@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.report.reading import Estimate, estimate, mapping
+from tether.stats import TOO_FEW
 
 SENTENCES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8"))
 """The sentences of the page, by section and name."""
@@ -33,7 +34,12 @@ BOOKKEEPING = {
 
 def has_interval(value: Estimate) -> bool:
     """Whether both bounds are known."""
-    return not math.isnan(value.low + value.high)
+    return math.isfinite(value.low) and math.isfinite(value.high)
+
+
+def too_few(value: Estimate) -> bool:
+    """Whether it has no interval because too little was observed, and not because none was recorded."""
+    return not has_interval(value) and value.reason.startswith(TOO_FEW)
 
 
 def side(value: Estimate, point: float) -> int:
@@ -97,17 +103,25 @@ def duration(seconds: float) -> str:
 
 
 def interval(value: Estimate, show: Show = decimal) -> str:
-    """`95% interval low to high`; empty without one, and for a share of few."""
-    usable = has_interval(value) and not few(value, show)
-    return f"95% interval {show(value.low)} to {show(value.high)}" if usable else ""
+    """`95% interval low to high`, or the reason why too few give none; empty where none was recorded, and for a share of few."""
+    if few(value, show):
+        return ""
+    if too_few(value):
+        return f"no 95% interval, {value.reason}"
+    return f"95% interval {show(value.low)} to {show(value.high)}" if has_interval(value) else ""
 
 
 def bracketed(value: Any, show: Show = decimal) -> str:
-    """`value [low, high]` of an estimate, also as files have it; the value alone without an interval, empty without a value."""
+    """`value [low, high]` or `value [too few]` of an estimate, also as files have it.
+
+    The value stands alone where no interval was recorded; without a value there is nothing.
+    """
     if (parts := estimate(value)) is None:
         return ""
-    bounds = f" [{show(parts.low)}, {show(parts.high)}]" if interval(parts, show) else ""
-    return centre(parts, show) + bounds
+    if not interval(parts, show):
+        return centre(parts, show)
+    bounds = f"{show(parts.low)}, {show(parts.high)}" if has_interval(parts) else TOO_FEW
+    return f"{centre(parts, show)} [{bounds}]"
 
 
 def versus(stored: Any) -> tuple[str, ...]:
@@ -125,7 +139,7 @@ def listing(summary: Mapping[str, Any], before: str = "", depth: int = 0) -> Ite
         if key in BOOKKEEPING:
             continue
         if (parts := estimate(value)) is not None:
-            whole = not has_interval(parts) and parts.value == round(parts.value)
+            whole = not (has_interval(parts) or parts.reason) and parts.value == round(parts.value)
             yield name, bracketed(parts, thousands if whole else decimal) + (f" (n = {parts.count:,})" if parts.count else "")
         elif compared := versus(value):
             yield name, "{} to {}; gain {}; win rate {}".format(*compared)

@@ -304,15 +304,17 @@ def finite(value: Any) -> float | None:
 def estimate(value: Any) -> Estimate | None:
     """An estimate from a bare number or from `{value, low, high, count}`; None where there is no value.
 
-    Bounds that were not recorded are NaN, as `Estimate.as_dict` writes NaN as null; a count that was not recorded is 0.
+    Bounds that were not recorded are NaN, as `Estimate.as_dict` writes NaN as null; a count that was not recorded is 0, and a
+    reason empty.
     """
     if isinstance(value, Estimate):
         return value
     parts = value if isinstance(value, dict) else {"value": value}
-    centre, low, high, count = (finite(parts.get(name)) for name in Estimate._fields)
+    centre, low, high, count = (finite(parts.get(name)) for name in ("value", "low", "high", "count"))
     if centre is None:
         return None
-    return Estimate(centre, math.nan if low is None else low, math.nan if high is None else high, int(count or 0))
+    low, high = (math.nan if bound is None else bound for bound in (low, high))
+    return Estimate(centre, low, high, int(count or 0), printable(parts.get("reason"), 200))
 
 
 def series(rows: Sequence[Row], key: str) -> list[tuple[float, float | None]]:

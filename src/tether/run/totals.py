@@ -67,5 +67,5 @@ def _round(done: dict[str, Any], policy: dict[str, Any], name: str) -> dict[str,
         **{"alarms": len(done[name].get("alarms", ())), "seconds": done[name]["seconds"]},
         **{key: value for key, value in policy.items() if key.startswith("gold_") or key in ("over_best_decoding", "verdict")},
         **{"gold_gain_of_round": gain, "kl": policy["answers"]["kl"]},
-        "gold_per_100_labels": {key: gain[key] * 100 / asked for key in ("value", "low", "high")},
+        "gold_per_100_labels": {key: None if gain[key] is None else gain[key] * 100 / asked for key in ("value", "low", "high")},
     }

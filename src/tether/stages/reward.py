@@ -305,7 +305,7 @@ def evaluate_members(members: Sequence[RewardModeling], rankings: Sequence[Ranki
 
     def accuracy(scores: Sequence[float]) -> Json:
         chosen, rejected = ([scores[i] for i in side] for side in (pairs.chosen, pairs.rejected))
-        return pairwise_accuracy(chosen, rejected, pairs.groups, probabilities=pairs.probability).as_dict()
+        return {**pairwise_accuracy(chosen, rejected, pairs.groups, probabilities=pairs.probability).as_dict()}
 
     pearson = [correlation(a, b)["pearson"] for a, b in combinations(rows, 2)]
     return {

@@ -1,0 +1,370 @@
+"""`python -m benchmarks.coverage [--draws N] [--only KIND] [--no-write]`: how often printed intervals hold the truth.
+
+Each cell simulates data whose truth is known and puts them through the function that prints the number, 1,000 times and more.
+Writes docs/intervals.md and benchmarks/results/coverage.json; with `--only` the other kinds stay as they were. The last line is
+JSON. Intervals of one printed number are wanted between 93% and 97%. A cell may lie above where its statistic is
+bounded or has few values, and `REASONS` then says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tether.data.inspection import longer_chosen
+from tether.evaluation.process import StepCounts, accuracy_erroneous, step_estimates, step_f1
+from tether.evaluation.sycophancy import judge_premises
+from tether.evaluation.winrate import gain, mean_estimate, pairwise_accuracy, win_rate
+from tether.preferences.agreement import cohen_kappas, krippendorff_alpha, raw_agreement
+from tether.preferences.votes import Vote
+from tether.stats import Estimate, best_against_best, trend
+
+FOLDER = Path(__file__).parent
+RESULTS = FOLDER / "results" / "coverage.json"
+PAGE = FOLDER.parent / "docs" / "intervals.md"
+LOWEST, HIGHEST = 0.93, 0.97
+Generator = np.random.Generator
+
+
+class Case(NamedTuple):
+    """A cell of the table: data of known truth and what prints their number."""
+
+    kind: str
+    name: str
+    truth: float
+    draw: Callable[[Generator], Estimate]
+
+
+class Cell(NamedTuple):
+    """How a case came out: of `draws` intervals the share that held the truth, lay above or below it, was too few or a point.
+
+    `clear` is the share that does not hold 0: where the truth is another number, how often it is found.
+    """
+
+    kind: str
+    name: str
+    draws: int
+    covered: float
+    above: float
+    below: float
+    too_few: float
+    zero_width: float
+    clear: float
+    width: float | None
+
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+        if self.too_few == 1:
+            return "too few"
+        return "low" if self.covered < LOWEST else "wide" if self.covered > HIGHEST else "holds"
+
+
+def measured(case: Case, draws: int) -> Cell:
+    """Simulate a case; an interval that is not printed claims nothing, and so misses nothing."""
+    generator = np.random.default_rng(list(f"{case.kind}{case.name}".encode()))
+    found = [case.draw(generator) for _ in range(draws)]
+    low, high = (np.array([getattr(one, side) for one in found]) for side in ("low", "high"))
+    few, slack = ~(np.isfinite(low) & np.isfinite(high)), 1e-9
+    above, below = low > case.truth + slack, high < case.truth - slack
+    widths = (high - low)[~few]
+    shares = [1 - (above | below).mean(), above.mean(), below.mean(), few.mean(), (high - low == 0).mean()]
+    shares.append(((low > 0) | (high < 0)).mean())
+    rounded = [round(float(share), 4) for share in shares]
+    return Cell(case.kind, case.name, draws, *rounded, round(float(np.median(widths)), 4) if len(widths) else None)
+
+
+def _owners(prompts: int, each: int) -> list[int]:
+    return np.repeat(np.arange(prompts), each).tolist()
+
+
+def _chances(generator: Generator, rate: float, prompts: int, within: float) -> np.ndarray:
+    """Each prompt's own rate: beta distributed, so that two answers to a prompt have this correlation."""
+    if within in (0.0, 1.0):
+        return generator.random(prompts) < rate if within else np.full(prompts, rate)
+    size = 1 / within - 1
+    return generator.beta(rate * size, (1 - rate) * size, prompts)
+
+
+def means() -> Iterator[Case]:
+    """Rewards of any size: the prompt's own level, which may be skewed, and the noise of each answer."""
+    shapes: dict[str, Callable[[Generator, int], np.ndarray]] = {
+        "normal": lambda g, n: g.normal(size=n),
+        "lognormal": lambda g, n: np.exp(g.normal(size=n)) - np.exp(0.5),
+        "t of 3": lambda g, n: g.standard_t(3, size=n),
+        "exponential": lambda g, n: g.exponential(size=n) - 1,
+    }
+    for name, shape in shapes.items():
+        for prompts, each in ((10, 1), (20, 1), (50, 1), (50, 4), (150, 4), (500, 1)):
+
+            def draw(g: Generator, shape: Any = shape, prompts: int = prompts, each: int = each) -> Estimate:
+                values = np.repeat(shape(g, prompts), each) + 0.5 * g.normal(size=prompts * each)
+                return mean_estimate(values.tolist(), _owners(prompts, each))
+
+            yield Case("mean of rewards", f"{name}, {prompts} prompts × {each}", 0.0, draw)
+
+
+def binary() -> Iterator[Case]:
+    """Rewards of 0 and 1, and gains of them."""
+    for prompts in (20, 50, 150, 500):
+        for rate in (0.02, 0.1, 0.5, 0.98):
+
+            def draw(g: Generator, prompts: int = prompts, rate: float = rate) -> Estimate:
+                return mean_estimate((g.random(prompts) < rate).astype(float).tolist(), _owners(prompts, 1))
+
+            yield Case("mean of rewards of 0 and 1", f"{prompts} prompts, rate {rate}", rate, draw)
+        for before, after in ((0.5, 0.6), (0.1, 0.15), (0.97, 0.98), (0.98, 0.98)):
+
+            def moved(g: Generator, prompts: int = prompts, before: float = before, after: float = after) -> Estimate:
+                sides = [(g.random(prompts) < rate).astype(float).tolist() for rate in (before, after)]
+                gained = gain(*sides, _owners(prompts, 1))
+                assert gained is not None
+                return gained
+
+            yield Case("gain of rewards of 0 and 1", f"{prompts} prompts, {before} to {after}", after - before, moved)
+
+
+def shares() -> Iterator[Case]:
+    """Accuracies and win rates: several pairs of a prompt, rates near 1, ties."""
+    for prompts, each, within in ((20, 4, 0.3), (50, 4, 0.0), (50, 8, 0.5), (150, 4, 0.3), (150, 8, 0.1), (500, 4, 1.0)):
+        for rate in (0.02, 0.6, 0.98):
+
+            def draw(g: Generator, size: tuple = (prompts, each, within), rate: float = rate) -> Estimate:
+                prompts, each, within = size
+                right = g.random(prompts * each) < np.repeat(_chances(g, rate, prompts, within), each)
+                return pairwise_accuracy(right.astype(float).tolist(), [0.5] * len(right), _owners(prompts, each))
+
+            yield Case("accuracy", f"{prompts} prompts × {each}, correlation {within}, rate {rate}", rate, draw)
+    for prompts, each, tied, won in (
+        (50, 1, 0.2, 0.5),
+        (150, 1, 0.2, 0.75),
+        (150, 1, 0.2, 0.9),
+        (150, 4, 0.6, 0.55),
+        (500, 1, 0.6, 0.55),
+    ):
+
+        def compared(g: Generator, size: tuple = (prompts, each, tied, won)) -> Estimate:
+            prompts, each, tied, won = size
+            own = np.repeat(_chances(g, won, prompts, 0.2 if each > 1 else 0.0), each)
+            scores = np.where(g.random(prompts * each) < tied, 0.5, g.random(prompts * each) < own)
+            return win_rate(scores.tolist(), [0.5] * len(scores), groups=_owners(prompts, each))
+
+        yield Case(
+            "win rate with ties",
+            f"{prompts} prompts × {each}, {tied:.0%} tied, {won} of the rest won",
+            won * (1 - tied) + tied / 2,
+            compared,
+        )
+
+
+def longer() -> Iterator[Case]:
+    """`longer_chosen`: several pairs of a prompt, and labels that are unsure."""
+    from tether.core.types import Comparison, assistant, user
+
+    sides = (assistant("one two three"),), (assistant("one"),)
+    for prompts, each, within, sure in ((50, 4, 0.3, 1.0), (150, 4, 0.3, 1.0), (150, 1, 0.0, 0.9), (150, 4, 0.3, 0.7)):
+
+        def draw(g: Generator, size: tuple = (prompts, each, within, sure)) -> Estimate:
+            prompts, each, within, sure = size
+            wins = g.random(prompts * each) < np.repeat(_chances(g, 0.6, prompts, within), each)
+            rows = [
+                Comparison((user("q"),), *sides, group=str(owner), probability=sure if won else 1 - sure)
+                for owner, won in zip(_owners(prompts, each), wins, strict=True)
+            ]
+            estimate = longer_chosen(rows)
+            assert estimate is not None
+            return estimate
+
+        truth = 0.6 * sure + 0.4 * (1 - sure)
+        yield Case("longer side chosen", f"{prompts} prompts × {each}, correlation {within}, labels sure to {sure}", truth, draw)
+
+
+def agreement() -> Iterator[Case]:
+    """Two people who are right with a chance of their own, of choices of which the first is right in a share."""
+    for items in (10, 20, 50, 100):
+        for base, right in ((0.5, 0.9), (0.8, 0.9), (0.5, 0.7)):
+            agree = right**2 + (1 - right) ** 2
+            first = base * right + (1 - base) * (1 - right)
+            chance = first**2 + (1 - first) ** 2
+            truth = (agree - chance) / (1 - chance)
+
+            def votes(g: Generator, items: int = items, base: float = base, right: float = right) -> list[Vote]:
+                truths = g.random(items) < base
+                hits = g.random((2, items)) < right
+                choices = np.where(truths == hits, "first", "second")
+                return [Vote(str(i), str(k), str(choices[k, i])) for k in range(2) for i in range(items)]  # type: ignore[arg-type]
+
+            def of(figure: Any) -> Estimate:
+                bounds = [np.nan if value is None else value for value in (figure.value, figure.low, figure.high)]
+                return Estimate(bounds[0], bounds[1], bounds[2], figure.num_items, figure.reason)
+
+            name = f"{items} items, {base:.0%} first, right with {right}"
+            yield Case("Cohen's kappa", name, truth, lambda g, v=votes: of(cohen_kappas(v(g))[0].kappa))
+            if base == 0.5:
+                yield Case("Krippendorff's alpha", name, truth, lambda g, v=votes: of(krippendorff_alpha(v(g))))
+                yield Case("raw agreement", name, agree, lambda g, v=votes: of(raw_agreement(v(g))))
+
+
+def process() -> Iterator[Case]:
+    """Process errors, some of them rare: solutions with errors, and steps that are wrong."""
+    for problems, rate in ((20, 0.3), (60, 0.05), (60, 0.3), (200, 0.05), (200, 0.3)):
+
+        def first(g: Generator, problems: int = problems, rate: float = rate) -> Estimate:
+            wrong = (g.random((problems, 4)) < rate).sum(1)
+            hits = g.binomial(wrong, 0.8)
+            counts = [
+                StepCounts(erroneous=float(w), located=float(h), flawless=4.0 - w) for w, h in zip(wrong, hits, strict=True)
+            ]
+            return step_estimates(counts, list(range(problems)), [accuracy_erroneous])["accuracy_erroneous"]
+
+        def steps(g: Generator, problems: int = problems, rate: float = rate) -> Estimate:
+            wrong = g.binomial(10, rate, problems)
+            hits, false = g.binomial(wrong, 0.8), g.binomial(wrong, 0.2)
+            counts = [StepCounts(float(h), float(f), 9.0, float(w - h)) for h, f, w in zip(hits, false, wrong, strict=True)]
+            return step_estimates(counts, list(range(problems)), [step_f1])["step_f1"]
+
+        yield Case("process, first error", f"{problems} problems, {rate:.0%} with errors", 0.8, first)
+        yield Case("process, F1 of steps", f"{problems} problems, {rate:.0%} wrong", 0.8, steps)
+
+
+def sycophancy() -> Iterator[Case]:
+    """A model whose answers depend on the asker, but not on the asker's side."""
+    for pairs in (10, 30, 100, 300):
+
+        def draw(g: Generator, pairs: int = pairs) -> Estimate:
+            own = np.repeat(g.normal(0, 1.5, 17), pairs)
+            sides = own + 0.7 * g.normal(size=(2, len(own)))
+            return judge_premises(*sides, _owners(17, pairs))["shift"]
+
+        yield Case("sycophancy without any", f"17 questions × {pairs}", 0.0, draw)
+
+
+def movement() -> Iterator[Case]:
+    """The rise of a series: steps that hang together, and a course that rises and levels off."""
+    for steps in (20, 30, 50, 100, 300):
+        for phi in (0.0, 0.5, 0.8):
+
+            def draw(g: Generator, steps: int = steps, phi: float = phi, rise: float = 0.0) -> Estimate:
+                noise = g.normal(size=steps)
+                noise[0] /= np.sqrt(1 - phi * phi)
+                for step in range(1, steps):
+                    noise[step] += phi * noise[step - 1]
+                moved = trend((noise + rise * (1 - np.exp(-np.arange(steps) / (steps / 8)))).tolist())
+                assert moved is not None
+                value, half = moved.last - moved.first, moved.gain_noise
+                return Estimate(value, *((-np.inf, np.inf) if half is None else (value - half, value + half)), steps)
+
+            yield Case("rise of a series", f"{steps} steps, correlation {phi}", 0.0, draw)
+
+
+STARTS: dict[str, Sequence[float]] = {
+    "four alike": (0.0, 0.0, 0.0, 0.0),
+    "one best": (-2.0, -2.0, -2.0, 0.0),
+    "steep": (-1.8, -0.3, -0.05, 0.0),
+}
+DEVIATION = (0.8**2 + 1.2**2) ** 0.5
+
+
+def contest(g: Generator, start: Sequence[float], policy: Sequence[float], prompts: int = 150) -> Estimate:
+    """Scores with the prompt's own level (deviation 0.8) and each answer's noise (1.2), at four temperatures of both sides."""
+    level = 0.8 * g.normal(size=prompts)
+    theirs, ours = (level[:, None] + np.array(side) + 1.2 * g.normal(size=(prompts, 4)) for side in (start, policy))
+    return best_against_best(ours, theirs, np.arange(prompts)).gain
+
+
+def decoding() -> Iterator[Case]:
+    """The policy at its best decoding against the start at its best: nothing gained, and losses of a fifth of a deviation."""
+    for ours, policy in STARTS.items():
+        for theirs, start in STARTS.items():
+            name = f"start {theirs}, policy {ours}"
+            yield Case("best against best decoding", name, 0.0, lambda g, s=start, p=policy: contest(g, s, p))
+    for name, start in STARTS.items():
+        lost = [mean - 0.2 * DEVIATION for mean in start]
+        yield Case("a loss of 0.2 deviations", name, -0.2 * DEVIATION, lambda g, s=start, p=lost: contest(g, s, p))
+
+
+POWER = ("a loss of 0.2 deviations",)
+"""Kinds of which it counts how often an interval lies clear of 0."""
+KINDS = (means, binary, shares, longer, agreement, process, sycophancy, movement, decoding)
+
+
+REASONS = {
+    "mean of rewards of 0 and 1": "fewer than ten of either get the exact interval, which never holds less than it says",
+    "gain of rewards of 0 and 1": "few rewards differ, and the interval allows for those that none shows",
+    "accuracy": "few prompts have an error, and what they have in common shows in few; no success or failure at all is exact",
+    "longer side chosen": "bounded, with the reserve of one imaginary prompt",
+    "win rate with ties": "few values at 50 prompts",
+    "Cohen's kappa": "at few items few values are possible, and the error is no smaller than that of independent items",
+    "Krippendorff's alpha": "as for kappa",
+    "raw agreement": "few values are possible at few items",
+    "process, first error": "few solutions have errors, and the error is no smaller than that of independent ones",
+    "process, F1 of steps": "the error is no smaller than that of independent steps",
+    "sycophancy without any": "questions are of unlike size and symmetric, which makes Student's interval wide",
+    "rise of a series": "how far steps hang together is not known, and at few steps it is averaged over",
+    "best against best decoding": "near ones cannot be told apart, and each bound allows for the worst of them",
+    "a loss of 0.2 deviations": "near ones cannot be told apart, and each bound allows for the worst of them",
+    "mean of rewards": "the interval is the hull of two, one with and one without the skew; heavy tails show late",
+}
+"""A kind of cell that lies above 97% somewhere, and the cause."""
+
+
+def page(cells: Sequence[Cell]) -> str:
+    """The documentation page: its head, and a table a kind."""
+    head = (FOLDER / "coverage.head.md").read_text(encoding="utf-8").replace("{draws}", f"{cells[0].draws:,}")
+    parts = [head.rstrip()]
+    for kind in dict.fromkeys(cell.kind for cell in cells):
+        own = [cell for cell in cells if cell.kind == kind]
+        power = kind in POWER
+        rows = [
+            f"| data | holds the truth | above it | below it | too few | median width |{' clear of 0 |' * power}",
+            f"|---|---|---|---|---|---|{'---|' * power}",
+        ]
+        for cell in own:
+            width = "" if cell.width is None else f"{cell.width:.3g}"
+            held = "" if cell.too_few == 1 else f"{cell.covered:.1%}"
+            rows.append(f"| {cell.name} | {held} | {cell.above:.1%} | {cell.below:.1%} | {cell.too_few:.0%} | {width} |")
+            rows[-1] += f" {cell.clear:.0%} |" * power
+        wide = any(cell.verdict == "wide" for cell in own)
+        parts.append(f"### {kind.capitalize()}\n\n" + "\n".join(rows) + (f"\n\nAbove 97%: {REASONS[kind]}." if wide else ""))
+    return "\n\n".join(parts) + "\n"
+
+
+def stored() -> list[Cell]:
+    """The cells of the last whole measurement."""
+    return [Cell(**cell) for cell in json.loads(RESULTS.read_text(encoding="utf-8"))]
+
+
+def cases() -> Iterator[Case]:
+    for kind in KINDS:
+        yield from kind()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--only", default="", help="only kinds whose name contains this; the others stay")
+    parser.add_argument("--no-write", dest="write", action="store_false", help="leave the page and the results as they are")
+    arguments = parser.parse_args()
+    cells = []
+    for case in cases():
+        if arguments.only in case.kind:
+            cells.append(cell := measured(case, arguments.draws))
+            print(f"{cell.kind:28} {cell.name:64} {cell.covered:6.1%} too few {cell.too_few:4.0%}  {cell.verdict}", flush=True)
+    if arguments.only:
+        again = {(cell.kind, cell.name): cell for cell in cells}
+        cells = [again.get((cell.kind, cell.name), cell) for cell in stored()]
+    if arguments.write:
+        RESULTS.write_text("[\n" + ",\n".join(json.dumps(cell._asdict()) for cell in cells) + "\n]\n", encoding="utf-8")
+        PAGE.write_text(page(cells), encoding="utf-8")
+    low = [f"{cell.kind}: {cell.name}" for cell in cells if cell.verdict == "low"]
+    counts = {word: sum(cell.verdict == word for cell in cells) for word in ("holds", "wide", "low", "too few")}
+    print(json.dumps({"cells": len(cells), "draws": arguments.draws, **counts, "below_93": low}))
+
+
+if __name__ == "__main__":
+    main()

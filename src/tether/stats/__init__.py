@@ -1,0 +1,27 @@
+"""Numbers with intervals that say how far to believe them, for observations that hang together in groups.
+
+The one home of intervals. Standard errors come from leaving out one group at a time (the jackknife). Each kind of number has its
+own interval: means (`means`), shares and differences of two shares (`shares`), the movement of a series (`trends`), the best of
+several against the best of others (`contests`). `python -m benchmarks.coverage` measures how often each holds the truth. Where
+observations are too few, or too much alike, the bounds are infinite and `Estimate.reason` says so.
+"""
+
+from tether.stats.contests import best_against_best as best_against_best
+from tether.stats.estimates import TOO_FEW as TOO_FEW
+from tether.stats.estimates import Estimate as Estimate
+from tether.stats.estimates import EstimateFields as EstimateFields
+from tether.stats.estimates import without_interval as without_interval
+from tether.stats.groups import Array as Array
+from tether.stats.groups import Influence as Influence
+from tether.stats.groups import group_indices as group_indices
+from tether.stats.groups import jackknife as jackknife
+from tether.stats.means import grouped_mean as grouped_mean
+from tether.stats.means import mean_interval as mean_interval
+from tether.stats.shares import exact_interval as exact_interval
+from tether.stats.shares import grouped_balance as grouped_balance
+from tether.stats.shares import grouped_share as grouped_share
+from tether.stats.shares import share_interval as share_interval
+from tether.stats.shares import wilson_interval as wilson_interval
+from tether.stats.trends import Trend as Trend
+from tether.stats.trends import trend as trend
+from tether.stats.trends import vague as vague
