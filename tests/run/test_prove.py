@@ -25,6 +25,15 @@ def reward(prompts, responses):
     return [time.perf_counter() % 1 + len(response) for response in responses]
 """
 
+SWITCH = """
+import torch
+from pathlib import Path
+def reward(prompts, responses):
+    with Path(__file__).with_name("seen").open("a") as seen:
+        seen.write(f"{torch.are_deterministic_algorithms_enabled()}\\n")
+    return [float(len(response)) for response in responses]
+"""
+
 
 def lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -85,6 +94,16 @@ def test_a_reward_that_asks_the_clock_is_found(values, tmp_path):
     assert "state.safetensors" in found["weights and optimizer"]
     assert (values[0] / "calls").read_text().count("called") == 4, "two steps each: the second run went on, not from the start"
     assert found["metrics.jsonl"].startswith("row 1, ") and "row 1, " in found["samples.jsonl"]
+
+
+def test_a_cpu_is_proved_with_the_kernels_of_a_run(values, tmp_path):
+    """torch's switch for deterministic kernels is on only where the recipe has it on."""
+    (tmp_path / "switch.py").write_text(SWITCH)
+    section = {**values[1]["grpo"], "reward_source": "function", "function": {"call": f"{tmp_path}/switch.py:reward"}}
+    for on in (False, True):
+        prove(recipe(values, grpo=section, deterministic=on), tmp_path / str(on), cuts=(1, 1))
+        assert set((tmp_path / "seen").read_text().split()) == {str(on)}
+        (tmp_path / "seen").unlink()
 
 
 def test_one_bit_of_one_weight_is_found(tmp_path):
