@@ -62,16 +62,26 @@ $(VENV)/.wanted: FORCE
 		echo "$(VENV) was made with a Python older than 3.11. Run: make clean" >&2; exit 1; }
 	@echo '$(EXTRAS)' | cmp -s - $@ || echo '$(EXTRAS)' > $@
 
+# Packages come from locks/ without a search for versions that fit together, which takes pip minutes. What a lock lacks here (another
+# system, an extra without a lock) is then looked for as usual.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+comma := ,
+LOCKED = $(wildcard $(patsubst %,locks/%.txt,$(subst $(comma), ,$(EXTRAS))))
+UNLOCKED = $(filter-out $(patsubst locks/%.txt,%,$(LOCKED)),$(subst $(comma), ,$(EXTRAS)))
+CHECKED = $(BIN)/python -m pip check --disable-pip-version-check >/dev/null 2>&1
+
 # What tether itself needs, and nothing of what only its tests need.
 # torch first and by itself, so that the build chosen by TORCH_INDEX is there before anything else asks for torch.
-$(VENV)/.runs: pyproject.toml constraints.txt | $(VENV)/.wanted
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
-		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+$(VENV)/.runs: pyproject.toml constraints.txt $(wildcard locks/*.txt) | $(VENV)/.wanted
+	$(PIP) -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
+	$(PIP) --no-deps -r locks/tether.txt
+	$(PIP) --no-deps -e .
+	@$(CHECKED) || $(PIP) -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.runs $(VENV)/.wanted
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(if $(LOCKED),$(PIP) --no-deps $(addprefix -r ,$(LOCKED)))
+	@if [ -n "$(strip $(UNLOCKED))" ] || ! $(CHECKED); then $(PIP) -c constraints.txt -e '.[$(EXTRAS)]'; fi
 	@touch $@
 
 # On a machine with an NVIDIA GPU: the tests that need one, every sampling and learning stage twice, speed and memory.
