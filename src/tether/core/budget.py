@@ -48,6 +48,7 @@ class TimeLimit:
         seconds: of all starts together.
         minutes: of the budgets that a person gave, by which a start that goes on knows whether they changed; 0: none.
         after: seconds that what follows the last step is expected to take, where a step takes `each`.
+        closing: seconds of the report.
         clock: seconds that only grow.
         began: the time on that clock from which seconds count; unset: now.
     """
@@ -59,11 +60,12 @@ class TimeLimit:
         minutes: float = 0.0,
         after: float = 0.0,
         each: float = 0.0,
+        closing: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
         self.seconds, self.minutes, self.after, self.each, self.clock = seconds, minutes, after, each, clock
-        self.began = clock() if began is None else began
+        self.began, self.closing = clock() if began is None else began, closing
         self.before = self.measured = 0.0
         """Seconds of earlier starts; and of what follows the last step, where that was measured."""
         self.drawn: int | None = None
@@ -80,7 +82,7 @@ class TimeLimit:
     def reserve(self) -> float:
         """Seconds to keep for what follows the last step."""
         slowness = self.pace.step / self.each if self.pace.count > 1 and self.pace.step and self.each else 1.0
-        return max(self.measured, self.after * slowness)
+        return max(self.measured, self.after * slowness) + self.closing
 
     @property
     def bounded(self) -> bool:

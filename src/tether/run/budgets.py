@@ -46,8 +46,8 @@ class Budgets:
         """The limit of the stage that begins now; one that is not timed, or has no budget, never ends."""
         section, budget = self.recipe.section(name), self.recipe.budget
         cost, began, self.first = self._price(name), self.began if self.first else self.clock(), False
-        after = self.price.closing + (cost.after if cost else 0.0)
-        how: dict[str, float] = {"after": after, "each": cost.step if cost else 0.0, "began": began}
+        how: dict[str, float] = {"closing": self.price.closing, "began": began}
+        how |= {"after": cost.after, "each": cost.step} if cost else {}
         own = section.budget if isinstance(section, TimedSection) else None
         if not isinstance(section, TimedSection) or (own is None and budget is None):
             self._done((name, number))
@@ -56,7 +56,7 @@ class Budgets:
         if budget is not None:
             share = self._share((name, number), budget.minutes * 60)
             seconds = min(seconds, share + self.before[name, number])
-            how |= {"began": self.clock(), "after": cost.after if cost else 0.0}  # the report is taken off the whole
+            how |= {"began": self.clock(), "closing": 0.0}  # the report is taken off the whole
         self._done((name, number))
         minutes = min(given.minutes for given in (own, budget) if given is not None)
         return TimeLimit(seconds, minutes=minutes, clock=self.clock, **how)

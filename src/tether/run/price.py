@@ -36,7 +36,7 @@ from tether.run.rows import DataConfig, Section, TimedSection
 from tether.run.speeds import RowSizes
 from tether.run.supervised import SupervisedSection
 
-CLOSING = 4e5
+CLOSING = 2e5
 """Small operations' worth of time of writing the report."""
 LONG = 3600.0
 """Seconds above which the price also names what would shorten the work."""
