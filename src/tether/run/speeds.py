@@ -10,9 +10,9 @@ from tether.rewards.learned import MICRO_BATCH_TOKENS
 from tether.run.devices import Device
 from tether.run.judges import FunctionJudge
 
-PASS, TOKEN = (1500, 1500), (600, 300)
+PASS, TOKEN = (2500, 2500), (1000, 500)
 """Small operations' worth of time of a forward pass, and of a token of all rows: at any size of model, and a layer."""
-OPENING = 3e5
+OPENING = 5e5
 """The same of a stage's start: model, adapters and engine are made."""
 DISK, LOADING = 2e9, 0.005
 """Of adapters for servers: bytes a second of their folder, written once and read by each; seconds to load and probe one."""
