@@ -163,7 +163,7 @@ SEEN = {
         "PYTHONPATH",
         "PYTHONHASHSEED",
     ),
-    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "KMP_BLOCKTIME"),
 }
 """What docs/safety.md lists."""
 
