@@ -16,7 +16,7 @@ OVER = {"win_rate": {**RATE, "value": 0.66}, **GAIN, "policy_temperature": 0.0, 
 
 def run_of(folder, summary, **manifest):
     folder.mkdir()
-    steps = [{"step": n, "reward/proxy": -float(30 - n), "kl/policy_reference_k1": 5.8} for n in range(1, 13)]
+    steps = [{"step": n, "reward/proxy": n % 2 - float(60 - n), "kl/policy_reference_k1": 5.8} for n in range(1, 41)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
     (folder / "summary.json").write_text(json.dumps({"kl": 5.8, **summary}))
     (folder / "config.json").write_text(json.dumps({"grpo": {"reward_source": "function"}}))

@@ -127,9 +127,12 @@ def spent_kl(policy: SubRun) -> Estimate | None:
         return measured
     if kl is None and (course := trend_of(policy.metrics, *KL_KEYS)):
         kl, noise = course.last, course.noise
-    if kl is None or noise is None:
-        return None if kl is None else without_interval(kl, 0, "steps to tell it from noise")
-    return Estimate(kl, kl - noise, kl + noise, 0)
+    if kl is None:
+        return None
+    if noise is not None:
+        return Estimate(kl, kl - noise, kl + noise, 0)
+    never_recorded = "kl" in policy.summary and "kl_noise" not in policy.summary
+    return estimate(kl) if never_recorded else without_interval(kl, 0, "steps")
 
 
 def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
