@@ -191,10 +191,11 @@ def test_no_column_of_two_thousand_rows_is_lost_in_silence(tmp_path: Path) -> No
     assert check(tmp_path, 2000, seed=2)[:3] == []
 
 
-def test_every_format_takes_every_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "seed"), [(600, 9), pytest.param(30_000, 10, marks=pytest.mark.slow)])
+def test_every_format_takes_every_row(tmp_path: Path, count: int, seed: int) -> None:
     """A format that is named, and columns that are named, give records or a `DataError`."""
-    draw, path = random.Random(9), tmp_path / "rows.jsonl"
-    for _ in range(600):
+    draw, path = random.Random(seed), tmp_path / "rows.jsonl"
+    for _ in range(count):
         row = bent(draw)
         path.write_text(json.dumps(row) + "\n", encoding="utf-8")
         columns = {draw.choice(EXTRA): draw.choice(list(row))} if row and draw.random() < 0.3 else None

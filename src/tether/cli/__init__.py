@@ -12,7 +12,7 @@ from tether import __version__
 from tether.cli import examine, journeys, judge, prefs, recipes, trained
 from tether.cli.terminal import log_to_terminal, print_error
 from tether.core import stopping
-from tether.core.errors import TetherError, memory_error
+from tether.core.errors import TetherError, database_fault, memory_error
 from tether.core.stages import STAGES
 from tether.core.stopping import Interrupted, begin_program
 from tether.core.synonyms import COMMANDS, METHODS, SECTIONS
@@ -168,6 +168,8 @@ def _explain(error: BaseException) -> None:
     if hasattr(error, "format_message"):  # usage errors of the command-line library
         error.show()  # type: ignore[attr-defined]
         raise SystemExit(2) from None
+    if (fault := database_fault(error)) is not None:
+        _leave(f"the database cannot be used: {fault}. Wait until no other program holds it, and {stopping.AGAIN}", 2)
     if (wanting := memory_error(error)) is not None:
         _leave(f"out of memory: {wanting}. {ADVICE[errno.ENOMEM]}", 2)
 

@@ -169,6 +169,8 @@ def build(kind: type[ConfigT], values: Mapping[str, Any], overrides: Sequence[st
     except ValidationError as error:
         given = f" with {' '.join(overrides)!r:.200}" if overrides else ""
         raise ConfigError(f"{where}{given}: " + "; ".join(explain(kind, merged, error.errors()))) from None
+    except OSError as error:
+        raise ConfigError(f"{where}: no path can be {str(error.filename)!r:.200}: {error.strerror}. Name another.") from None
 
 
 def _apply_override(values: Json, override: str) -> None:
@@ -203,7 +205,7 @@ def _location(values: Any, item: Any) -> tuple[Any, ...]:
     """The keys down to a fault, without the names that pydantic gives to the branches of a union."""
     place, node = [], values
     for part in item["loc"]:
-        is_key = part in node if isinstance(node, dict) else isinstance(node, list) and isinstance(part, int)
+        is_key = part in node if isinstance(node, dict) else isinstance(node, list) and isinstance(part, int) and part < len(node)
         if is_key:
             node = node[part]
         if is_key or (item["type"] == "missing" and part is item["loc"][-1]):

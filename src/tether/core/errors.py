@@ -74,6 +74,12 @@ def memory_error(error: BaseException) -> str | None:
     return None
 
 
+def database_fault(error: BaseException) -> str | None:
+    """The words of SQLite, of an error of its own or within that of the library above it, else None."""
+    cause = error.orig if hasattr(error, "orig") else error  # type: ignore[attr-defined]
+    return str(cause) if type(cause).__module__ == "sqlite3" and type(cause).__name__ == "OperationalError" else None
+
+
 def require(package: str, what: str, extra: str) -> None:
     """Whether a package that `what` needs, of one of tether's extras, is installed; it is not loaded by this.
 

@@ -15,6 +15,9 @@ from tether.core.errors import DataError
 from tether.core.protocols import AnswerT, ChatModel, PlacedAnswers, Reply, Told, Verdict
 from tether.core.types import Conversation, Sampling
 
+PATIENCE = 10.0
+"""Seconds for which another process may keep the file to itself."""
+
 
 class CachedModel:
     """Speaks core.protocols.ChatModel, on top of another.
@@ -37,7 +40,7 @@ class CachedModel:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # Answers may be told from another thread than this one, but only by one at a time.
-            self._file = sqlite3.connect(self.path, timeout=60.0, isolation_level=None, check_same_thread=False)
+            self._file = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
             self._file.execute("PRAGMA journal_mode = WAL")
             self._file.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL) WITHOUT ROWID")
         except sqlite3.DatabaseError as error:
@@ -69,6 +72,16 @@ class CachedModel:
         keys = [self._key("reply", talk, [how, seed, number]) for talk, number in zip(talks, ordinals, strict=True)]
         return self._answers(Reply, keys, ask, told)
 
+    def _run(self, command: str, *values: str) -> Any:
+        """The first row of what a command gives."""
+        try:
+            return self._file.execute(command, values).fetchone()
+        except sqlite3.DatabaseError as error:
+            raise DataError(
+                f"{self.path} cannot keep answers ({error}). Wait until no other program holds the file, or delete it, and start "
+                "the same command again"
+            ) from error
+
     def _key(self, kind: str, conversation: Conversation, more: Any) -> str:
         question = [kind, self.name, [[turn.role, turn.content, *turn.tool_calls] for turn in conversation], more]
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
@@ -87,7 +100,7 @@ class CachedModel:
                 answers[place] = answer
 
         for key in places:
-            row = self._file.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+            row = self._run("SELECT answer FROM answers WHERE key = ?", key)
             fields: list[Any] = [tuple(v) if isinstance(v, list) else v for v in json.loads(row[0])] if row else []
             if row and _lasts(answer := kind(*fields)):
                 settle(key, answer)
@@ -97,7 +110,7 @@ class CachedModel:
 
         def heard(number: int, answer: AnswerT) -> None:
             if _lasts(answer):
-                self._file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (new[number], json.dumps(answer)))
+                self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", new[number], json.dumps(answer))
             settle(new[number], answer)
 
         if new:

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, event, inspect, make_url, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlmodel import SQLModel, create_engine
 
 from tether.core.errors import ConfigError
 
 SCHEMA = 2
 """The version of the tables, which a store keeps; one of another version is refused."""
+PATIENCE = 10
+"""Seconds for which another process may keep a database to itself."""
 
 
 def database_url(url: str | Path) -> URL:
@@ -50,7 +52,7 @@ def engine_of(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves, below
-        connection.execute("PRAGMA busy_timeout=60000")
+        connection.execute(f"PRAGMA busy_timeout={1000 * PATIENCE}")
         # Write-ahead mode is written into the file, so that it comes after the check.
         _check_ours([name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")], url)
         _write_ahead(connection)
@@ -60,14 +62,17 @@ def engine_of(url: URL) -> Engine:
     @event.listens_for(engine, "begin")
     def _begun(connection: Connection) -> None:
         reads = connection.get_execution_options().get("reads")
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+        try:
+            connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+        except OperationalError as error:
+            raise OperationalError("BEGIN", None, sqlite3.OperationalError(f"{shown(url)}: {error.orig}")) from error
 
     return engine
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
     """Set the mode, for which SQLite waits for nobody: while another process opens the same new store, try again."""
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + PATIENCE
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")

@@ -184,7 +184,8 @@ class PolicyConfig(SampledConfig):
     @classmethod
     def preset(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the published method sets."""
-        return PRESETS.get(given.get("algorithm", cls.model_fields["algorithm"].default), {})
+        name = given.get("algorithm", cls.model_fields["algorithm"].default)
+        return PRESETS.get(name, {}) if isinstance(name, str) else {}
 
     def faults(self) -> Iterator[str]:
         if self.max_staleness > 0 and self.importance == "none":
