@@ -24,9 +24,9 @@ class Silent:
 
 @pytest.fixture
 def short(monkeypatch):
-    assert database.PATIENCE <= 10 and answer_cache.PATIENCE <= 10
+    assert database.PATIENCE <= 10 and answer_cache.WAIT_FOR_CACHE <= 10
     monkeypatch.setattr(database, "PATIENCE", 1)
-    monkeypatch.setattr(answer_cache, "PATIENCE", 1.0)
+    monkeypatch.setattr(answer_cache, "WAIT_FOR_CACHE", 1.0)
 
 
 def holding(path):

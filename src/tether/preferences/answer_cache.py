@@ -15,7 +15,7 @@ from tether.core.errors import DataError
 from tether.core.protocols import AnswerT, ChatModel, PlacedAnswers, Reply, Told, Verdict
 from tether.core.types import Conversation, Sampling
 
-PATIENCE = 10.0
+WAIT_FOR_CACHE = 10.0
 """Seconds for which another process may keep the file to itself."""
 
 
@@ -40,7 +40,7 @@ class CachedModel:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # Answers may be told from another thread than this one, but only by one at a time.
-            self._file = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+            self._file = sqlite3.connect(self.path, timeout=WAIT_FOR_CACHE, isolation_level=None, check_same_thread=False)
             self._file.execute("PRAGMA journal_mode = WAL")
             self._file.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL) WITHOUT ROWID")
         except sqlite3.DatabaseError as error:
