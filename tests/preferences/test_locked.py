@@ -24,8 +24,8 @@ class Silent:
 
 @pytest.fixture
 def short(monkeypatch):
-    assert database.PATIENCE <= 10 and answer_cache.WAIT_FOR_CACHE <= 10
-    monkeypatch.setattr(database, "PATIENCE", 1)
+    assert database.WAIT_FOR_STORE <= 10 and answer_cache.WAIT_FOR_CACHE <= 10
+    monkeypatch.setattr(database, "WAIT_FOR_STORE", 1)
     monkeypatch.setattr(answer_cache, "WAIT_FOR_CACHE", 1.0)
 
 

@@ -18,7 +18,7 @@ from tether.core.errors import ConfigError
 
 SCHEMA = 2
 """The version of the tables, which a store keeps; one of another version is refused."""
-PATIENCE = 10
+WAIT_FOR_STORE = 10
 """Seconds for which another process may keep a database to itself."""
 
 
@@ -52,7 +52,7 @@ def engine_of(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves, below
-        connection.execute(f"PRAGMA busy_timeout={1000 * PATIENCE}")
+        connection.execute(f"PRAGMA busy_timeout={1000 * WAIT_FOR_STORE}")
         # Write-ahead mode is written into the file, so that it comes after the check.
         _check_ours([name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")], url)
         _write_ahead(connection)
@@ -72,7 +72,7 @@ def engine_of(url: URL) -> Engine:
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
     """Set the mode, for which SQLite waits for nobody: while another process opens the same new store, try again."""
-    ends = time.monotonic() + PATIENCE
+    ends = time.monotonic() + WAIT_FOR_STORE
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
