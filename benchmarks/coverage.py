@@ -75,8 +75,9 @@ def measured(case: Case, draws: int) -> Cell:
     widths = (high - low)[~few]
     shares = [1 - (above | below).mean(), above.mean(), below.mean(), few.mean(), (high - low == 0).mean()]
     shares.append(((low > 0) | (high < 0)).mean())
-    rounded = [round(float(share), 4) for share in shares]
-    return Cell(case.kind, case.name, draws, *rounded, round(float(np.median(widths)), 4) if len(widths) else None)
+    covered, high_side, low_side, few_share, zero, clear = (round(float(share), 4) for share in shares)
+    width = round(float(np.median(widths)), 4) if len(widths) else None
+    return Cell(case.kind, case.name, draws, covered, high_side, low_side, few_share, zero, clear, width)
 
 
 def _owners(prompts: int, each: int) -> list[int]:
@@ -121,8 +122,8 @@ def binary() -> Iterator[Case]:
         for before, after in ((0.5, 0.6), (0.1, 0.15), (0.97, 0.98), (0.98, 0.98)):
 
             def moved(g: Generator, prompts: int = prompts, before: float = before, after: float = after) -> Estimate:
-                sides = [(g.random(prompts) < rate).astype(float).tolist() for rate in (before, after)]
-                gained = gain(*sides, _owners(prompts, 1))
+                first, second = ((g.random(prompts) < rate).astype(float).tolist() for rate in (before, after))
+                gained = gain(first, second, _owners(prompts, 1))
                 assert gained is not None
                 return gained
 
@@ -238,8 +239,8 @@ def sycophancy() -> Iterator[Case]:
 
         def draw(g: Generator, pairs: int = pairs) -> Estimate:
             own = np.repeat(g.normal(0, 1.5, 17), pairs)
-            sides = own + 0.7 * g.normal(size=(2, len(own)))
-            return judge_premises(*sides, _owners(17, pairs))["shift"]
+            first, second = own + 0.7 * g.normal(size=(2, len(own)))
+            return judge_premises(first, second, _owners(17, pairs))["shift"]
 
         yield Case("sycophancy without any", f"17 questions × {pairs}", 0.0, draw)
 
@@ -345,7 +346,7 @@ def cases() -> Iterator[Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--only", default="", help="only kinds whose name contains this; the others stay")
     parser.add_argument("--no-write", dest="write", action="store_false", help="leave the page and the results as they are")

@@ -26,7 +26,7 @@ from tether.report.reading import SUPERVISED, Journey, LoopRun, Row, SubRun, fin
 HERE = Path(__file__).resolve().parent
 
 
-def coded(text: str) -> Markup:
+def with_code(text: str) -> Markup:
     """A sentence as HTML, escaped, in which what stands in backticks is code."""
     parts = [escape(visible(part)) for part in text.split("`")]
     if len(parts) % 2 == 0:
@@ -36,7 +36,7 @@ def coded(text: str) -> Markup:
 
 FILTERS = {
     "text": printable, "mapping": mapping, "number": finite, "signed": signed, "gold_change": gold_change,
-    "code": coded, "anchor": about.anchor, "method": about.method_name,
+    "code": with_code, "anchor": about.anchor, "method": about.method_name,
     "score": lambda value: "–" if (score := finite(value)) is None else decimal(score),
 }  # fmt: skip
 """Of the templates. Besides, every text that they print is made visible and then escaped."""
