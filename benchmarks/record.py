@@ -120,13 +120,20 @@ def recorded(run: Path, before: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", type=Path, help="a finished quickstart, whose figures become the record")
-    record, run = read_json(RECORD), parser.parse_args().run
-    if run is not None:
+    parser.add_argument("--check", action="store_true", help="write nothing: is what stands there what would be written?")
+    chosen = parser.parse_args()
+    record, run = read_json(RECORD), chosen.run
+    if run is not None and not chosen.check:
         record = recorded(run, record)
         RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    for path, blocks in texts(record).items():
-        path.write_text(filled(path.read_text(encoding="utf-8"), blocks), encoding="utf-8")
-    (ROOT / "docs" / "report.svg").write_text(picture(record), encoding="utf-8")
+    made = {path: filled(path.read_text(encoding="utf-8"), blocks) for path, blocks in texts(record).items()}
+    made[ROOT / "docs" / "report.svg"] = picture(record)
+    for path, text in made.items():
+        if chosen.check and path.read_text(encoding="utf-8") != text:
+            parser.error(f"{path} is not what the record gives: run python -m benchmarks.record")
+        if not chosen.check:
+            path.write_text(text, encoding="utf-8")
+    print(f"{len(made)} files hold the figures of {RECORD.name}")
 
 
 if __name__ == "__main__":

@@ -136,8 +136,11 @@ def table(arms: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _bracketed(estimate: Mapping[str, Any] | None, form: str) -> str:
-    """A number with its interval; empty where nothing was measured."""
-    return f"{estimate['value']:{form}} [{estimate['low']:{form}}, {estimate['high']:{form}}]" if estimate else ""
+    """A number with its interval, or with the words that there is none; empty where nothing was measured."""
+    if not estimate:
+        return ""
+    interval = "too few" if estimate["low"] is None else f"{estimate['low']:{form}}, {estimate['high']:{form}}"
+    return f"{estimate['value']:{form}} [{interval}]"
 
 
 def _mean(rows: Sequence[Any], *path: str) -> float:

@@ -45,6 +45,7 @@ def sft(
     row_tokens: int = 512,
     rows_per_micro_batch: int = 2,
     packing: bool = True,
+    budget: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
 ) -> Run:
     """Fine-tune on demonstrations (SFT)."""
@@ -100,6 +101,7 @@ def reward(
     centering: float = 0.0,
     head_dropout: float = 0.0,
     keep_states_gb: float = 0.0,
+    budget: Mapping[str, Any] | None = None,
     test: Mapping[str, Any] = ...,
     test_share: float = 0.0,
     lora: Mapping[str, Any] | Literal[False] = ...,
@@ -134,6 +136,7 @@ def process(
     micro_batch_tokens: int = 2048,
     head_dropout: float = 0.0,
     calibration_fraction: float = 0.1,
+    budget: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
 ) -> Run:
     """Train a reward model on judged steps of solutions (PRM, ORM)."""
@@ -163,6 +166,7 @@ def direct(
     margin: float = 0.0,
     average: bool = False,
     likelihood_weight: float | None = None,
+    budget: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
     offload: bool = False,
 ) -> Run:
@@ -190,6 +194,7 @@ def kto(
     beta: float = 0.1,
     desirable_weight: float | None = None,
     undesirable_weight: float | None = None,
+    budget: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
     offload: bool = False,
 ) -> Run:
@@ -251,6 +256,7 @@ def ppo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
+    budget: Mapping[str, Any] | None = None,
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -330,6 +336,7 @@ def grpo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
+    budget: Mapping[str, Any] | None = None,
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -409,6 +416,7 @@ def reinforce(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
+    budget: Mapping[str, Any] | None = None,
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -461,6 +469,7 @@ def best_of_n(
     minibatches: int = 1,
     normalize: Literal["token", "sequence"] = "token",
     report_kl: bool = True,
+    budget: Mapping[str, Any] | None = None,
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -512,6 +521,7 @@ def online_direct(
     margin: float = 0.0,
     average: bool = False,
     likelihood_weight: float | None = None,
+    budget: Mapping[str, Any] | None = None,
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -545,6 +555,7 @@ def rounds(
     track: str | Sequence[str] = (),
     on_step: OnStep | None = ...,
     progress: bool = True,
+    budget: Mapping[str, Any] | None = None,
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -609,6 +620,7 @@ def dpo(
     margin: float = 0.0,
     average: bool = False,
     likelihood_weight: float | None = None,
+    budget: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
     offload: bool = False,
 ) -> Run:
@@ -638,6 +650,7 @@ def ipo(
     margin: float = 0.0,
     average: bool = False,
     likelihood_weight: float | None = None,
+    budget: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
     offload: bool = False,
 ) -> Run:
@@ -667,6 +680,7 @@ def orpo(
     margin: float = 0.0,
     average: bool = False,
     likelihood_weight: float | None = None,
+    budget: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
     offload: bool = False,
 ) -> Run:
@@ -696,6 +710,7 @@ def simpo(
     margin: float = 0.0,
     average: bool = False,
     likelihood_weight: float | None = None,
+    budget: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
     offload: bool = False,
 ) -> Run:
@@ -756,6 +771,7 @@ def dr_grpo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
+    budget: Mapping[str, Any] | None = None,
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -834,6 +850,7 @@ def dapo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
+    budget: Mapping[str, Any] | None = None,
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -912,6 +929,7 @@ def gspo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
+    budget: Mapping[str, Any] | None = None,
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -990,6 +1008,7 @@ def cispo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
+    budget: Mapping[str, Any] | None = None,
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -1068,6 +1087,7 @@ def rloo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
+    budget: Mapping[str, Any] | None = None,
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -1115,6 +1135,7 @@ def prm(
     micro_batch_tokens: int = 2048,
     head_dropout: float = 0.0,
     calibration_fraction: float = 0.1,
+    budget: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
 ) -> Run:
     """Train a reward model on judged steps of solutions (PRM, ORM) with target = 'process'."""
@@ -1143,6 +1164,7 @@ def orm(
     micro_batch_tokens: int = 2048,
     head_dropout: float = 0.0,
     calibration_fraction: float = 0.1,
+    budget: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
 ) -> Run:
     """Train a reward model on judged steps of solutions (PRM, ORM) with target = 'outcome'."""
@@ -1156,6 +1178,7 @@ def spin(
     track: str | Sequence[str] = (),
     on_step: OnStep | None = ...,
     progress: bool = True,
+    budget: Mapping[str, Any] | None = None,
     rounds: int = 3,
     reference: Literal["round", "fixed"] = "round",
     prompts_per_round: int | None = None,

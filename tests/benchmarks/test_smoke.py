@@ -35,6 +35,9 @@ SIZES = {
     "benchmarks.prm": [["--tiny", "--rows", "60"]],
     "benchmarks.fuzz": [["--minutes", "0.1", "--target", "rows", "--target", "config", "--folder", "corpora"]],
     "benchmarks.curves": [["run", "--output", "."]],
+    "benchmarks.coverage": [["--draws", "20", "--only", "kappa", "--no-write"]],
+    "benchmarks.record": [["--check"]],
+    "benchmarks.first_hour": [["--tiny", "--only", "README.md:2"]],
     "benchmarks.planned": [["sft", "grpo", "--smoke"]],
     "benchmarks.defaults": [[stage, "--smoke"] for stage in STAGES],
     "benchmarks": [[task, "--smoke"] for task in TASKS],
@@ -42,7 +45,7 @@ SIZES = {
 }
 LONG = (
     *("benchmarks.survival --smoke", "benchmarks.kills --smoke", "benchmarks.overlap --smoke", "benchmarks.planned sft"),
-    "benchmarks.served --smoke",
+    *("benchmarks.served --smoke", "benchmarks.first_hour --tiny"),
     *(f"benchmarks {task}" for task in TASKS if task != "grpo"),
     *(f"benchmarks.learning {name}" for name in EXPERIMENTS),
     *(f"benchmarks.defaults {stage}" for stage in STAGES if stage not in ("sft", "grpo")),

@@ -13,7 +13,8 @@ from tests.cli.test_faults import toml
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 STARTED = "import runpy, sys; print(flush=True); sys.argv[0] = 'tether'; runpy.run_module('tether', run_name='__main__')"
 AT_AN_IMPORT = """
-import os, runpy, sys
+import os, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for programs in the background
 module, number = sys.argv[1:3]
 class Sends:
     def find_spec(self, name, *_):

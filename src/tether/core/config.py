@@ -169,6 +169,8 @@ def build(kind: type[ConfigT], values: Mapping[str, Any], overrides: Sequence[st
     except ValidationError as error:
         given = f" with {' '.join(overrides)!r:.200}" if overrides else ""
         raise ConfigError(f"{where}{given}: " + "; ".join(explain(kind, merged, error.errors()))) from None
+    except MissingFileError:  # an OSError, too
+        raise
     except OSError as error:
         raise ConfigError(f"{where}: no path can be {str(error.filename)!r:.200}: {error.strerror}. Name another.") from None
 

@@ -141,7 +141,8 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
     summary["tests"] = {name: stage.evaluate(stage.rankings(test)[0], sum(c.tie for c in test)) for name, test in tests.items()}
     if isinstance(stage, RewardMembers):
         stage.save()
-        drop_checkpoint(RunDirectory(run.path / "student"))
+        if section.distill:
+            drop_checkpoint(RunDirectory(run.path / "student"))
     else:
         save_trained(stage.role, loaded, run.path / "model", kind="reward")
     if here().first:
