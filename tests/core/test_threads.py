@@ -1,8 +1,6 @@
-"""How OpenMP waits and how many threads it has: set before torch is loaded, and only where the user has not."""
+"""Threads of OpenMP: as many as a control group and the fast cores allow."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -39,19 +37,3 @@ def test_threads_are_those_that_a_group_and_the_fast_cores_allow(machine, files,
     for name, text in files.items():
         (machine / name).write_text(text + "\n")
     assert threads.fewer_cores() == expected
-
-
-def started(code, **environment):
-    names = (*threads.WAITING, threads.THREADS)
-    clean = {key: value for key, value in os.environ.items() if key not in names}
-    ended = subprocess.run([sys.executable, "-c", code], env={**clean, **environment}, capture_output=True, text=True, check=True)
-    return ended.stdout.strip()
-
-
-SHOW = "import os; print(os.environ.get('OMP_WAIT_POLICY'), os.environ.get('KMP_BLOCKTIME'))"
-
-
-def test_threads_sleep_while_they_wait_unless_the_user_has_chosen():
-    assert started(f"import tether; {SHOW}") == "PASSIVE 0"
-    assert started(f"import tether; {SHOW}", OMP_WAIT_POLICY="active") == "active 0"
-    assert started(f"import torch, tether; {SHOW}") == "None None"  # too late, and the threads are the user's

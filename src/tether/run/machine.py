@@ -72,7 +72,7 @@ def _device() -> str:
 
 
 def _threads() -> str:
-    waits = "sleep" if os.environ.get("OMP_WAIT_POLICY", "").upper() == WAITING["OMP_WAIT_POLICY"] else "spin"
+    waits = "sleep" if os.environ.get(WAITING, "").upper() == "PASSIVE" else "spin"
     count = f"{torch.get_num_threads()} of {os.cpu_count()} cores; they {waits} while they wait"
     return f"{count}; {THREADS}={os.environ[THREADS]}" if THREADS in os.environ and fewer_cores() is not None else count
 
