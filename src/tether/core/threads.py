@@ -1,8 +1,8 @@
-"""Threads of OpenMP, which computes torch's products: how many there are, and how they wait. OpenMP reads both when it starts.
+"""Threads of OpenMP, which computes torch's products: how many there are. OpenMP reads it when it starts.
 
 A thread that spins while it waits takes the processor from the one that it waits for, as soon as another program needs a core.
-One that sleeps is late: alone on two cores, 16 rollouts of 32 tokens took 1.9 s instead of 1.4; beside one busy program 2.5 s instead
-of 4.1. So waiting is left to the user: OMP_WAIT_POLICY=PASSIVE suits a machine that others use.
+One that sleeps is late: alone on two cores, 16 rollouts of 32 tokens took 1.9 s instead of 1.4; beside one busy program 2.5 s
+instead of 4.1. So waiting is left to the user: OMP_WAIT_POLICY=PASSIVE suits a machine that others use.
 """
 
 from __future__ import annotations
