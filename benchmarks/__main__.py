@@ -1,8 +1,11 @@
-"""`python -m benchmarks [NAMES] [--rounds N]`: tether against its peers, in turns, on this machine; writes docs/benchmarks.md.
+"""`python -m benchmarks [NAMES] [--rounds N]`: tether against its peers, in turns, on this machine;
+writes docs/benchmarks.md.
 
-`--smoke` runs the same once on a tiny random model, writes nothing, and only shows that everything starts.
+`--smoke` runs the same once on a tiny random model, writes nothing, and only shows that everything
+starts.
 
-A peer takes part where its environment exists: .bench/trl, .bench/trl-ppo, .bench/vllm (`make peers` makes them).
+A peer takes part where its environment exists: .bench/trl, .bench/trl-ppo, .bench/vllm (`make
+peers` makes them).
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ def prompts(loaded: Any) -> list[dict[str, Any]]:
 
 
 def pairs(loaded: Any, limit: int = 600) -> list[dict[str, Any]]:
-    """Human comparisons with the lengths that they have: the first usable ones of HH's helpful-base."""
+    """Human comparisons with the lengths that they have: the first usable ones of HH's
+    helpful-base.
+    """
     from tether.core.types import Comparison
     from tether.data.prepare import encode_comparisons
     from tether.data.sources import Quarantine
@@ -54,7 +59,10 @@ def pairs(loaded: Any, limit: int = 600) -> list[dict[str, Any]]:
 
     path = "${TETHER_DATA}/hh/helpful-base.train.jsonl.gz"
     if not Path(os.path.expandvars(path)).is_file():
-        raise SystemExit("this benchmark reads hh/helpful-base.train.jsonl.gz in the folder that TETHER_DATA names")
+        raise SystemExit(
+            "this benchmark reads hh/helpful-base.train.jsonl.gz in the folder that "
+            "TETHER_DATA names"
+        )
     rows = load_rows(DataConfig(path=path, limit=limit), Comparison, Quarantine())
     rankings, _ = encode_comparisons(rows, encoder_of(loaded), 512)
     found = []
@@ -62,7 +70,12 @@ def pairs(loaded: Any, limit: int = 600) -> list[dict[str, Any]]:
         sides = [ranking.sequences[ranking.chosen[0]], ranking.sequences[ranking.rejected[0]]]
         cut = sides[0].prompt_length
         found.append({"id": str(number), "prompt": list(sides[0].ids[:cut])})
-        found[-1].update({name: list(side.ids[cut:]) for name, side in zip(("chosen", "rejected"), sides, strict=True)})
+        found[-1].update(
+            {
+                name: list(side.ids[cut:])
+                for name, side in zip(("chosen", "rejected"), sides, strict=True)
+            }
+        )
     return found
 
 
@@ -72,7 +85,9 @@ def demonstrations(loaded: Any) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """A task, its rows, the unit of its work, and who takes part beside tether: (name, script, environment, settings)."""
+    """A task, its rows, the unit of its work, and who takes part beside tether: (name, script,
+    environment, settings).
+    """
 
     task: str
     unit: str
@@ -84,13 +99,28 @@ class Benchmark:
 
 
 TRL, VLLM, GENERATE = "trl_side.py", "vllm_side.py", "generate_side.py"
-CORES = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 2) - 1}", "VLLM_CPU_KVCACHE_SPACE": "4"}
+CORES = {
+    "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 2) - 1}",
+    "VLLM_CPU_KVCACHE_SPACE": "4",
+}
 SAMPLING = (("transformers.generate", GENERATE, None, {}), ("vLLM 0.32 (CPU)", VLLM, "vllm", CORES))
 LEARNING = {"batch": 16, "updates": 3, "micro_batch": 4, "micro_batch_tokens": 1024}
 BENCHMARKS = {
-    "rollout-64": Benchmark("rollout", "tokens/s", prompts, {"batch": 64, "tokens": 48}, SAMPLING, "64 prompts, 48 tokens each"),
+    "rollout-64": Benchmark(
+        "rollout",
+        "tokens/s",
+        prompts,
+        {"batch": 64, "tokens": 48},
+        SAMPLING,
+        "64 prompts, 48 tokens each",
+    ),
     "rollout-256": Benchmark(
-        "rollout", "tokens/s", prompts, {"batch": 256, "tokens": 48}, SAMPLING, "256 prompts, 48 tokens each"
+        "rollout",
+        "tokens/s",
+        prompts,
+        {"batch": 256, "tokens": 48},
+        SAMPLING,
+        "256 prompts, 48 tokens each",
     ),
     "logprobs": Benchmark(
         "logprobs",
@@ -109,16 +139,33 @@ BENCHMARKS = {
         "16 HH conversations an update, LoRA rank 16 on q, k, v",
     ),
     "reward": Benchmark(
-        "reward", "pairs/s", pairs, LEARNING, (("TRL 1.16", TRL, "trl", {}),), "16 HH pairs an update, LoRA rank 16 on q, k, v"
+        "reward",
+        "pairs/s",
+        pairs,
+        LEARNING,
+        (("TRL 1.16", TRL, "trl", {}),),
+        "16 HH pairs an update, LoRA rank 16 on q, k, v",
     ),
     "dpo": Benchmark(
-        "dpo", "pairs/s", pairs, LEARNING, (("TRL 1.16", TRL, "trl", {}),), "16 HH pairs an update, LoRA rank 16 on q, k, v"
+        "dpo",
+        "pairs/s",
+        pairs,
+        LEARNING,
+        (("TRL 1.16", TRL, "trl", {}),),
+        "16 HH pairs an update, LoRA rank 16 on q, k, v",
     ),
     "grpo": Benchmark(
         "grpo",
         "samples/s",
         prompts,
-        {"batch": 32, "group": 8, "tokens": 48, "updates": 2, "micro_batch": 8, "micro_batch_tokens": 1024},
+        {
+            "batch": 32,
+            "group": 8,
+            "tokens": 48,
+            "updates": 2,
+            "micro_batch": 8,
+            "micro_batch_tokens": 1024,
+        },
         (("TRL 1.16", TRL, "trl", {}),),
         "4 prompts x 8 samples of 48 tokens a step, one update, no reference, LoRA rank 16 on q, k, v",
     ),
@@ -126,12 +173,31 @@ BENCHMARKS = {
         "ppo",
         "samples/s",
         prompts,
-        {"batch": 32, "tokens": 48, "updates": 1, "micro_batch": 8, "micro_batch_tokens": 512, "value": "head", "stop": 4},
+        {
+            "batch": 32,
+            "tokens": 48,
+            "updates": 1,
+            "micro_batch": 8,
+            "micro_batch_tokens": 512,
+            "value": "head",
+            "stop": 4,
+        },
         (
-            ("TRL 1.12.0, critic trained whole (its default)", "trl_ppo_side.py", "trl-ppo", {"value": "whole"}),
-            ("TRL 1.12.0, critic with an adapter", "trl_ppo_side.py", "trl-ppo", {"value": "adapter"}),
+            (
+                "TRL 1.12.0, critic trained whole (its default)",
+                "trl_ppo_side.py",
+                "trl-ppo",
+                {"value": "whole"},
+            ),
+            (
+                "TRL 1.12.0, critic with an adapter",
+                "trl_ppo_side.py",
+                "trl-ppo",
+                {"value": "adapter"},
+            ),
         ),
-        "32 prompts, 48 tokens, 4 epochs; tether's critic is by default a head on the policy's states",
+        "32 prompts, 48 tokens, 4 epochs; tether's critic is by default a head on the policy's "
+        "states",
         (("tether, critic with an adapter and passes of its own", {"value": "adapter"}),),
     ),
 }
@@ -145,7 +211,11 @@ def smoke_rows(kind: Any) -> list[dict[str, Any]]:
     draw = random.Random(0)
     sides = {name: draw.sample(range(5, 200), 6) for name in ("prompt", "chosen", "rejected")}
     ids = sides["prompt"] + sides["chosen"]
-    row = {pairs: sides, demonstrations: {"ids": ids, "prompt": 6}, prompts: {"ids": ids, "text": "Hello"}}[kind]
+    row = {
+        pairs: sides,
+        demonstrations: {"ids": ids, "prompt": 6},
+        prompts: {"ids": ids, "text": "Hello"},
+    }[kind]
     return [{**row, "id": str(number)} for number in range(SMALL["batch"])]
 
 
@@ -168,27 +238,49 @@ def facts(seconds: float = 0.5) -> dict[str, Any]:
     return {"machine": machine(), "date": time.strftime("%Y-%m-%d"), **rates}
 
 
-def run(name: str, bench: Benchmark, model: str, rounds: int, known: dict[str, Any]) -> dict[str, Any]:
-    """A benchmark's result beside the facts that are `known`, of contestants on `model`: a folder, a source or a package."""
+def run(
+    name: str, bench: Benchmark, model: str, rounds: int, known: dict[str, Any]
+) -> dict[str, Any]:
+    """A benchmark's result beside the facts that are `known`, of contestants on `model`: a folder,
+    a source or a package.
+    """
     from tether.models.config import ModelConfig
     from tether.models.pretrained import resolve
     from tether.run.models import open_model
 
-    loaded = open_model(ModelConfig(source=model, system_prompt="" if bench.rows is not prompts else None))
+    loaded = open_model(
+        ModelConfig(source=model, system_prompt="" if bench.rows is not prompts else None)
+    )
     rows, parameters = bench.rows(loaded), loaded.model.num_parameters()
     folder, _ = resolve(ModelConfig(source=model))
     del loaded
     if bench.rows is prompts:
-        rows = (rows * (bench.settings["batch"] // len(rows) + 1))[: max(len(rows), bench.settings["batch"])]
+        rows = (rows * (bench.settings["batch"] // len(rows) + 1))[
+            : max(len(rows), bench.settings["batch"])
+        ]
     task = {"task": bench.task, "model": folder, "rows": rows, **bench.settings}
-    sides = [Side("tether", "tether_side.py"), *(Side(n, "tether_side.py", settings=s) for n, s in bench.variants)]
+    sides = [
+        Side("tether", "tether_side.py"),
+        *(Side(n, "tether_side.py", settings=s) for n, s in bench.variants),
+    ]
     for label, script, environment, extra in bench.peers:
         python = sys.executable if environment is None else peer(environment)
         if python is None:
-            print(f"{name}: {label} is left out, {PEERS}/{environment} does not exist (make peers)", file=sys.stderr)
+            print(
+                f"{name}: {label} is left out, {PEERS}/{environment} does not exist (make peers)",
+                file=sys.stderr,
+            )
             continue
         environs = {k: v for k, v in extra.items() if k.isupper()}
-        sides.append(Side(label, script, python, {k: v for k, v in extra.items() if k not in environs}, environs))
+        sides.append(
+            Side(
+                label,
+                script,
+                python,
+                {k: v for k, v in extra.items() if k not in environs},
+                environs,
+            )
+        )
     return {
         **known,
         "name": name,
@@ -203,18 +295,24 @@ def table(result: dict[str, Any], products: float) -> str:
     sides = result["sides"]
     lines = [
         f"### {result['name']}\n\n{result['note']}.\n",
-        f"| | {result['unit']}, median | tether / it (smallest, largest of the rounds) | peak GB | start, s |",
+        f"| | {result['unit']}, median | tether / it (smallest, largest of the rounds) | peak GB "
+        "| start, s |",
         "|---|---|---|---|---|",
     ]
     for name, side in sides.items():
         low, middle, high = ratio(sides, "tether", name)
         compared = "" if name == "tether" else f"**{middle:.2f}** ({low:.2f}, {high:.2f})"
         rate = statistics.median(side["rates"])
-        lines.append(f"| {name} | {rate:,.3g} | {compared} | {side['peak']:.2f} | {side['startup']:.0f} |")
+        lines.append(
+            f"| {name} | {rate:,.3g} | {compared} | {side['peak']:.2f} | {side['startup']:.0f} |"
+        )
     if result["name"].startswith("rollout"):
         limit = products / (2 * result["parameters"])
         share = statistics.median(sides["tether"]["rates"]) / limit
-        lines.append(f"\nThe matrix products alone would allow {limit:,.0f} tokens/s: tether reaches {share:.0%} of that.")
+        lines.append(
+            f"\nThe matrix products alone would allow {limit:,.0f} tokens/s: tether "
+            f"reaches {share:.0%} of that."
+        )
     return "\n".join(lines)
 
 
@@ -222,10 +320,24 @@ def page(results: list[dict[str, Any]]) -> str:
     head = (FOLDER / "benchmarks.head.md").read_text()
     machines, fastest = [], max(r["matrix"] for r in results)
     for name in sorted({r["machine"] for r in results}):
-        products, bandwidth = (max(r[k] for r in results if r["machine"] == name) / 1e9 for k in ("matrix", "bandwidth"))
-        machines.append(f"{name}; {products:,.0f} GFLOP/s in bfloat16 products, {bandwidth:.0f} GB/s")
-    tail = (FOLDER / "benchmarks.tail.md").read_text() if (FOLDER / "benchmarks.tail.md").exists() else ""
-    parts = [head.strip(), "Measured on: " + "; ".join(machines) + ".", *(table(r, fastest) for r in results), tail.strip()]
+        products, bandwidth = (
+            max(r[k] for r in results if r["machine"] == name) / 1e9
+            for k in ("matrix", "bandwidth")
+        )
+        machines.append(
+            f"{name}; {products:,.0f} GFLOP/s in bfloat16 products, {bandwidth:.0f} GB/s"
+        )
+    tail = (
+        (FOLDER / "benchmarks.tail.md").read_text()
+        if (FOLDER / "benchmarks.tail.md").exists()
+        else ""
+    )
+    parts = [
+        head.strip(),
+        "Measured on: " + "; ".join(machines) + ".",
+        *(table(r, fastest) for r in results),
+        tail.strip(),
+    ]
     return "\n\n".join(parts).strip() + "\n"
 
 
@@ -233,8 +345,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--page-only", action="store_true", help="write docs/benchmarks.md from the results that there are")
-    parser.add_argument("--smoke", action="store_true", help="a tiny random model, one round, nothing written: does it run?")
+    parser.add_argument(
+        "--page-only",
+        action="store_true",
+        help=("write docs/benchmarks.md from the results that there are"),
+    )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help=("a tiny random model, one round, nothing written: does it run?"),
+    )
     options = parser.parse_args()
     unknown = [n for n in options.names if n not in BENCHMARKS]
     if unknown:
@@ -249,7 +369,11 @@ def main() -> int:
         result = run(name, BENCHMARKS[name], MODEL, options.rounds, facts())
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
         print(table(result, result["matrix"]), flush=True)
-    found = [json.loads((RESULTS / f"{n}.json").read_text()) for n in BENCHMARKS if (RESULTS / f"{n}.json").exists()]
+    found = [
+        json.loads((RESULTS / f"{n}.json").read_text())
+        for n in BENCHMARKS
+        if (RESULTS / f"{n}.json").exists()
+    ]
     PAGE.write_text(page(found))
     return 0
 

@@ -1,8 +1,10 @@
-"""`python -m benchmarks.annotation_load [--judgments 20000]`: a hundred people judge in their browsers at once, over HTTP.
+"""`python -m benchmarks.annotation_load [--judgments 20000]`: a hundred people judge in their
+browsers at once, over HTTP.
 
-The server is `tether prefs serve` in a process of its own, on SQLite or on an empty database (`--url postgresql://…`). A
-person asks for a page, sends its form, follows the redirect, as fast as the server answers or with a `--pause`. Afterwards
-every judgment that was acknowledged to a person is looked for in the store, and every task is checked.
+The server is `tether prefs serve` in a process of its own, on SQLite or on an empty database
+(`--url postgresql://…`). A person asks for a page, sends its form, follows the redirect, as fast as
+the server answers or with a `--pause`. Afterwards every judgment that was acknowledged to a person
+is looked for in the store, and every task is checked.
 """
 
 from __future__ import annotations
@@ -45,12 +47,26 @@ class Person:
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"task": [], "verdict": []})
     acknowledged: list[int] = field(default_factory=list)
 
-    async def ask(self, method: str, path: str, form: dict[str, str] | None = None) -> tuple[int, str]:
+    async def ask(
+        self, method: str, path: str, form: dict[str, str] | None = None
+    ) -> tuple[int, str]:
         """Status and where it leads; the page is kept."""
         body = urlencode(form or {}).encode()
-        lines = [f"{method} {path} HTTP/1.1", f"Host: {self.host}:{self.port}", f"Origin: http://{self.host}:{self.port}"]
-        lines += ["Cookie: " + "; ".join(f"{k}={v}" for k, v in self.cookies.items())] if self.cookies else []
-        lines += ["Content-Type: application/x-www-form-urlencoded", f"Content-Length: {len(body)}"] if form else []
+        lines = [
+            f"{method} {path} HTTP/1.1",
+            f"Host: {self.host}:{self.port}",
+            f"Origin: http://{self.host}:{self.port}",
+        ]
+        lines += (
+            ["Cookie: " + "; ".join(f"{k}={v}" for k, v in self.cookies.items())]
+            if self.cookies
+            else []
+        )
+        lines += (
+            ["Content-Type: application/x-www-form-urlencoded", f"Content-Length: {len(body)}"]
+            if form
+            else []
+        )
         self.writer.write("\r\n".join([*lines, "", ""]).encode() + body)
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
         length = int(found[1]) if (found := re.search(r"(?im)^content-length: (\d+)", head)) else 0
@@ -66,7 +82,9 @@ class Person:
     async def work(self, invitation: str, pause: float) -> None:
         self.reader, self.writer = await asyncio.open_connection(self.host, self.port)
         await self.ask("GET", "/join")
-        status, _ = await self.ask("POST", "/join", {"token": self.hidden("token"), "code": invitation})
+        status, _ = await self.ask(
+            "POST", "/join", {"token": self.hidden("token"), "code": invitation}
+        )
         assert status == 303, self.page
         while True:
             began = time.perf_counter()
@@ -77,9 +95,18 @@ class Person:
                 break
             assignment = int(self.hidden("assignment"))
             # One view, so that all agree and no task has to wait for an expert.
-            side = "left" if self.page.find("better answer") < self.page.find("worse answer") else "right"
+            side = (
+                "left"
+                if self.page.find("better answer") < self.page.find("worse answer")
+                else "right"
+            )
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            form = {"token": self.hidden("token"), "assignment": str(assignment), "guidelines": "0", "choice": side}
+            form = {
+                "token": self.hidden("token"),
+                "assignment": str(assignment),
+                "guidelines": "0",
+                "choice": side,
+            }
             asked = time.perf_counter()
             status, where = await self.ask("POST", "/judge", form)
             ended = time.perf_counter()
@@ -93,13 +120,21 @@ class Person:
 def build(url: str, tasks: int, needed: int, people: int) -> list[str]:
     """A store with so many tasks; returns the invitations of its people."""
     store = Store(url)
-    words = "as long as an answer of a small model is wont to be, which is to say a few lines of text. " * 6
+    words = (
+        "as long as an answer of a small model is wont to be, which is to say a few lines of text. "
+    ) * 6
     pairs = [
-        [Answer((user(f"question {n}"),), (assistant(f"the {kind} answer to {n}: {words}"),)) for kind in ("better", "worse")]
+        [
+            Answer((user(f"question {n}"),), (assistant(f"the {kind} answer to {n}: {words}"),))
+            for kind in ("better", "worse")
+        ]
         for n in range(tasks)
     ]
     store.add_answers(answer for pair in pairs for answer in pair)
-    store.add_tasks(TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, needed=needed) for a, b in pairs)
+    store.add_tasks(
+        TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, needed=needed)
+        for a, b in pairs
+    )
     store.invite("administrator", "admin")
     invitations = [store.invite(f"person {n}") for n in range(people)]
     store.close()
@@ -113,7 +148,13 @@ def serving(url: str, log: Path) -> Iterator[tuple[str, int]]:
         options = ["--port", "0", "--rest-every", "50"]
         process = subprocess.Popen([*COMMAND, url, *options], stdout=file, stderr=subprocess.STDOUT)
         try:
-            while not (found := re.search(r"http://([\d.]+):(\d+);[\s\S]*startup complete", log.read_text())):
+            while not (
+                found := re.search(
+                    r"http://([\d.]+):(\d+);[\s\S]*startup "
+                    r"complete",
+                    log.read_text(),
+                )
+            ):
                 assert process.poll() is None, log.read_text()
                 time.sleep(0.1)
             yield found[1], int(found[2])
@@ -124,14 +165,22 @@ def serving(url: str, log: Path) -> Iterator[tuple[str, int]]:
 
 async def rush(host: str, port: int, invitations: list[str], pause: float) -> list[Person]:
     people = [Person(host, port) for _ in invitations]
-    await asyncio.gather(*(person.work(secret, pause) for person, secret in zip(people, invitations, strict=True)))
+    await asyncio.gather(
+        *(person.work(secret, pause) for person, secret in zip(people, invitations, strict=True))
+    )
     return people
 
 
 def lost(store: Store, people: list[Person]) -> int:
-    """Judgments that were acknowledged and are not in the store, and those that are and were not."""
+    """Judgments that were acknowledged and are not in the store, and those that are and were
+    not.
+    """
     with store.reading() as session:
-        kept = session.execute(text("SELECT assignment_id FROM judgments WHERE withdrawn IS NULL")).scalars().all()
+        kept = (
+            session.execute(text("SELECT assignment_id FROM judgments WHERE withdrawn IS NULL"))
+            .scalars()
+            .all()
+        )
     said = [assignment for person in people for assignment in person.acknowledged]
     return len(set(said) ^ set(kept)) + len(said) - len(set(said))
 
@@ -141,11 +190,18 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--judgments", type=int, default=20_000)
     parser.add_argument("--people", type=int, default=100)
     parser.add_argument("--needed", type=int, default=4, help="judgments of each task")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds that people look at a task, give or take half")
+    parser.add_argument(
+        "--pause",
+        type=float,
+        default=0.0,
+        help=("seconds that people look at a task, give or take half"),
+    )
     parser.add_argument("--url", help="an empty database; default: an SQLite file")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -160,15 +216,22 @@ def main() -> int:
         complaints = len(re.findall(r"Traceback|\" 5\d\d", log.read_text()))
         store.close()
     print(
-        f"{counts['judgments']:,} judgments of {given.people} people in {took:.0f} s: {counts['judgments'] / took:.0f} a second"
+        f"{counts['judgments']:,} judgments of {given.people} people in {took:.0f} s: "
+        f"{counts['judgments'] / took:.0f} a second"
     )
     for name in ("task", "verdict"):
         seconds = [s for person in people for s in person.seconds[name]]
-        print(f"{name}: median {1000 * quantile(seconds, 0.5):.0f} ms, p99 {1000 * quantile(seconds, 0.99):.0f} ms, "
+        print(f"{name}: median {1000 * quantile(seconds, 0.5):.0f} ms, p99 "
+              f"{1000 * quantile(seconds, 0.99):.0f} ms, "
               f"longest {1000 * max(seconds):.0f} ms")  # fmt: skip
-    print(f"tasks done: {counts['tasks_done']:,} of {counts['tasks']:,}; lost or doubled: {missing}; faults: {wrong or 'none'}; "
+    print(f"tasks done: {counts['tasks_done']:,} of {counts['tasks']:,}; lost or doubled: "
+          f"{missing}; faults: {wrong or 'none'}; "
           f"errors in the server's log: {complaints}")  # fmt: skip
-    return int(bool(missing or wrong or complaints or counts["judgments"] != counts["tasks"] * given.needed))
+    return int(
+        bool(
+            missing or wrong or complaints or counts["judgments"] != counts["tasks"] * given.needed
+        )
+    )
 
 
 if __name__ == "__main__":

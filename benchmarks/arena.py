@@ -1,4 +1,6 @@
-"""Fair comparisons: contestants in processes of their own take turns in one run; the others stand still meanwhile."""
+"""Fair comparisons: contestants in processes of their own take turns in one run; the others stand
+still meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Side:
-    """Who competes: a script of this folder, the Python it runs in, and settings that differ from the task's."""
+    """Who competes: a script of this folder, the Python it runs in, and settings that differ from
+    the task's.
+    """
 
     name: str
     script: str
@@ -39,7 +43,11 @@ class Contestant:
         self.side, self.rounds = side, []
         path = folder / f"{side.name.replace('/', '-')}.json"
         path.write_text(json.dumps({**task, **side.settings}))
-        quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
+        quiet = {
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "TRL_EXPERIMENTAL_SILENCE": "1",
+        }
         self.log = (folder / f"{path.stem}.log").open("w+")
         self.process = subprocess.Popen(
             [side.python, str(FOLDER / side.script), str(path)],
@@ -47,7 +55,13 @@ class Contestant:
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
-            env={**os.environ, **quiet, "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1", **side.environment},
+            env={
+                **os.environ,
+                **quiet,
+                "DO_NOT_TRACK": "1",
+                "HF_HUB_DISABLE_TELEMETRY": "1",
+                **side.environment,
+            },
             start_new_session=True,
         )
         self.facts = self.listen()
@@ -89,8 +103,8 @@ class Contestant:
 def contest(sides: list[Side], task: dict[str, Any], rounds: int = 3) -> dict[str, dict[str, Any]]:
     """Every side once to warm up, then `rounds` times in turn.
 
-    Returns for each side its rates (amount per second) of the rounds, start-up seconds, peak memory in GB, and what its process
-    said of itself.
+    Returns for each side its rates (amount per second) of the rounds, start-up seconds, peak memory
+    in GB, and what its process said of itself.
     """
     contestants: list[Contestant] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -122,24 +136,30 @@ def ratio(results: dict[str, dict[str, Any]], ours: str, peer: str) -> tuple[flo
 
 
 def machine() -> str:
-    """The processor, its cores, the widest bfloat16 instructions that it has, and the versions that matter."""
+    """The processor, its cores, the widest bfloat16 instructions that it has, and the versions that
+    matter.
+    """
     import torch
 
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        model = next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
         flags = next((line for line in lines if line.startswith("flags")), "")
     except (OSError, StopIteration):
         model, flags = platform.processor(), ""
     wide = [name for name in ("amx_bf16", "avx512_bf16", "avx512f") if name in flags]
     return (
-        f"{model}, {os.cpu_count()} cores{', ' + wide[0] if wide else ''}; Python {platform.python_version()}, "
+        f"{model}, {os.cpu_count()} cores{', ' + wide[0] if wide else ''}; Python "
+        f"{platform.python_version()}, "
         f"torch {torch.__version__}, transformers {version('transformers')}"
     )
 
 
 def matrix_rate(seconds: float = 0.5, tries: int = 5) -> float:
-    """FLOP/s of this machine's own bfloat16 matrix product, in the shapes of a small model's layers, weights packed if it can.
+    """FLOP/s of this machine's own bfloat16 matrix product, in the shapes of a small model's
+    layers, weights packed if it can.
 
     The best of several tries, for a machine that others use too.
     """

@@ -1,4 +1,5 @@
-"""What every contestant's process speaks: a line when it is ready, then one round of work for every line it is sent.
+"""What every contestant's process speaks: a line when it is ready, then one round of work for every
+line it is sent.
 
 Only the standard library: contestants live in environments of their own.
 """
@@ -28,8 +29,15 @@ def say(**message: Any) -> None:
 
 
 def commands(**facts: Any) -> Iterator[float]:
-    """Say that all is loaded; then yield once for every round that is asked for, with the time at which it was."""
-    say(ready=True, startup=time.perf_counter() - STARTED, threads=os.environ.get("OMP_NUM_THREADS"), **facts)
+    """Say that all is loaded; then yield once for every round that is asked for, with the time at
+    which it was.
+    """
+    say(
+        ready=True,
+        startup=time.perf_counter() - STARTED,
+        threads=os.environ.get("OMP_NUM_THREADS"),
+        **facts,
+    )
     for _ in sys.stdin:
         yield time.perf_counter()
 
@@ -42,7 +50,9 @@ def serve(work: Callable[[], dict[str, Any]], **facts: Any) -> None:
 
 
 class Gate:
-    """For contestants whose library owns the loop: call `updated` after every update; a round is `updates` of them."""
+    """For contestants whose library owns the loop: call `updated` after every update; a round is
+    `updates` of them.
+    """
 
     def __init__(self, updates: int, amount: Callable[[int], float], **facts: Any) -> None:
         self.updates, self.amount = updates, amount
@@ -55,21 +65,30 @@ class Gate:
             return
         number = self.count // self.updates - 1
         seconds = time.perf_counter() - self.start
-        say(seconds=seconds, peak=peak_memory(), amount=self.amount(number), losses=self.losses[-self.updates :])
+        say(
+            seconds=seconds,
+            peak=peak_memory(),
+            amount=self.amount(number),
+            losses=self.losses[-self.updates :],
+        )
         self.start = next(self.rounds, 0.0)
         if not self.start:
             os._exit(0)
 
 
 def peak_memory() -> float:
-    """Most resident memory of this process and its children so far, in GB (each at its own peak)."""
+    """Most resident memory of this process and its children so far, in GB (each at its own
+    peak).
+    """
     total = 0
     for process in [os.getpid(), *_children(os.getpid())]:
         try:
             status = Path(f"/proc/{process}/status").read_text()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+        total += sum(
+            int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")
+        )
     return total / 1e6
 
 

@@ -1,4 +1,6 @@
-"""`python -m benchmarks.curves RUN`: the curves of a finished comparison (studies/compare.py), drawn into docs/algorithms."""
+"""`python -m benchmarks.curves RUN`: the curves of a finished comparison (studies/compare.py),
+drawn into docs/algorithms.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ DOCS = Path(__file__).resolve().parents[1] / "docs" / "algorithms"
 PANELS = {
     "sampled": (
         ("ppo", "grpo", "rloo", "rejection"),
-        (("reward/proxy", "proxy reward of the step's samples"), ("kl/policy_reference_k1", "KL from the reference, nats")),
+        (
+            ("reward/proxy", "proxy reward of the step's samples"),
+            ("kl/policy_reference_k1", "KL from the reference, nats"),
+        ),
         1,
     ),
     "direct_methods": (
@@ -27,11 +32,19 @@ PANELS = {
 
 def curve(run: Path, seed: int, arm: str, key: str, width: int) -> list[float]:
     """One metric of an arm, averaged over so many steps up to each."""
-    values = [row[key] for row in read_jsonl(run / f"seed-{seed}" / "arms" / arm / "metrics.jsonl") if row.get(key) is not None]
-    return [sum(values[max(0, i + 1 - width) : i + 1]) / min(i + 1, width) for i in range(len(values))]
+    values = [
+        row[key]
+        for row in read_jsonl(run / f"seed-{seed}" / "arms" / arm / "metrics.jsonl")
+        if row.get(key) is not None
+    ]
+    return [
+        sum(values[max(0, i + 1 - width) : i + 1]) / min(i + 1, width) for i in range(len(values))
+    ]
 
 
-def draw(run: Path, picture: Path, arms: tuple[str, ...], panels: Any, width: int, seeds: list[int]) -> None:
+def draw(
+    run: Path, picture: Path, arms: tuple[str, ...], panels: Any, width: int, seeds: list[int]
+) -> None:
     with figure(picture, len(panels)) as axes:
         for axis, (key, title) in zip(axes, panels, strict=True):
             for arm, colour in zip(arms, COLOURS, strict=False):

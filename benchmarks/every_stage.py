@@ -1,7 +1,8 @@
-"""Every stage on a tiny random model, six steps each: what is killed and resumed by `benchmarks.kills` and by the tests.
+"""Every stage on a tiny random model, six steps each: what is killed and resumed by
+`benchmarks.kills` and by the tests.
 
-Whatever decides a later step is switched on: dropout, an adaptive KL coefficient, a running baseline, moving averages, weights
-that are kept by a measurement.
+Whatever decides a later step is switched on: dropout, an adaptive KL coefficient, a running
+baseline, moving averages, weights that are kept by a measurement.
 """
 
 from __future__ import annotations
@@ -14,11 +15,30 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+WORDS = (
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+)
 FAST = {"optimizer": {"learning_rate": 1e-2}}
 SUPERVISED = {"checkpoint_every": 1, **FAST}
 SAMPLED = {
-    **{"steps": 6, "prompts_per_step": 3, "samples_per_prompt": 2, "max_new_tokens": 8, "sample_rows": 6},
+    **{
+        "steps": 6,
+        "prompts_per_step": 3,
+        "samples_per_prompt": 2,
+        "max_new_tokens": 8,
+        "sample_rows": 6,
+    },
     **{"checkpoint_every": 1, **FAST},
 }
 AVERAGED = {**SAMPLED, "ema_decay": 0.5}
@@ -26,35 +46,99 @@ KEPT = {**SAMPLED, "evaluate": {"every": 2, "prompts": 4, "keep": "best"}}
 
 
 def recipe(folder: Path, run: Path) -> dict[str, Any]:
-    """The values of a recipe with a section of every stage that needs no pairs of its own; its rows are written into `folder`."""
+    """The values of a recipe with a section of every stage that needs no pairs of its own; its rows
+    are written into `folder`.
+    """
     pairs = [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in WORDS]
-    verdicts = [{"prompt": w, "completion": w + end, "label": end == "!"} for w in WORDS for end in ("!", "?")]
+    verdicts = [
+        {"prompt": w, "completion": w + end, "label": end == "!"}
+        for w in WORDS
+        for end in ("!", "?")
+    ]
     problems = [{"question": w, "answer": str(n)} for n, w in enumerate(WORDS)]
     steps = [
-        {"prompt": w, "completions": [w, "so", "end"], "labels": [True, n % 2 == 0, n % 2 == 0]} for n, w in enumerate(WORDS * 2)
+        {"prompt": w, "completions": [w, "so", "end"], "labels": [True, n % 2 == 0, n % 2 == 0]}
+        for n, w in enumerate(WORDS * 2)
     ]
-    talks = [{"messages": [{"role": "user", "content": w}, {"role": "assistant", "content": w}]} for w in WORDS]
+    talks = [
+        {"messages": [{"role": "user", "content": w}, {"role": "assistant", "content": w}]}
+        for w in WORDS
+    ]
     prompts = _written(folder / "prompts.jsonl", ({"prompt": w} for w in WORDS))
     whole, dropout = {"heldout_fraction": 0.0}, {"lora": {"dropout": 0.2}}
-    rewarded = {"evaluate_every": 2, "head_dropout": 0.2, "prompts_per_update": 2, "epochs": 2, **dropout, **SUPERVISED}
+    rewarded = {
+        "evaluate_every": 2,
+        "head_dropout": 0.2,
+        "prompts_per_update": 2,
+        "epochs": 2,
+        **dropout,
+        **SUPERVISED,
+    }
     return {
         "run": str(run),
         "model": {"source": "tiny", "dtype": "float32"},
-        "sft": {"data": _written(folder / "sft.jsonl", talks), "epochs": 1, "batch_size": 2, **whole, **dropout, **SUPERVISED},
-        "reward": {"data": _written(folder / "pairs.jsonl", pairs), "heldout_fraction": 0.5, **rewarded},
+        "sft": {
+            "data": _written(folder / "sft.jsonl", talks),
+            "epochs": 1,
+            "batch_size": 2,
+            **whole,
+            **dropout,
+            **SUPERVISED,
+        },
+        "reward": {
+            "data": _written(folder / "pairs.jsonl", pairs),
+            "heldout_fraction": 0.5,
+            **rewarded,
+        },
         "process": {
-            **{"data": _written(folder / "steps.jsonl", steps), "delimiters": ["\n"], "heldout_fraction": 0.3},
-            **{"solutions_per_update": 2, "epochs": 1, "head_dropout": 0.2, **dropout, **SUPERVISED},
+            **{
+                "data": _written(folder / "steps.jsonl", steps),
+                "delimiters": ["\n"],
+                "heldout_fraction": 0.3,
+            },
+            **{
+                "solutions_per_update": 2,
+                "epochs": 1,
+                "head_dropout": 0.2,
+                **dropout,
+                **SUPERVISED,
+            },
         },
-        "direct": {"data": prompts | {"path": prompts["path"].replace("prompts", "pairs")}, "prompts_per_update": 2, **whole}
+        "direct": {
+            "data": prompts | {"path": prompts["path"].replace("prompts", "pairs")},
+            "prompts_per_update": 2,
+            **whole,
+        }
         | {"reference_logprobs": "precomputed", **SUPERVISED},
-        "kto": {"data": _written(folder / "verdicts.jsonl", verdicts), "prompts_per_update": 2, **whole, **SUPERVISED},
-        "ppo": {"data": prompts, **KEPT, "kl": {"mode": "adaptive", "target": 0.1, "horizon": 30}, "normalize_scores": True},
-        "grpo": {
-            **{"data": _written(folder / "problems.jsonl", problems), "algorithm": "dapo", **AVERAGED},
-            **{"reward_source": "verifiable", "verifiable": {"kind": "exact", "format_pattern": ".*[a-z].*"}},
+        "kto": {
+            "data": _written(folder / "verdicts.jsonl", verdicts),
+            "prompts_per_update": 2,
+            **whole,
+            **SUPERVISED,
         },
-        "reinforce": {"data": prompts, "algorithm": "reinforce", **AVERAGED, "baseline": "running_mean"},
+        "ppo": {
+            "data": prompts,
+            **KEPT,
+            "kl": {"mode": "adaptive", "target": 0.1, "horizon": 30},
+            "normalize_scores": True,
+        },
+        "grpo": {
+            **{
+                "data": _written(folder / "problems.jsonl", problems),
+                "algorithm": "dapo",
+                **AVERAGED,
+            },
+            **{
+                "reward_source": "verifiable",
+                "verifiable": {"kind": "exact", "format_pattern": ".*[a-z].*"},
+            },
+        },
+        "reinforce": {
+            "data": prompts,
+            "algorithm": "reinforce",
+            **AVERAGED,
+            "baseline": "running_mean",
+        },
         "best_of_n": {"data": prompts, **KEPT, "reward_source": "random"},
         "online_direct": {"data": prompts, **AVERAGED},
         "rounds": {
@@ -67,29 +151,65 @@ def recipe(folder: Path, run: Path) -> dict[str, Any]:
 def loop_recipe(run: Path) -> dict[str, Any]:
     """The values of a recipe that repeats: two rounds of pairs, labels, reward model and policy."""
     fast = {**SUPERVISED, "optimizer": {"learning_rate": 1e-3}}
-    few = {name: {"path": f"tether:{name}", "limit": 12} for name in ("demonstrations", "prompts", "heldout")}
+    few = {
+        name: {"path": f"tether:{name}", "limit": 12}
+        for name in ("demonstrations", "prompts", "heldout")
+    }
     letters = {"call": "tether.quickstart.judges:letters"}
-    asked = {"prompts": 8, "samples_per_prompt": 4, "labels": 12, "choose": "uncertain", "max_new_tokens": 8, "temperature": 1.0}
+    asked = {
+        "prompts": 8,
+        "samples_per_prompt": 4,
+        "labels": 12,
+        "choose": "uncertain",
+        "max_new_tokens": 8,
+        "temperature": 1.0,
+    }
     sampled = {"steps": 3, "prompts_per_step": 4, "samples_per_prompt": 2, "sample_rows": 8}
     return {
-        **{"run": str(run), "seed": 3, "repeat": 2, "model": {"source": "tiny", "dtype": "float32"}},
-        "sft": {"data": few["demonstrations"], "epochs": 1, "batch_size": 8, "row_tokens": 256, **fast},
+        **{
+            "run": str(run),
+            "seed": 3,
+            "repeat": 2,
+            "model": {"source": "tiny", "dtype": "float32"},
+        },
+        "sft": {
+            "data": few["demonstrations"],
+            "epochs": 1,
+            "batch_size": 8,
+            "row_tokens": 256,
+            **fast,
+        },
         "pairs": {"data": few["prompts"], "judge": letters, **asked},
         "reward": {"prompts_per_update": 4, "heldout_fraction": 0.25, **SUPERVISED},
         "ppo": {**sampled, **SUPERVISED},
-        "evaluate": {"data": few["heldout"], "judge": letters, "max_new_tokens": 8, "temperature": 1.0},
+        "evaluate": {
+            "data": few["heldout"],
+            "judge": letters,
+            "max_new_tokens": 8,
+            "temperature": 1.0,
+        },
     }
 
 
 def members_recipe(folder: Path, run: Path) -> dict[str, Any]:
-    """The values of a recipe with reward models of several kinds: members that are distilled into one, beside one that judges."""
+    """The values of a recipe with reward models of several kinds: members that are distilled into
+    one, beside one that judges.
+    """
     values = recipe(folder, run)
-    values["reward"] |= {"members": 2, "distill": "mean", "test_share": 0.3, "epochs": 1, "heldout_fraction": 0.4}
+    values["reward"] |= {
+        "members": 2,
+        "distill": "mean",
+        "test_share": 0.3,
+        "epochs": 1,
+        "heldout_fraction": 0.4,
+    }
     return {key: values[key] for key in ("run", "model", "reward", "ppo")}
 
 
 def results(run: Path) -> dict[str, Any]:
-    """What a run amounts to, by file: bytes of weights, rows of records, summaries; without times and sizes of memory."""
+    """What a run amounts to, by file: bytes of weights, rows of records, summaries; without times
+    and sizes of memory.
+    """
     found: dict[str, Any] = {}
     for path in sorted(run.rglob("*")):
         name = str(path.relative_to(run))
@@ -98,25 +218,36 @@ def results(run: Path) -> dict[str, Any]:
         if path.suffix == ".safetensors":
             found[name] = {key: tensor.numpy().tobytes() for key, tensor in load_file(path).items()}
         elif path.suffix == ".jsonl":
-            found[name] = [timeless(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+            found[name] = [
+                timeless(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()
+            ]
         elif path.name in ("summary.json", "answers.json"):
             found[name] = timeless(json.loads(path.read_text(encoding="utf-8")))
     return found
 
 
 def everything(run: Path) -> dict[str, str]:
-    """Every file below a folder with a digest of its bytes; JSON is without times, sizes of memory and the folder's place.
+    """Every file below a folder with a digest of its bytes; JSON is without times, sizes of memory
+    and the folder's place.
 
     Of a page, which draws times, the name alone counts.
     """
-    return {str(path.relative_to(run)): _digest_of(path, run) for path in sorted(run.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(run)): _digest_of(path, run)
+        for path in sorted(run.rglob("*"))
+        if path.is_file()
+    }
 
 
 def _digest_of(path: Path, run: Path) -> str:
     text = b"" if path.suffix == ".html" else path.read_bytes()
     if path.suffix in (".json", ".jsonl"):
         words = text.decode().replace(str(run), "RUN").replace(str(run.parent), "AROUND")
-        values = [json.loads(line) for line in words.splitlines()] if path.suffix == ".jsonl" else json.loads(words)
+        values = (
+            [json.loads(line) for line in words.splitlines()]
+            if path.suffix == ".jsonl"
+            else json.loads(words)
+        )
         text = json.dumps(timeless(values)).encode()
     return hashlib.sha256(text).hexdigest()
 
@@ -132,9 +263,15 @@ def timeless(value: Any) -> Any:
         kept = {
             k: v
             for k, v in value.items()
-            if not (k.startswith(("time", "memory/")) or k.endswith(("second", "bytes")) or "seconds" in k)
+            if not (
+                k.startswith(("time", "memory/"))
+                or k.endswith(("second", "bytes"))
+                or "seconds" in k
+            )
         }
-        return {k: timeless(v) for k, v in kept.items() if k not in ("run", "started", "cwd", "argv")}
+        return {
+            k: timeless(v) for k, v in kept.items() if k not in ("run", "started", "cwd", "argv")
+        }
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 

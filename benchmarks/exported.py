@@ -1,8 +1,10 @@
-"""`python benchmarks/exported.py [--only NAME] [--sides NAMES]`: what tether exports, loaded by others, who have to agree.
+"""`python benchmarks/exported.py [--only NAME] [--sides NAMES]`: what tether exports, loaded by
+others, who have to agree.
 
-Policies and reward models of a small random model, and of SmolLM2 where its package is in the cache, under adapters with random
-weights, go through `tether export`; transformers, vLLM (in .bench/vllm, or where TETHER_PEERS says) and TRL's GRPO trainer load
-the folders. Told is the largest difference from what tether computes for the same token ids. Writes results/exported.json;
+Policies and reward models of a small random model, and of SmolLM2 where its package is in the
+cache, under adapters with random weights, go through `tether export`; transformers, vLLM (in
+.bench/vllm, or where TETHER_PEERS says) and TRL's GRPO trainer load the folders. Told is the
+largest difference from what tether computes for the same token ids. Writes results/exported.json;
 `--smoke` writes nothing and asks transformers alone about a small random model.
 """
 
@@ -33,7 +35,9 @@ TALKS = [
 
 
 def make(base: str, folder: Path) -> dict[str, Any]:
-    """Two trained roles on `base`, exported in float32 and bfloat16, and what tether computes with them."""
+    """Two trained roles on `base`, exported in float32 and bfloat16, and what tether computes with
+    them.
+    """
     import torch
 
     from tether.core.types import Message
@@ -47,7 +51,10 @@ def make(base: str, folder: Path) -> dict[str, Any]:
     from tether.run.models import open_model
     from tether.run.roles import encoder_of, load_policy, load_scorer, save_trained
 
-    talks = [tuple(Message("user" if role == "user" else "assistant", content) for role, content in talk) for talk in TALKS]
+    talks = [
+        tuple(Message("user" if role == "user" else "assistant", content) for role, content in talk)
+        for talk in TALKS
+    ]
     task: dict[str, Any] = {"talks": TALKS, "folders": {}}
     for kind in ("policy", "reward"):
         loaded = open_model(ModelConfig(source=base, dtype="float32"))
@@ -62,7 +69,10 @@ def make(base: str, folder: Path) -> dict[str, Any]:
         save_trained(role, loaded, folder / kind, kind=kind)
         for dtype in ("float32", "bfloat16"):
             out = folder / f"{kind}-{dtype}"
-            task["folders"][out.name] = {"path": str(out), **export_model(str(folder / kind), out, dtype=dtype)}
+            task["folders"][out.name] = {
+                "path": str(out),
+                **export_model(str(folder / kind), out, dtype=dtype),
+            }
     with torch.no_grad():
         policy, loaded = load_policy(str(folder / "policy"))
         task["ids"] = [list(encoder_of(loaded).conversation(talk, "last").ids) for talk in talks]
@@ -86,8 +96,13 @@ def by_transformers(task: dict[str, Any]) -> dict[str, float]:
         with torch.no_grad():
             if kind == "reward":
                 tokenizer = AutoTokenizer.from_pretrained(folder["path"])
-                texts = [tokenizer.apply_chat_template(messages(talk), tokenize=False) for talk in task["talks"]]
-                batch = tokenizer(texts, add_special_tokens=False, padding=True, return_tensors="pt")
+                texts = [
+                    tokenizer.apply_chat_template(messages(talk), tokenize=False)
+                    for talk in task["talks"]
+                ]
+                batch = tokenizer(
+                    texts, add_special_tokens=False, padding=True, return_tensors="pt"
+                )
                 values = model(**batch).logits[:, 0].float() + folder["constant"]
                 gaps = (values - torch.tensor(task["scores"])).abs().tolist()
             else:
@@ -109,39 +124,66 @@ def by_vllm(task: dict[str, Any]) -> dict[str, float]:
     common: dict[str, Any] = {"dtype": dtype, "max_model_len": 512, "enforce_eager": True}
     if kind == "reward":
         model = LLM(folder["path"], runner="pooling", **common)
-        outputs = model.classify(prompts, pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
+        outputs = model.classify(
+            prompts, pooling_params=PoolingParams(use_activation=False), use_tqdm=False
+        )
         values = [output.outputs.probs[0] + folder["constant"] for output in outputs]
         return {name: max(abs(a - b) for a, b in zip(values, task["scores"], strict=True))}
     model = LLM(folder["path"], **common)
-    outputs = model.generate(prompts, SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0.0), use_tqdm=False)
+    outputs = model.generate(
+        prompts, SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0.0), use_tqdm=False
+    )
     gaps = []
     for output, ids, expected in zip(outputs, task["ids"], task["logprobs"], strict=True):
-        given = [place[token].logprob for place, token in zip(output.prompt_logprobs[1:], ids[1:], strict=True)]
+        given = [
+            place[token].logprob
+            for place, token in zip(output.prompt_logprobs[1:], ids[1:], strict=True)
+        ]
         gaps.append(max(abs(a - b) for a, b in zip(given, expected, strict=True)))
     return {name: max(gaps)}
 
 
 def by_trl(task: dict[str, Any]) -> dict[str, float]:
-    """The scores that TRL's GRPO trainer gives completions, with the reward's folder as its reward function."""
+    """The scores that TRL's GRPO trainer gives completions, with the reward's folder as its reward
+    function.
+    """
     import torch
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     found = {}
-    prompts, completions = ([messages(talk)[part] for talk in task["talks"]] for part in (slice(None, -1), slice(-1, None)))
+    prompts, completions = (
+        [messages(talk)[part] for talk in task["talks"]]
+        for part in (slice(None, -1), slice(-1, None))
+    )
     for dtype in ("float32", "bfloat16"):
         with tempfile.TemporaryDirectory() as output:
-            options: dict[str, Any] = {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False}
+            options: dict[str, Any] = {
+                "use_cpu": True,
+                "bf16": False,
+                "report_to": "none",
+                "gradient_checkpointing": False,
+            }
             load: dict[str, Any] = {"model_init_kwargs": {"dtype": dtype}}
             config = GRPOConfig(
-                output, per_device_train_batch_size=2, num_generations=2, max_completion_length=4, **options, **load
+                output,
+                per_device_train_batch_size=2,
+                num_generations=2,
+                max_completion_length=4,
+                **options,
+                **load,
             )
             rows = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
             folder = task["folders"][f"reward-{dtype}"]
             policy = task["folders"][f"policy-{dtype}"]["path"]
-            trainer = GRPOTrainer(model=policy, reward_funcs=folder["path"], args=config, train_dataset=rows)
+            trainer = GRPOTrainer(
+                model=policy, reward_funcs=folder["path"], args=config, train_dataset=rows
+            )
             inputs = [{"prompt": prompt} for prompt in prompts]
-            values = trainer._calculate_rewards(inputs, prompts, completions, [[0]] * len(prompts))[:, 0] + folder["constant"]
+            values = (
+                trainer._calculate_rewards(inputs, prompts, completions, [[0]] * len(prompts))[:, 0]
+                + folder["constant"]
+            )
         found[f"reward-{dtype}"] = float((values - torch.tensor(task["scores"])).abs().max())
     return found
 
@@ -157,30 +199,51 @@ def asked(side: str, task: dict[str, Any], folder: Path, python: str) -> dict[st
     """What a side says in a process of its own, or why it says nothing."""
     path = folder / f"{side}.json"
     path.write_text(json.dumps(task))
-    quiet = {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    quiet = {
+        "HF_HUB_OFFLINE": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
     environment = {**os.environ, **quiet, "CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1"}
     if side == "vllm":
         environment.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [python, __file__, "--side", side, str(path)], capture_output=True, text=True, check=False, env=environment
+        [python, __file__, "--side", side, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
     line = next((line for line in done.stdout.splitlines() if line.startswith("{")), None)
-    found = json.loads(line) if line else (done.stderr.strip().splitlines() or ["nothing was said"])[-1][-300:]
+    found = (
+        json.loads(line)
+        if line
+        else (done.stderr.strip().splitlines() or ["nothing was said"])[-1][-300:]
+    )
     print(f"{folder.name}: {side} {task.get('name', '')} {found}", file=sys.stderr, flush=True)
     return found
 
 
 def measured(base: str, folder: Path, sides: Sequence[str]) -> dict[str, Any]:
     task = make(base, folder)
-    results: dict[str, Any] = {"export": {name: row["difference"] for name, row in task["folders"].items()}}
+    results: dict[str, Any] = {
+        "export": {name: row["difference"] for name, row in task["folders"].items()}
+    }
     results["scores"] = task["scores"]
     python = PEERS / "vllm" / "bin" / "python"
     for side in sides:
         if side != "vllm":
             results[side] = asked(side, task, folder, sys.executable)
         elif python.is_file():
-            found = {name: asked("vllm", {**task, "name": name}, folder, str(python)) for name in task["folders"]}
-            results["vllm"] = {name: value[name] if isinstance(value, dict) else value for name, value in found.items()}
+            found = {
+                name: asked("vllm", {**task, "name": name}, folder, str(python))
+                for name in task["folders"]
+            }
+            results["vllm"] = {
+                name: value[name] if isinstance(value, dict) else value
+                for name, value in found.items()
+            }
         else:
             results["vllm"] = f"left out: {PEERS / 'vllm'} does not exist (make peers)"
     return results
@@ -190,11 +253,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=("random", "smollm2"))
     parser.add_argument("--sides", nargs="+", choices=tuple(SIDES), default=tuple(SIDES))
-    parser.add_argument("--smoke", action="store_true", help="a small random model and transformers alone: does it run?")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help=("a small random model and transformers alone: does it run?"),
+    )
     parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
-        print("\n" + json.dumps(SIDES[arguments.side[0]](json.loads(Path(arguments.side[1]).read_text()))))
+        print(
+            "\n"
+            + json.dumps(SIDES[arguments.side[0]](json.loads(Path(arguments.side[1]).read_text())))
+        )
         return
     if arguments.smoke:
         arguments.only, arguments.sides = "random", ("transformers",)
@@ -206,17 +276,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if arguments.only != "smollm2":
-            tiny_model(dim=256).save_pretrained(folder / "random-base")  # heads of 64, which every engine takes
+            # heads of 64, which every engine takes
+            tiny_model(dim=256).save_pretrained(folder / "random-base")
             tiny_tokenizer().save_pretrained(folder / "random-base")
-            results["random"] = measured(str(folder / "random-base"), folder / "random", arguments.sides)
+            results["random"] = measured(
+                str(folder / "random-base"), folder / "random", arguments.sides
+            )
         if arguments.only != "random":
-            results["smollm2"] = measured(resolve(ModelConfig(source=SMOLLM2))[0], folder / "smollm2", arguments.sides)
+            results["smollm2"] = measured(
+                resolve(ModelConfig(source=SMOLLM2))[0], folder / "smollm2", arguments.sides
+            )
     print(json.dumps(results, indent=2))
     if arguments.smoke:
         return
     path = Path(__file__).parent / "results" / "exported.json"
     known = json.loads(path.read_text()) if path.is_file() else {}
-    merged = {name: {**known.get(name, {}), **results.get(name, {})} for name in {**known, **results}}
+    merged = {
+        name: {**known.get(name, {}), **results.get(name, {})} for name in {**known, **results}
+    }
     path.write_text(json.dumps(merged, indent=2) + "\n")
 
 

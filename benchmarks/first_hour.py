@@ -1,9 +1,11 @@
-"""`python -m benchmarks.first_hour [--only NAME ...] [--tiny] [--set-up]`: how long a newcomer waits for the documents' examples.
+"""`python -m benchmarks.first_hour [--only NAME ...] [--tiny] [--set-up]`: how long a newcomer
+waits for the documents' examples.
 
-The Python blocks of README.md and docs/python.md that call tether, and README.md's recipe, as their texts have them. Each runs in
-a process of its own whose output is a pipe, with the packaged rows as the files that it names. Of each are measured its seconds,
-those to the first line, and the longest silence between two lines. `--tiny` takes the random model instead of SmolLM2-135M;
-`--set-up` also times a new environment with `pip install .`, which needs the network. The last line is JSON.
+The Python blocks of README.md and docs/python.md that call tether, and README.md's recipe, as their
+texts have them. Each runs in a process of its own whose output is a pipe, with the packaged rows as
+the files that it names. Of each are measured its seconds, those to the first line, and the longest
+silence between two lines. `--tiny` takes the random model instead of SmolLM2-135M; `--set-up` also
+times a new environment with `pip install .`, which needs the network. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/python.md")
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 ROWS = ROOT / "src" / "tether" / "recipes" / "quickstart"
-REWARD = "def score(prompts, responses):\n    return [-abs(len(text.split()) - 12) for text in responses]\n"
+REWARD = (
+    "def score(prompts, responses):\n    return [-abs(len(text.split()) - 12) for text in "
+    "responses]\n"
+)
 
 
 class Example(NamedTuple):
@@ -47,10 +52,14 @@ class Measured(NamedTuple):
 
 
 def examples() -> Iterator[Example]:
-    """Every block of the pages that runs a method; definitions of a page's earlier blocks stand before it."""
+    """Every block of the pages that runs a method; definitions of a page's earlier blocks stand
+    before it.
+    """
     for page in PAGES:
         text, before = (ROOT / page).read_text(encoding="utf-8"), ""
-        for number, (language, block) in enumerate(re.findall(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S), 1):
+        for number, (language, block) in enumerate(
+            re.findall(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S), 1
+        ):
             name = f"{page}:{number}"
             if language == "toml":
                 yield Example(name, block, is_recipe=True)
@@ -63,7 +72,11 @@ def examples() -> Iterator[Example]:
 
 def _definitions(block: str) -> str:
     """The imports and functions of a program."""
-    parts = [node for node in ast.parse(block).body if isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef)]
+    parts = [
+        node
+        for node in ast.parse(block).body
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef)
+    ]
     return "".join(ast.unparse(part) + "\n" for part in parts)
 
 
@@ -71,7 +84,9 @@ def prepare(folder: Path) -> None:
     """Write the files that the examples name: the quickstart's rows, and a reward."""
     rows = {name: _rows(name) for name in ("demonstrations", "comparisons", "prompts", "heldout")}
     for name, source in (("demonstrations", "demonstrations"), ("pairs", "comparisons")):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[source]), encoding="utf-8")
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows[source]), encoding="utf-8"
+        )
     for name, count in (("prompts", 200), ("heldout", 50)):
         lines = [" ".join(row["prompt"].split()) + "\n" for row in rows[name][:count]]
         (folder / f"{name}.txt").write_text("".join(lines), encoding="utf-8")
@@ -79,7 +94,10 @@ def prepare(folder: Path) -> None:
 
 
 def _rows(name: str) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (ROWS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (ROWS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def run(example: Example, folder: Path, *, tiny: bool = False) -> Measured:
@@ -87,7 +105,11 @@ def run(example: Example, folder: Path, *, tiny: bool = False) -> Measured:
     text = example.text.replace(MODEL, "tiny") if tiny else example.text
     path = folder / ("mine.toml" if example.is_recipe else "mine.py")
     path.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "tether", "run", path.name] if example.is_recipe else [sys.executable, path.name]
+    command = (
+        [sys.executable, "-m", "tether", "run", path.name]
+        if example.is_recipe
+        else [sys.executable, path.name]
+    )
     return watched(command, folder)
 
 
@@ -107,7 +129,13 @@ def watched(command: Sequence[str], folder: Path) -> Measured:
             first, silence, last = first or now - start, max(silence, now - last), now
             lines.append(line)
     end = time.monotonic()
-    return Measured(process.returncode, end - start, first or end - start, max(silence, end - last), "".join(lines))
+    return Measured(
+        process.returncode,
+        end - start,
+        first or end - start,
+        max(silence, end - last),
+        "".join(lines),
+    )
 
 
 def set_up(folder: Path) -> float:
@@ -120,9 +148,17 @@ def set_up(folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     names = [example.name for example in examples()]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="examples, by page and number of the block")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=names,
+        default=names,
+        help=("examples, by page and number of the block"),
+    )
     parser.add_argument("--tiny", action="store_true", help="the random model")
     parser.add_argument("--set-up", action="store_true", help="time a new environment too")
     chosen = parser.parse_args()
@@ -135,10 +171,16 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as name:
                 prepare(Path(name))
                 measured = run(example, Path(name), tiny=chosen.tiny)
-            print(f"{example.name}: {measured.seconds:.0f} s, ended with {measured.code}", flush=True)
+            print(
+                f"{example.name}: {measured.seconds:.0f} s, ended with {measured.code}", flush=True
+            )
             if measured.code:
                 print(measured.output, file=sys.stderr)
-            times = {key: round(value, 1) for key, value in measured._asdict().items() if isinstance(value, float)}
+            times = {
+                key: round(value, 1)
+                for key, value in measured._asdict().items()
+                if isinstance(value, float)
+            }
             result[example.name] = {"code": measured.code, **times}
     print(json.dumps(result))
 

@@ -1,4 +1,5 @@
-"""Whether a long run grows: resident memory and seconds a step over several hundred PPO steps of the tiny model.
+"""Whether a long run grows: resident memory and seconds a step over several hundred PPO steps of
+the tiny model.
 
     python -m benchmarks.flat [--steps 300]
 
@@ -23,13 +24,20 @@ from tether.run.recipe import Recipe, run_recipe
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         values = recipe(folder, folder / "run")
-        values["ppo"] |= {"steps": steps, "prompts_per_step": 6, "max_new_tokens": 24, "checkpoint_every": 5}
+        values["ppo"] |= {
+            "steps": steps,
+            "prompts_per_step": 6,
+            "max_new_tokens": 24,
+            "checkpoint_every": 5,
+        }
         values["ppo"]["optimizer"] = {"learning_rate": 1e-9}
         values["ppo"]["evaluate"] = {"every": 10, "prompts": 4, "keep": "best"}
         run_recipe(build(Recipe, values), ["sft", "reward", "ppo"])
@@ -48,21 +56,33 @@ def main() -> None:
         slope, error = theil_sen(said)
         ends = statistics.median(said[:50]), statistics.median(said[-50:])
         name = "MB" if unit > 1 else "ms" if unit < 1 else ""
-        change = f"{ends[0]:.1f} {name} at first, {ends[1]:.1f} at last ({ends[1] / ends[0] - 1:+.1%})"
+        change = (
+            f"{ends[0]:.1f} {name} at first, {ends[1]:.1f} at last ({ends[1] / ends[0] - 1:+.1%})"
+        )
         print(f"{what}: {change}; a step adds {slope:+.4f} +- {error:.4f}")
 
 
 def theil_sen(values: list[float], num_resamples: int = 200) -> tuple[float, float]:
-    """The median slope between all pairs of points, which outliers do not move, and its standard error by blocks of ten."""
+    """The median slope between all pairs of points, which outliers do not move, and its standard
+    error by blocks of ten.
+    """
     heights = np.asarray(values)
 
     def slope(places: Any) -> float:
         first, second = np.triu_indices(len(places), 1)
         far = places[second] != places[first]
-        return float(np.median(((heights[places[second]] - heights[places[first]])[far]) / (places[second] - places[first])[far]))
+        return float(
+            np.median(
+                ((heights[places[second]] - heights[places[first]])[far])
+                / (places[second] - places[first])[far]
+            )
+        )
 
     generator, blocks = np.random.default_rng(0), np.arange(len(values) // 10 * 10).reshape(-1, 10)
-    drawn = [slope(np.sort(blocks[generator.integers(len(blocks), size=len(blocks))].ravel())) for _ in range(num_resamples)]
+    drawn = [
+        slope(np.sort(blocks[generator.integers(len(blocks), size=len(blocks))].ravel()))
+        for _ in range(num_resamples)
+    ]
     return slope(np.arange(len(values))), float(np.std(drawn))
 
 

@@ -1,14 +1,15 @@
-"""What a fleet of engine servers costs the learner, measured, and where a run of up to 1,000 GPUs would wait, simulated.
+"""What a fleet of engine servers costs the learner, measured, and where a run of up to 1,000 GPUs
+would wait, simulated.
 
     python -m benchmarks.fleet [--servers 1 4 16 64 256] [--json FILE] [--smoke]
 
-Measured: tether's own engine of servers (`rollout.served`) against as many stand-ins on the loopback, which answer at once and
-compute nothing. So all seconds are the learner's side: publishing an adapter, having it loaded and probed everywhere, sending
-requests and reading answers.
+Measured: tether's own engine of servers (`rollout.served`) against as many stand-ins on the
+loopback, which answer at once and compute nothing. So all seconds are the learner's side:
+publishing an adapter, having it loaded and probed everywhere, sending requests and reading answers.
 
-Simulated: a step of GRPO on servers and a learner, event by event, with those measured costs, a long tail of lengths, and the
-speeds at the head of this file, which are published or assumed and were not measured here. It answers where the next bottleneck
-is, not how fast a run would be.
+Simulated: a step of GRPO on servers and a learner, event by event, with those measured costs, a
+long tail of lengths, and the speeds at the head of this file, which are published or assumed and
+were not measured here. It answers where the next bottleneck is, not how fast a run would be.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class StandIn(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         _, server, *_ = self.path.split("/")
         held = self.held.setdefault(server, {})
-        self.answer({"data": [{"id": "base", "max_model_len": 4096}, *({"id": name} for name in [*held])]})
+        self.answer(
+            {"data": [{"id": "base", "max_model_len": 4096}, *({"id": name} for name in [*held])]}
+        )
 
     def do_POST(self) -> None:
         _, server, *rest = self.path.split("/")
@@ -75,10 +78,18 @@ class StandIn(BaseHTTPRequestHandler):
             return self.answer({})
         params, ids = body["sampling_params"], body["token_ids"]
         if "prompt_logprobs" in params:
-            return self.answer({"prompt_logprobs": [None, *({str(i): {"logprob": -1.0}} for i in ids[1:])]})
+            return self.answer(
+                {"prompt_logprobs": [None, *({str(i): {"logprob": -1.0}} for i in ids[1:])]}
+            )
         rows = [{"token": "a", "logprob": -1.0}] * params["max_tokens"]
-        one = {"token_ids": [7] * params["max_tokens"], "logprobs": {"content": rows}, "finish_reason": "length"}
-        self.answer({"model": body["model"], "choices": [{**one, "index": n} for n in range(params["n"])]})
+        one = {
+            "token_ids": [7] * params["max_tokens"],
+            "logprobs": {"content": rows},
+            "finish_reason": "length",
+        }
+        self.answer(
+            {"model": body["model"], "choices": [{**one, "index": n} for n in range(params["n"])]}
+        )
 
 
 class Crowd(ThreadingHTTPServer):
@@ -106,7 +117,9 @@ def crowd() -> Iterator[str]:
 
 
 def measured(counts: Sequence[int], rounds: int, prompts: int) -> dict[int, dict[str, float]]:
-    """By number of servers: seconds until all have new weights, milliseconds a request, microseconds a token of an answer."""
+    """By number of servers: seconds until all have new weights, milliseconds a request,
+    microseconds a token of an answer.
+    """
     from tether.models.config import LoraConfig, ModelConfig
     from tether.models.loading import add_adapter
     from tether.models.trunk import Role
@@ -118,14 +131,20 @@ def measured(counts: Sequence[int], rounds: int, prompts: int) -> dict[int, dict
 
     loaded = open_model(ModelConfig.model_validate({"source": "tiny", "dtype": "float32"}))
     role = Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=0), "policy")
-    rows = [Prompt((user(f"What is {number} times two?"),), str(number)) for number in range(prompts)]
+    rows = [
+        Prompt((user(f"What is {number} times two?"),), str(number)) for number in range(prompts)
+    ]
     results = {}
     for count in counts:
         with crowd() as address, tempfile.TemporaryDirectory() as place:
             addresses = {f"s{n}": f"{address}/{n}" for n in range(count)}
-            config = EngineConfig(kind="served", addresses=tuple(addresses.values()), tolerance=1e9, start_seconds=60)
+            config = EngineConfig(
+                kind="served", addresses=tuple(addresses.values()), tolerance=1e9, start_seconds=60
+            )
             fleet = Servers(lambda host, port: [], [], Path(place), addresses)
-            engine = ServedEngine(role, encoder_of(loaded), fleet, Path(place), config, context_length=256, ours=True)
+            engine = ServedEngine(
+                role, encoder_of(loaded), fleet, Path(place), config, context_length=256, ours=True
+            )
             updates: list[float] = []
             requests: dict[int, list[float]] = {SHORT: [], LONG: []}
             try:
@@ -135,9 +154,13 @@ def measured(counts: Sequence[int], rounds: int, prompts: int) -> dict[int, dict
                     updates.append(time.perf_counter() - start)
                     for tokens, seconds in requests.items():
                         start = time.perf_counter()
-                        groups = engine.generate(rows, Sampling(max_new_tokens=tokens), num_samples=SAMPLES)
+                        groups = engine.generate(
+                            rows, Sampling(max_new_tokens=tokens), num_samples=SAMPLES
+                        )
                         seconds.append((time.perf_counter() - start) / prompts)
-                        assert len(groups) == prompts and all(r.policy_version == version for g in groups for r in g.rollouts)
+                        assert len(groups) == prompts and all(
+                            r.policy_version == version for g in groups for r in g.rollouts
+                        )
                 threads = threading.active_count()
             finally:
                 engine.close()
@@ -174,9 +197,11 @@ class Model:
 
 
 MODELS = (
-    # The learner's speed: prime-rl's published 13.3k tokens a second on one H100 (Qwen3-0.6B, LoRA, 10.9% MFU).
+    # The learner's speed: prime-rl's published 13.3k tokens a second on one H100 (Qwen3-0.6B, LoRA,
+    # 10.9% MFU).
     Model("0.6B", 0.6e9, 20e6, 1, 20_000, 200.0, 13_300),
-    # Scaled by the parameters from that, at the same share of the peak; servers as vLLM users report for one H100 or a pair.
+    # Scaled by the parameters from that, at the same share of the peak; servers as vLLM users
+    # report for one H100 or a pair.
     Model("8B", 8e9, 80e6, 1, 5_000, 80.0, 13_300 * 0.6 / 8),
     Model("70B", 70e9, 400e6, 4, 2_500, 30.0, 13_300 * 0.6 / 70),
 )
@@ -185,12 +210,16 @@ LENGTH, TAIL, LIMIT = 1000, 0.7, 8192
 DISK = 2e9
 """Bytes a second that the shared file system gives to all readers together."""
 NETWORK = 12.5e9
-"""Bytes a second into one host (100 Gbit/s): what whole weights would come through, if all hosts pass them on at once."""
+"""Bytes a second into one host (100 Gbit/s): what whole weights would come through, if all hosts
+pass them on at once.
+"""
 
 
 @dataclass
 class Costs:
-    """The measured side: seconds of the learner a request, a token of an answer, and a server of an update of weights."""
+    """The measured side: seconds of the learner a request, a token of an answer, and a server of an
+    update of weights.
+    """
 
     request: float
     token: float
@@ -198,13 +227,21 @@ class Costs:
 
 
 def course(
-    model: Model, servers: int, learner_gpus: int, prompts: int, staleness: int, costs: Costs, steps: int
+    model: Model,
+    servers: int,
+    learner_gpus: int,
+    prompts: int,
+    staleness: int,
+    costs: Costs,
+    steps: int,
 ) -> tuple[float, float, float]:
-    """(seconds a step, idle share of the servers, idle share of the learner), without the first `staleness + 2` steps.
+    """(seconds a step, idle share of the servers, idle share of the learner), without the first
+    `staleness + 2` steps.
 
-    A server gives each of its answers `slot` tokens a second, and all together `decode`; an answer goes to the first free slot.
-    The requests of step t leave once the weights of step t - staleness are on all servers; a step is learned from when its last
-    answer is there and the step before is learned from. That is what `max_staleness` does.
+    A server gives each of its answers `slot` tokens a second, and all together `decode`; an answer
+    goes to the first free slot. The requests of step t leave once the weights of step t - staleness
+    are on all servers; a step is learned from when its last answer is there and the step before is
+    learned from. That is what `max_staleness` does.
     """
     chance, slots = random.Random(0), max(1, int(model.decode / model.slot))
     free = [0.0] * (servers * slots)
@@ -239,14 +276,24 @@ def course(
     return span / (steps - 1 - first), 1 - busy / (servers * slots * span), 1 - busy_learner / span
 
 
-def simulated(model: Model, gpus: int, staleness: int, costs: Costs, *, steps: int = 16) -> dict[str, Any]:
-    """The best split of so many GPUs over servers and learner, and who waits in it; the batch is 4 prompts a GPU."""
+def simulated(
+    model: Model, gpus: int, staleness: int, costs: Costs, *, steps: int = 16
+) -> dict[str, Any]:
+    """The best split of so many GPUs over servers and learner, and who waits in it; the batch is 4
+    prompts a GPU.
+    """
     prompts, rows = 4 * gpus, []
     for share in (0.1, 0.25, 0.4, 0.5, 0.6, 0.75):
         servers = max(1, int(gpus * share) // model.server_gpus)
         learners = gpus - servers * model.server_gpus
         if learners > 0:
-            rows.append((*course(model, servers, learners, prompts, staleness, costs, steps), servers, learners))
+            rows.append(
+                (
+                    *course(model, servers, learners, prompts, staleness, costs, steps),
+                    servers,
+                    learners,
+                )
+            )
     whole, servers_idle, learner_idle, servers, learners = min(rows)
     longest = LIMIT / model.slot
     return {
@@ -259,7 +306,9 @@ def simulated(model: Model, gpus: int, staleness: int, costs: Costs, *, steps: i
         "samples_per_s": round(prompts * SAMPLES / whole, 1),
         "servers_idle": round(servers_idle, 2),
         "learner_idle": round(learner_idle, 2),
-        "send_and_read_s": round(prompts * (costs.request + SAMPLES * 1.25 * LENGTH * costs.token), 2),
+        "send_and_read_s": round(
+            prompts * (costs.request + SAMPLES * 1.25 * LENGTH * costs.token), 2
+        ),
         "publish_s": round(costs.update * servers, 2),
         "read_adapters_s": round(model.adapter_bytes * servers / DISK, 2),
         "longest_answer_s": round(longest, 1),
@@ -270,16 +319,29 @@ def simulated(model: Model, gpus: int, staleness: int, costs: Costs, *, steps: i
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fleet", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--servers", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--smoke", action="store_true", help="two servers, one round, one simulated machine")
+    parser.add_argument(
+        "--smoke", action="store_true", help=("two servers, one round, one simulated machine")
+    )
     asked = parser.parse_args()
     numbers = measured([2], 1, 32) if asked.smoke else measured(asked.servers, 5, PROMPTS)
     most = max(numbers)
-    pieces = Costs(numbers[most]["request_ms"] / 1e3, numbers[most]["token_us"] / 1e6, numbers[most]["update_s"] / most)
+    pieces = Costs(
+        numbers[most]["request_ms"] / 1e3,
+        numbers[most]["token_us"] / 1e6,
+        numbers[most]["update_s"] / most,
+    )
     machines = (8,) if asked.smoke else (8, 64, 256, 1000)
-    table = [simulated(model, gpus, ahead, pieces) for model in MODELS for gpus in machines for ahead in (0, 1, 2, 4)]
+    table = [
+        simulated(model, gpus, ahead, pieces)
+        for model in MODELS
+        for gpus in machines
+        for ahead in (0, 1, 2, 4)
+    ]
     for line in table:
         print(json.dumps(line))
     if asked.json:

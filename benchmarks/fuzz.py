@@ -1,11 +1,14 @@
-"""`python -m benchmarks.fuzz --minutes 30 [--target files|rows|importers|config|overrides]...`: fuzzing guided by coverage.
+"""`python -m benchmarks.fuzz --minutes 30 [--target files|rows|importers|config|overrides]...`:
+fuzzing guided by coverage.
 
-What is fed to the parsers is bent by the code that it reaches (atheris, which is libFuzzer for Python: `pip install atheris`). A
-parser may give records or raise a `TetherError`; any other exception, and an input that takes longer than a minute, is a finding.
-It is kept as a file in --folder; what it teaches belongs into tests/bad_input.
+What is fed to the parsers is bent by the code that it reaches (atheris, which is libFuzzer for
+Python: `pip install atheris`). A parser may give records or raise a `TetherError`; any other
+exception, and an input that takes longer than a minute, is a finding. It is kept as a file in
+--folder; what it teaches belongs into tests/bad_input.
 
-`files` are bytes in every container, `rows` and `importers` are rows of every format (tests/bad_input/seeds.jsonl) bent field by
-field, `config` is the text of a recipe and `overrides` are those of a command line.
+`files` are bytes in every container, `rows` and `importers` are rows of every format
+(tests/bad_input/seeds.jsonl) bent field by field, `config` is the text of a recipe and `overrides`
+are those of a command line.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ def bent(data: bytes, seeds: list[dict[str, Any]]) -> tuple[dict[str, Any], Any]
         inside: Any = row
         while isinstance(inside, dict | list) and inside and (node is None or choose.ConsumeBool()):
             node = inside
-            key = choose.PickValueInList(sorted(node) if isinstance(node, dict) else list(range(len(node))))
+            key = choose.PickValueInList(
+                sorted(node) if isinstance(node, dict) else list(range(len(node)))
+            )
             inside = node[key]
         if node is None:
             break
@@ -65,10 +70,18 @@ def bent(data: bytes, seeds: list[dict[str, Any]]) -> tuple[dict[str, Any], Any]
             case 3:
                 node[key] = [node[key]] * choose.ConsumeIntInRange(1, 3)
             case 4:
-                node[key] = json.dumps(node[key]) if choose.ConsumeBool() else {choose.ConsumeUnicode(6): node[key]}
+                node[key] = (
+                    json.dumps(node[key])
+                    if choose.ConsumeBool()
+                    else {choose.ConsumeUnicode(6): node[key]}
+                )
             case 5:
                 other = seeds[choose.ConsumeIntInRange(0, len(seeds) - 1)]["row"]
-                row |= {name: copy.deepcopy(value) for name, value in other.items() if choose.ConsumeBool()}
+                row |= {
+                    name: copy.deepcopy(value)
+                    for name, value in other.items()
+                    if choose.ConsumeBool()
+                }
     return seed, row
 
 
@@ -76,13 +89,18 @@ def target_files(folder: Path) -> Callable[[bytes], None]:
     import tether.core.types as types
     from tether.data.sources import Quarantine, detect_format, read
 
-    kinds = [getattr(types, name) for name in ("Prompt", "Demonstration", "Comparison", "Feedback", "StepLabels", "Problem")]
+    kinds = [
+        getattr(types, name)
+        for name in ("Prompt", "Demonstration", "Comparison", "Feedback", "StepLabels", "Problem")
+    ]
 
     def run(data: bytes) -> None:
         if len(data) < 2:
             return
         path = folder / f"input{SUFFIXES[data[0] % len(SUFFIXES)]}"
-        path.write_bytes(gzip.compress(data[2:]) if path.suffix == ".gz" and data[1] & 8 else data[2:])
+        path.write_bytes(
+            gzip.compress(data[2:]) if path.suffix == ".gz" and data[1] & 8 else data[2:]
+        )
         list(read(path, kinds[data[1] % len(kinds)], quarantine=Quarantine(keep=2)))
         detect_format(path)
 
@@ -146,7 +164,11 @@ def target_overrides(folder: Path) -> Callable[[bytes], None]:
     return run
 
 
-TARGETS = {name.removeprefix("target_"): value for name, value in list(globals().items()) if name.startswith("target_")}
+TARGETS = {
+    name.removeprefix("target_"): value
+    for name, value in list(globals().items())
+    if name.startswith("target_")
+}
 
 
 def seeds_of(target: str) -> list[bytes]:
@@ -155,7 +177,12 @@ def seeds_of(target: str) -> list[bytes]:
     if target == "config":
         return [path.read_bytes() for path in recipes]
     if target == "overrides":
-        lines = [line for path in recipes for line in path.read_text("utf-8").splitlines() if " = " in line]
+        lines = [
+            line
+            for path in recipes
+            for line in path.read_text("utf-8").splitlines()
+            if " = " in line
+        ]
         return [line.replace(" = ", "=").encode() for line in lines] + [
             b"sft.optimizer.learning_rate=1e-4\x1fseed=3",
             b"a.b=[1, 2]",
@@ -168,11 +195,15 @@ def seeds_of(target: str) -> list[bytes]:
         if seed["kind"] not in kinds:
             continue
         head, row = kinds.index(seed["kind"]), json.dumps(seed["row"]).encode()
-        found += [bytes([0, head]) + row + b"\n" + row, bytes([1, head]) + b"[" + row + b", " + row + b"]"]
+        found += [
+            bytes([0, head]) + row + b"\n" + row,
+            bytes([1, head]) + b"[" + row + b", " + row + b"]",
+        ]
         if all(isinstance(value, str) for value in seed["row"].values()):
             cells = ['"' + value.replace('"', '""') + '"' for value in seed["row"].values()]
             found += [
-                bytes([n, head]) + f"{mark.join(seed['row'])}\n{mark.join(cells)}\n".encode() for n, mark in ((2, ","), (3, "\t"))
+                bytes([n, head]) + f"{mark.join(seed['row'])}\n{mark.join(cells)}\n".encode()
+                for n, mark in ((2, ","), (3, "\t"))
             ]
     return [*found, b"\x04\x00one\ntwo\n", b"\x06\x0a" + found[4][2:], *_packed()]
 
@@ -182,14 +213,21 @@ def _packed() -> list[bytes]:
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"prompt": ["p"], "chosen": ["a"], "rejected": ["b"]}), sink, compression="none")
-    return [b"\x05\x02" + sink.getvalue().to_pybytes(), b"\x06\x00" + gzip.compress(b'{"prompt": "p"}\n', mtime=0)]
+    pq.write_table(
+        pa.table({"prompt": ["p"], "chosen": ["a"], "rejected": ["b"]}), sink, compression="none"
+    )
+    return [
+        b"\x05\x02" + sink.getvalue().to_pybytes(),
+        b"\x06\x00" + gzip.compress(b'{"prompt": "p"}\n', mtime=0),
+    ]
 
 
 def child(target: str, corpus: str, seconds: int) -> None:
     """Fuzz one target in this process, which libFuzzer ends."""
     fuzzer = atheris()
-    with fuzzer.instrument_imports(include=["tether.data", "tether.core", "tether.preferences", "tomllib", "json", "csv"]):
+    with fuzzer.instrument_imports(
+        include=["tether.data", "tether.core", "tether.preferences", "tomllib", "json", "csv"]
+    ):
         from tether.core.errors import TetherError
 
         folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
@@ -200,21 +238,41 @@ def child(target: str, corpus: str, seconds: int) -> None:
         with contextlib.suppress(TetherError):
             run(data)
 
-    options = [f"-max_total_time={seconds}", "-timeout=60", "-max_len=4096", "-print_final_stats=1", "-rss_limit_mb=4096"]
-    fuzzer.Setup([sys.argv[0], corpus, *options, f"-artifact_prefix={corpus}/../finding-{target}-"], one)
+    options = [
+        f"-max_total_time={seconds}",
+        "-timeout=60",
+        "-max_len=4096",
+        "-print_final_stats=1",
+        "-rss_limit_mb=4096",
+    ]
+    fuzzer.Setup(
+        [sys.argv[0], corpus, *options, f"-artifact_prefix={corpus}/../finding-{target}-"], one
+    )
     fuzzer.Fuzz()
 
 
 def campaign(target: str, seconds: float, folder: Path) -> dict[str, Any]:
-    """Fuzz a target for so long, starting again after each finding; the findings are files in `folder`."""
+    """Fuzz a target for so long, starting again after each finding; the findings are files in
+    `folder`.
+    """
     corpus = folder / target
     corpus.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(seeds_of(target)):
         (corpus / f"seed-{number}").write_bytes(seed)
     runs, edges, errors, end = 0, 0, [], time.monotonic() + seconds
     while (left := int(end - time.monotonic())) > 5 and len(errors) < 20:
-        command = [sys.executable, "-m", "benchmarks.fuzz", "--child", target, str(corpus), str(left)]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.fuzz",
+            "--child",
+            target,
+            str(corpus),
+            str(left),
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
         statuses = re.findall(r"#(\d+)\s.*?cov: (\d+)", done.stderr)
         runs += max((int(count) for count, _ in statuses), default=0)
         edges = max([edges, *(int(cover) for _, cover in statuses)])
@@ -222,22 +280,45 @@ def campaign(target: str, seconds: float, folder: Path) -> dict[str, Any]:
             break
         trace = re.findall(r"^ ===.*?(?==|\Z)", done.stderr, re.DOTALL | re.MULTILINE)
         errors.append((trace[-1] if trace else done.stderr)[-1500:])
-        (folder / f"finding-{target}-{len(errors)}.txt").write_text(done.stderr[-6000:], encoding="utf-8")
-    return {"target": target, "seconds": round(seconds), "executions": runs, "edges": edges, "findings": len(errors)}
+        (folder / f"finding-{target}-{len(errors)}.txt").write_text(
+            done.stderr[-6000:], encoding="utf-8"
+        )
+    return {
+        "target": target,
+        "seconds": round(seconds),
+        "executions": runs,
+        "edges": edges,
+        "findings": len(errors),
+    }
 
 
 def main() -> None:
     if "--child" in sys.argv:
         return child(sys.argv[2], sys.argv[3], int(sys.argv[4]))
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=30.0, help="altogether, shared evenly by the targets")
-    parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="may be given several times; default: all")
-    parser.add_argument("--folder", type=Path, default=Path(".fuzz"), help="corpora and findings; a later run goes on from them")
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help=("altogether, shared evenly by the targets")
+    )
+    parser.add_argument(
+        "--target",
+        action="append",
+        choices=sorted(TARGETS),
+        help=("may be given several times; default: all"),
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(".fuzz"),
+        help=("corpora and findings; a later run goes on from them"),
+    )
     options = parser.parse_args()
     atheris()
     wanted = options.target or list(TARGETS)
     for target in wanted:
-        print(json.dumps(campaign(target, 60 * options.minutes / len(wanted), options.folder)), flush=True)
+        print(
+            json.dumps(campaign(target, 60 * options.minutes / len(wanted), options.folder)),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

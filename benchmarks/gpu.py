@@ -1,9 +1,11 @@
-"""`python -m benchmarks.gpu`: the first run on a card, in ten minutes at most, as one page of Markdown.
+"""`python -m benchmarks.gpu`: the first run on a card, in ten minutes at most, as one page of
+Markdown.
 
-Rollouts, an update, fine-tuning and PPO on random weights of real shapes: their rates beside the card's limits, their peak of
-memory beside the planner's; and the lines at which the host waits for the card. Limits are those of the data sheet; a card
-without one is measured. A part that the planner takes for too large is left out with a sentence. `--smoke` runs the same on a
-few thousand weights, on any machine, to see that the script works.
+Rollouts, an update, fine-tuning and PPO on random weights of real shapes: their rates beside the
+card's limits, their peak of memory beside the planner's; and the lines at which the host waits for
+the card. Limits are those of the data sheet; a card without one is measured. A part that the
+planner takes for too large is left out with a sentence. `--smoke` runs the same on a few thousand
+weights, on any machine, to see that the script works.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +44,13 @@ from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.sft import SFT, SFTConfig
 from tether.stages.supervised import make_step
 
-TINY = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 4096}
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 4096,
+}
 LORA = LoraConfig(rank=16, alpha=32, targets="all-linear")
 DEVICE = pick_device("auto")
 
@@ -50,14 +59,19 @@ def model_of(shape: str, small: bool) -> Any:
     sizes: dict[str, Any] = TINY if small else SHAPES[shape]
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(DEVICE):
-        model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=8192)).eval().requires_grad_(False)
+        model = (
+            LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=8192))
+            .eval()
+            .requires_grad_(False)
+        )
     torch.set_default_dtype(torch.float32)
     model.set_attn_implementation(pick_attention("auto", DEVICE, model))
     return model
 
 
 def encoder_of() -> ChatEncoder:
-    return ChatEncoder(tiny_tokenizer(), (4,), None, None)  # a token like any other: random weights hardly ever draw it
+    # a token like any other: random weights hardly ever draw it
+    return ChatEncoder(tiny_tokenizer(), (4,), None, None)
 
 
 def timed(work: Callable[[], Any], tries: int = 3) -> float:
@@ -76,8 +90,14 @@ def peak() -> float:
 
 
 def limits(card: Device) -> tuple[float, float]:
-    """Operations and bytes a second that the card's maker promises; of a card that was measured, those that it reaches."""
-    return (card.products / EFFICIENCY, card.bandwidth / DECODING_EFFICIENCY) if card.gpu else (1e12, 1e11)
+    """Operations and bytes a second that the card's maker promises; of a card that was measured,
+    those that it reaches.
+    """
+    return (
+        (card.products / EFFICIENCY, card.bandwidth / DECODING_EFFICIENCY)
+        if card.gpu
+        else (1e12, 1e11)
+    )
 
 
 def row(what: str, figure: str, limit: str, planned: float) -> None:
@@ -85,12 +105,21 @@ def row(what: str, figure: str, limit: str, planned: float) -> None:
 
 
 def planned(card: Device, shape: str, small: bool, **stage: dict[str, Any]) -> float | None:
-    """GB that the planner counts for a recipe of one stage; None, after a sentence, where the card has less."""
-    made = plan(build(Recipe, {"run": "unused", "model": {"source": "tiny"}, **stage}), card, shape=None if small else shape)
+    """GB that the planner counts for a recipe of one stage; None, after a sentence, where the card
+    has less.
+    """
+    made = plan(
+        build(Recipe, {"run": "unused", "model": {"source": "tiny"}, **stage}),
+        card,
+        shape=None if small else shape,
+    )
     if made.fits or DEVICE.type != "cuda":
         return made.peak / 1e9
     needed, there = made.peak / 1e9, card.memory / 1e9
-    print(f"| {shape}, {next(iter(stage))} | left out: {needed:.0f} GB are needed, the card has {there:.0f} | | | |")
+    print(
+        f"| {shape}, {next(iter(stage))} | left out: {needed:.0f} GB are needed, the card has "
+        f"{there:.0f} | | | |"
+    )
     return None
 
 
@@ -120,10 +149,17 @@ def rollouts(card: Device, small: bool) -> None:
         weights = sum(p.numel() for p in model.parameters()) * 2
         engine = LocalEngine(Role(model), encoder_of(), max_rows=rows)
         prompts = [Prompt((user(f"number {n}"),), str(n)) for n in range(rows)]
-        seconds = timed(lambda: engine.generate(prompts, Sampling(max_new_tokens=tokens), seed=1), 2)  # noqa: B023
+        seconds = timed(
+            partial(engine.generate, prompts, Sampling(max_new_tokens=tokens), seed=1), 2
+        )
         steps = tokens * weights / limits(card)[1]
         rate = f"{rows * tokens / seconds:,.0f} tokens/s"
-        row(f"rollout, 1.5B, {rows} rows of {tokens}", rate, f"{steps / seconds:.0%} of bandwidth", expected)
+        row(
+            f"rollout, 1.5B, {rows} rows of {tokens}",
+            rate,
+            f"{steps / seconds:.0%} of bandwidth",
+            expected,
+        )
 
 
 def update(card: Device, small: bool) -> None:
@@ -143,7 +179,10 @@ def update(card: Device, small: bool) -> None:
     role = Role(model, "policy")
     counted = (False,) * (length // 2) + (True,) * (length - length // 2)
     draw = torch.Generator().manual_seed(0)
-    sequences = [Encoded(tuple(torch.randint(5, 4000, (length,), generator=draw).tolist()), counted) for _ in range(rows)]
+    sequences = [
+        Encoded(tuple(torch.randint(5, 4000, (length,), generator=draw).tolist()), counted)
+        for _ in range(rows)
+    ]
     batch = make_batch(sequences, 0).to(DEVICE)
     learner = LocalLearner(role.parameters(), OptimizerConfig(learning_rate=1e-5), 100)
 
@@ -158,7 +197,10 @@ def update(card: Device, small: bool) -> None:
     flops = 4 * (body * rows * length + head * rows * (length // 2))
     share = flops / seconds / limits(card)[0]
     row(
-        f"update, 1.5B, LoRA, {rows} x {length}", f"{rows * length / seconds:,.0f} tokens/s", f"{share:.0%} of products", expected
+        f"update, 1.5B, LoRA, {rows} x {length}",
+        f"{rows * length / seconds:,.0f} tokens/s",
+        f"{share:.0%} of products",
+        expected,
     )
 
 
@@ -177,20 +219,42 @@ def four_roles(model: Any, width: int, response: int) -> Callable[[], Any]:
     policy = Role(model, "policy")
     reward = LearnedReward(Role(model, "reward", ScalarHead(dim, zero=False).to(DEVICE)), encoder)
     config = PolicyConfig(
-        prompts_per_step=16, samples_per_prompt=1, max_new_tokens=response, epochs=1, micro_batch_tokens=2 * width
+        prompts_per_step=16,
+        samples_per_prompt=1,
+        max_new_tokens=response,
+        epochs=1,
+        micro_batch_tokens=2 * width,
     )
     value = Role(model, "policy", ScalarHead(dim).to(DEVICE))
-    stage = PolicyGradient(config, policy, Role(model), value, reward, LocalEngine(policy, encoder, max_rows=16), encoder)
-    prompts = [Prompt((user("word " * ((width - response) // 6) + str(n)),), str(n)) for n in range(16)]
+    stage = PolicyGradient(
+        config,
+        policy,
+        Role(model),
+        value,
+        reward,
+        LocalEngine(policy, encoder, max_rows=16),
+        encoder,
+    )
+    prompts = [
+        Prompt((user("word " * ((width - response) // 6) + str(n)),), str(n)) for n in range(16)
+    ]
     return lambda: stage.step(prompts, 0)
 
 
 def trunk(card: Device, small: bool) -> None:
-    """PPO's four roles on one trunk of 7B, beside one fine-tuning of the same trunk; on a small card of 1.5B."""
+    """PPO's four roles on one trunk of 7B, beside one fine-tuning of the same trunk; on a small
+    card of 1.5B.
+    """
     width, response = (96, 8) if small else (1024, 256)
     lora = LORA.model_dump()
     sft = {"row_tokens": width, "rows_per_micro_batch": 2, "max_length": width, "lora": lora}
-    ppo = {"prompts_per_step": 16, "max_new_tokens": response, "epochs": 1, "micro_batch_tokens": 2 * width, "lora": lora}
+    ppo = {
+        "prompts_per_step": 16,
+        "max_new_tokens": response,
+        "epochs": 1,
+        "micro_batch_tokens": 2 * width,
+        "lora": lora,
+    }
     parts = {
         "fine-tuning": ("sft", sft, fine_tuning),
         "PPO, four roles,": ("ppo", {**ppo, "reward_source": "random"}, four_roles),
@@ -202,13 +266,20 @@ def trunk(card: Device, small: bool) -> None:
                 continue
             begin()
             work = made(add_adapter(model_of(shape, small), "policy", LORA), width, response)
-            row(f"{name} on one trunk, {shape}, LoRA", f"{timed(work, 1):.1f} s a step", "", expected)
+            row(
+                f"{name} on one trunk, {shape}, LoRA",
+                f"{timed(work, 1):.1f} s a step",
+                "",
+                expected,
+            )
             del work
             break
 
 
 def waits(small: bool) -> None:
-    """Lines at which the host waits for the card while a step samples, scores and learns, by CUDA's own report."""
+    """Lines at which the host waits for the card while a step samples, scores and learns, by CUDA's
+    own report.
+    """
     begin()
     work = four_roles(add_adapter(model_of("qwen2.5-1.5b", True), "policy", LORA), 96, 8)
     work()
@@ -217,8 +288,13 @@ def waits(small: bool) -> None:
         torch.cuda.set_sync_debug_mode("warn")
         work()
         torch.cuda.set_sync_debug_mode("default")
-    lines = Counter(f"{report.filename.split('/tether/')[-1]}:{report.lineno}" for report in reports)
-    print(f"\nWaits of the host in one step of PPO with 16 prompts and 8 new tokens: {sum(lines.values())}.\n")
+    lines = Counter(
+        f"{report.filename.split('/tether/')[-1]}:{report.lineno}" for report in reports
+    )
+    print(
+        "\nWaits of the host in one step of PPO with 16 prompts and 8 new tokens: "
+        f"{sum(lines.values())}.\n"
+    )
     print("| line | waits |\n|---|---|")
     for line, count in lines.most_common(20):
         print(f"| {line} | {count} |")
@@ -226,7 +302,11 @@ def waits(small: bool) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="a few thousand weights, on a GPU or without: does it run?")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help=("a few thousand weights, on a GPU or without: does it run?"),
+    )
     small = parser.parse_args().smoke
     if not small and DEVICE.type != "cuda":
         parser.error("there is no GPU here. --smoke runs the same on a few thousand weights")

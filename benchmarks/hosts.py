@@ -1,11 +1,14 @@
-"""`python -m benchmarks.hosts --cuts 5 --json`: a run over two hosts of a Ray cluster, one of which is cut off and comes back.
+"""`python -m benchmarks.hosts --cuts 5 --json`: a run over two hosts of a Ray cluster, one of which
+is cut off and comes back.
 
-Two network namespaces of this machine, each with an address and a node of Ray of its own. GRPO on the tiny model trains on the
-first, with an engine server on each. Then the second one's cable is pulled for a while, again and again; whatever Ray ended
-there is started again, as a cluster's manager would. Counted as in benchmarks.survival: groups lost, twice, or of other tokens
-than in a run without disturbance. A server decodes together what comes together, and other batches round otherwise: after enough
-updates a draw near a boundary gives another token, and all that follows differs. `alike` is the number of steps before that, and
-`rounding` the most by which log-probabilities of the same tokens differ until there, in nats: other weights would show.
+Two network namespaces of this machine, each with an address and a node of Ray of its own. GRPO on
+the tiny model trains on the first, with an engine server on each. Then the second one's cable is
+pulled for a while, again and again; whatever Ray ended there is started again, as a cluster's
+manager would. Counted as in benchmarks.survival: groups lost, twice, or of other tokens than in a
+run without disturbance. A server decodes together what comes together, and other batches round
+otherwise: after enough updates a draw near a boundary gives another token, and all that follows
+differs. `alike` is the number of steps before that, and `rounding` the most by which
+log-probabilities of the same tokens differ until there, in nats: other weights would show.
 `recovery_s`: from the moment the cable is back until that host samples again.
 Needs Linux, root and iproute2.
 """
@@ -38,7 +41,14 @@ HOSTS = {"tether-a": "10.77.0.1", "tether-b": "10.77.0.2"}
 FIRST, SECOND = HOSTS
 PORT = 26379
 RAY = Path(sys.executable).with_name("ray")
-RAY_FLAGS = ["--num-cpus", "1", "--block", "--disable-usage-stats", "--object-store-memory", "100000000"]
+RAY_FLAGS = [
+    "--num-cpus",
+    "1",
+    "--block",
+    "--disable-usage-stats",
+    "--object-store-memory",
+    "100000000",
+]
 
 
 def ip(*words: str, check: bool = True) -> None:
@@ -63,7 +73,20 @@ def network() -> Iterator[None]:
     try:
         for host in HOSTS:
             ip("netns", "add", host)
-        ip("link", "add", "cable-a", "netns", FIRST, "type", "veth", "peer", "name", "cable-b", "netns", SECOND)
+        ip(
+            "link",
+            "add",
+            "cable-a",
+            "netns",
+            FIRST,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "cable-b",
+            "netns",
+            SECOND,
+        )
         for (host, address), cable in zip(HOSTS.items(), ("cable-a", "cable-b"), strict=True):
             ip("-n", host, "addr", "add", f"{address}/24", "dev", cable)
             ip("-n", host, "link", "set", cable, "up")
@@ -87,7 +110,9 @@ def cluster(folder: Path) -> Iterator[None]:
     def node(host: str, *where: str) -> subprocess.Popen[Any]:
         words = [str(RAY), "start", *where, "--node-ip-address", HOSTS[host], *RAY_FLAGS]
         with (folder / f"{host}.log").open("ab") as log:
-            nodes.append(inside(host, *words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
+            nodes.append(
+                inside(host, *words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            )
         return nodes[-1]
 
     def keep() -> None:
@@ -121,13 +146,19 @@ def train(folder: Path, name: str, calls: int | None) -> None:
     with Recorder(calls) as recorder, contextlib.suppress(Interrupted):
         recipe_ = recipe(folder, name, 100_000, engine)
         run_recipe(recipe_.model_copy(update={"on": "ray"}))
-    rows = [[*key, recorder.seen[key], recorder.tokens[key], recorder.logprobs[key]] for key in recorder.seen]
+    rows = [
+        [*key, recorder.seen[key], recorder.tokens[key], recorder.logprobs[key]]
+        for key in recorder.seen
+    ]
     (folder / f"{name}.json").write_text(json.dumps({"calls": recorder.calls, "groups": rows}))
 
 
 def states(folder: Path, name: str) -> dict[str, str]:
     """The state of each server, by the fleet's log."""
-    return {row["server"]: row["after"] for row in read_jsonl(folder / name / "grpo" / "engine" / "fleet.jsonl")}
+    return {
+        row["server"]: row["after"]
+        for row in read_jsonl(folder / name / "grpo" / "engine" / "fleet.jsonl")
+    }
 
 
 def wait_for(process: subprocess.Popen[Any], ready: Any, seconds: float = 300.0) -> float:
@@ -135,7 +166,11 @@ def wait_for(process: subprocess.Popen[Any], ready: Any, seconds: float = 300.0)
     start = time.monotonic()
     while not ready():
         if process.poll() is not None or time.monotonic() - start > seconds:
-            raise RuntimeError(f"not after {seconds:g} s" if process.poll() is None else f"the run ended: {process.returncode}")
+            raise RuntimeError(
+                f"not after {seconds:g} s"
+                if process.poll() is None
+                else (f"the run ended: {process.returncode}")
+            )
         time.sleep(0.1)
     return time.monotonic() - start
 
@@ -167,17 +202,30 @@ def measured(folder: Path, cuts: int, seconds: float) -> dict[str, Any]:
     return {"cuts": cuts, "cut_s": seconds, **compared(folder, wild, recovered, noticed)}
 
 
-def compared(folder: Path, wild: dict[str, Any], recovered: list[float], noticed: list[float]) -> dict[str, Any]:
+def compared(
+    folder: Path, wild: dict[str, Any], recovered: list[float], noticed: list[float]
+) -> dict[str, Any]:
     """What differs between the disturbed run and the calm one."""
     calm = json.loads((folder / "calm.json").read_text())
     counts = {(call, ordinal): count for call, ordinal, count, *_ in wild["groups"]}
     seen, quiet = ({(row[0], row[1]): row[3:] for row in run["groups"]} for run in (wild, calm))
-    expected = {(call, call * PROMPTS + place) for call in range(wild["calls"]) for place in range(PROMPTS)}
+    expected = {
+        (call, call * PROMPTS + place) for call in range(wild["calls"]) for place in range(PROMPTS)
+    }
     times = [row["time/step"] for row in read_jsonl(folder / "wild" / "grpo" / "metrics.jsonl")]
     other = [key for key in seen.keys() & quiet.keys() if seen[key][0] != quiet[key][0]]
     alike = min((call for call, _ in other), default=len(times))
-    gaps = [rounding(seen[key], quiet[key]) for key in seen.keys() & quiet.keys() if key[0] <= alike]
-    figures = lambda some: {"median": round(statistics.median(some), 1), "max": round(max(some), 1)} if some else None  # noqa: E731
+    gaps = [
+        rounding(seen[key], quiet[key]) for key in seen.keys() & quiet.keys() if key[0] <= alike
+    ]
+
+    def figures(some):
+        return (
+            {"median": round(statistics.median(some), 1), "max": round(max(some), 1)}
+            if some
+            else None
+        )
+
     return {
         "steps": len(times),
         "groups": len(expected),
@@ -208,7 +256,8 @@ def main() -> None:
     if asked.smoke:
         print(f"needs root: {os.geteuid() == 0}; Ray: {RAY.is_file()}")
         return
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # the nodes know each other by it
+    # the nodes know each other by it
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with tempfile.TemporaryDirectory() as folder:
         result = measured(Path(folder), asked.cuts, asked.seconds)
     print(json.dumps(result))

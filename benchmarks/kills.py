@@ -1,13 +1,15 @@
-"""`kill -9` at random moments of every stage, start and writing included; each run must end as one that nobody killed.
+"""`kill -9` at random moments of every stage, start and writing included; each run must end as one
+that nobody killed.
 
     python -m benchmarks.kills [--kills 60] [--seed 0] [--folder FOLDER] [--smoke]
 
-`tether run` is killed with a recipe of all stages, with one that repeats, and with one of several reward models, in turns. Of
-three kills one waits for a checkpoint in the making, and of six one comes while the program loads. All files are compared to the
-bit but for times; no file may be there that an unkilled run does not leave, in the run and among temporary files.
+`tether run` is killed with a recipe of all stages, with one that repeats, and with one of several
+reward models, in turns. Of three kills one waits for a checkpoint in the making, and of six one
+comes while the program loads. All files are compared to the bit but for times; no file may be there
+that an unkilled run does not leave, in the run and among temporary files.
 
-A program is a copy of this process, which has its modules, so that a start takes no time; those that are killed while they load
-start anew.
+A program is a copy of this process, which has its modules, so that a start takes no time; those
+that are killed while they load start anew.
 """
 
 from __future__ import annotations
@@ -40,10 +42,14 @@ LOADING = 4.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where the runs go; default: a temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, help=("where the runs go; default: a temporary folder")
+    )
     parser.add_argument("--smoke", action="store_true", help="one kill of one stage: does it run?")
     asked = parser.parse_args()
     if asked.smoke:
@@ -54,17 +60,28 @@ def main() -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "temporary")
     (folder / "temporary").mkdir(exist_ok=True)
     names = ("run",) if asked.smoke else ("run", "loop", "members")
-    references = {name: Reference(name, folder, ("sft",) if asked.smoke else None) for name in dict.fromkeys(names)}
+    references = {
+        name: Reference(name, folder, ("sft",) if asked.smoke else None)
+        for name in dict.fromkeys(names)
+    }
     while len(kills) < asked.kills:
         name = names[runs % len(names)]
-        killed, differing = references[name].killed(f"{name}-{runs}", chance, asked.kills - len(kills))
+        killed, differing = references[name].killed(
+            f"{name}-{runs}", chance, asked.kills - len(kills)
+        )
         kills, runs = kills + killed, runs + 1
         wrong += [(f"{name}-{runs - 1}", file) for file in differing]
         print(f"{len(kills)} kills, {runs} runs ended, {len(wrong)} files differ", flush=True)
     for place in (0, 1):
-        print("".join(f"{count:6} {what}\n" for what, count in Counter(kill[place] for kill in kills).most_common()))
+        print(
+            "".join(
+                f"{count:6} {what}\n"
+                for what, count in Counter(kill[place] for kill in kills).most_common()
+            )
+        )
     print(
-        f"{len(kills)} kills, {runs} runs that went on to their end; files that differ from an unkilled run's: {wrong or 'none'}"
+        f"{len(kills)} kills, {runs} runs that went on to their end; files that differ from an "
+        f"unkilled run's: {wrong or 'none'}"
     )
     if asked.folder is None and not wrong:
         shutil.rmtree(folder)
@@ -72,7 +89,9 @@ def main() -> None:
 
 
 class Reference:
-    """A command, and what it leaves when nobody kills it; of a recipe with these `stages` alone, if they are named."""
+    """A command, and what it leaves when nobody kills it; of a recipe with these `stages` alone, if
+    they are named.
+    """
 
     def __init__(self, name: str, folder: Path, stages: tuple[str, ...] | None = None) -> None:
         self.folder, self.run = folder, folder / name / "run"
@@ -85,7 +104,9 @@ class Reference:
         values = make[name]()
         values = {key: values[key] for key in ("run", "model", *stages)} if stages else values
         self.path = self.run.parent / "recipe.toml"
-        self.path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in values.items()), encoding="utf-8")
+        self.path.write_text(
+            "".join(f"{key} = {toml(value)}\n" for key, value in values.items()), encoding="utf-8"
+        )
         began = time.monotonic()
         process = self.start()
         self._wait_for_work(process)
@@ -94,7 +115,10 @@ class Reference:
             raise SystemExit(f"{self.path} does not run: see {self.log}")
         self.seconds = time.monotonic() - began
         self.left = self.remains()
-        print(f"{name}: {self.seconds:.0f} s undisturbed, the first file after {self.first:.1f} s", flush=True)
+        print(
+            f"{name}: {self.seconds:.0f} s undisturbed, the first file after {self.first:.1f} s",
+            flush=True,
+        )
 
     @property
     def log(self) -> Path:
@@ -111,8 +135,12 @@ class Reference:
                 return subprocess.Popen([sys.executable, "-m", *words], stdout=log, stderr=log)
             return Copy(words, log)
 
-    def killed(self, name: str, chance: random.Random, most: int) -> tuple[list[tuple[str, str]], list[str]]:
-        """One run with up to `most` kills: (when, in which stage) of each, and the files in which it differs at its end."""
+    def killed(
+        self, name: str, chance: random.Random, most: int
+    ) -> tuple[list[tuple[str, str]], list[str]]:
+        """One run with up to `most` kills: (when, in which stage) of each, and the files in which
+        it differs at its end.
+        """
         shutil.rmtree(self.run)
         kills: list[tuple[str, str]] = []
         while True:
@@ -120,7 +148,9 @@ class Reference:
             process, writing = self.start(anew=loading), len(kills) % 3 == 1 and len(kills) < most
             if not loading:
                 self._wait_for_work(process)
-            moment = time.monotonic() + chance.random() * (LOADING if loading else (self.seconds - self.first) / 2)
+            moment = time.monotonic() + chance.random() * (
+                LOADING if loading else (self.seconds - self.first) / 2
+            )
             if len(kills) == most:
                 moment = float("inf")
             seen = ""
@@ -131,7 +161,13 @@ class Reference:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-                when = "while writing a checkpoint" if seen else "while the program loads" if loading else "at any moment"
+                when = (
+                    "while writing a checkpoint"
+                    if seen
+                    else "while the program loads"
+                    if loading
+                    else "at any moment"
+                )
                 kills.append((when, f"{self.run.parent.name}: {self._stage()}"))
                 self._check_checkpoints()
             elif process.returncode:
@@ -146,7 +182,9 @@ class Reference:
             time.sleep(0.005)
 
     def _being_written(self) -> str:
-        """The checkpoint in the making, if there is one: looked for where stages keep theirs, to be quick."""
+        """The checkpoint in the making, if there is one: looked for where stages keep theirs, to be
+        quick.
+        """
         for pattern in ("*/checkpoints/.step-*.partial/*", "*/*/checkpoints/.step-*.partial/*"):
             if found := next(self.run.glob(pattern), None):
                 return found.name
@@ -207,7 +245,11 @@ Program = subprocess.Popen[bytes] | Copy
 
 def toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items())
+            + "}"
+        )
     return json.dumps(value)
 
 

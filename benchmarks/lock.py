@@ -1,7 +1,9 @@
-"""`python -m benchmarks.lock`: what `make` installs without a search, a file for tether itself and one an extra.
+"""`python -m benchmarks.lock`: what `make` installs without a search, a file for tether itself and
+one an extra.
 
-pip looks for versions that fit together for minutes, although constraints.txt names each. A lock is the packages that tether, or
-an extra of it, needs, with those that they need, in the versions of constraints.txt. Run it where all extras are installed.
+pip looks for versions that fit together for minutes, although constraints.txt names each. A lock is
+the packages that tether, or an extra of it, needs, with those that they need, in the versions of
+constraints.txt. Run it where all extras are installed.
 """
 
 from __future__ import annotations
@@ -17,12 +19,17 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "locks"
-HEAD = "# Written by `python -m benchmarks.lock` from pyproject.toml and constraints.txt; installed by make with --no-deps.\n"
+HEAD = (
+    "# Written by `python -m benchmarks.lock` from pyproject.toml and constraints.txt; "
+    "installed by make with --no-deps.\n"
+)
 
 
 def pins() -> dict[str, str]:
     """Versions by canonical name, as constraints.txt has them."""
-    lines = re.findall(r"^([\w.\-]+)==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    lines = re.findall(
+        r"^([\w.\-]+)==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M
+    )
     return {canonicalize_name(name): version for name, version in lines}
 
 
@@ -33,18 +40,26 @@ def wanted() -> dict[str, list[str]]:
 
 
 def closure(lines: Iterable[str]) -> set[str]:
-    """Names of what these requirements need, torch's own needs left to the installation of torch."""
+    """Names of what these requirements need, torch's own needs left to the installation of
+    torch.
+    """
     seen: set[tuple[str, frozenset[str]]] = set()
     left = [Requirement(line) for line in lines]
     while left:
         one = left.pop()
         name, extras = canonicalize_name(one.name), frozenset(one.extras)
-        if (one.marker and not one.marker.evaluate({"extra": ""})) or (name, extras) in seen or name in ("torch", "tether-rlhf"):
+        if (
+            (one.marker and not one.marker.evaluate({"extra": ""}))
+            or (name, extras) in seen
+            or name in ("torch", "tether-rlhf")
+        ):
             continue
         seen.add((name, extras))
         for line in _requires(name):
             inner = Requirement(line)
-            if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            if inner.marker is None or any(
+                inner.marker.evaluate({"extra": extra}) for extra in ("", *extras)
+            ):
                 inner.marker = None
                 left.append(inner)
     return {name for name, _ in seen}
@@ -54,12 +69,16 @@ def _requires(name: str) -> list[str]:
     try:
         return requires(name) or []
     except PackageNotFoundError:
-        raise SystemExit(f"{name} is not installed here: install every extra, then run this again") from None
+        raise SystemExit(
+            f"{name} is not installed here: install every extra, then run this again"
+        ) from None
 
 
 def lock(lines: Iterable[str], known: dict[str, str]) -> str:
     """The text of a lock; names without a pin are left to pip."""
-    return HEAD + "".join(f"{name}=={known[name]}\n" for name in sorted(closure(lines)) if name in known)
+    return HEAD + "".join(
+        f"{name}=={known[name]}\n" for name in sorted(closure(lines)) if name in known
+    )
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """`python -m benchmarks.record [RUN]`: the quickstart's figures, everywhere from one record.
 
-docs/quickstart.json holds the record. With RUN, a finished quickstart's folder, the record is written anew from its summary (its
-`minutes` stay: they are of a quiet machine). Then README.md, docs/quickstart.md and the picture docs/report.svg are written from
-the record, in the very sentences that the terminal prints.
+docs/quickstart.json holds the record. With RUN, a finished quickstart's folder, the record is
+written anew from its summary (its `minutes` stay: they are of a quiet machine). Then README.md,
+docs/quickstart.md and the picture docs/report.svg are written from the record, in the very
+sentences that the terminal prints.
 """
 
 from __future__ import annotations
@@ -58,13 +59,22 @@ def texts(record: dict[str, Any]) -> dict[Path, dict[str, str]]:
     least, most = minutes(record)
     fast, usual = record["minutes"]["matrix unit"], record["minutes"]["bfloat16"]
     over, gigabytes = record["summary"]["over_best_decoding"], f"{record['memory_gb']:.0f} GB"
-    rate = f"{percent(over['win_rate']['value'])} [{percent(over['win_rate']['low'])}, {percent(over['win_rate']['high'])}]"
+    rate = (
+        f"{percent(over['win_rate']['value'])} [{percent(over['win_rate']['low'])}, "
+        f"{percent(over['win_rate']['high'])}]"
+    )
     time = f"The first takes {least} to {most} minutes and {gigabytes} on two cores."
-    expected = f"Time and memory on two cores: {fast[0]} minutes with a matrix unit (AMX), {usual[0]} to {usual[1]} with bfloat16"
+    expected = (
+        f"Time and memory on two cores: {fast[0]} minutes with a matrix unit (AMX), "
+        f"{usual[0]} to {usual[1]} with bfloat16"
+    )
     return {
         ROOT / "README.md": {"time": time, "verdict": "```\n" + "\n".join(lines(record)) + "\n```"},
         ROOT / "docs" / "quickstart.md": {
-            "time": f"{expected} products alone, and {gigabytes}. Seed {record['seed']}, best decoding against best: won {rate}."
+            "time": (
+                f"{expected} products alone, and {gigabytes}. Seed {record['seed']}, best "
+                f"decoding against best: won {rate}."
+            )
         },
     }
 
@@ -72,7 +82,9 @@ def texts(record: dict[str, Any]) -> dict[Path, dict[str, str]]:
 def filled(page: str, blocks: dict[str, str]) -> str:
     """A page with the text of its marked blocks."""
     for name, text in blocks.items():
-        pattern = re.escape(BLOCK).replace(re.escape("{name}"), name).replace(re.escape("{text}"), ".*?")
+        pattern = (
+            re.escape(BLOCK).replace(re.escape("{name}"), name).replace(re.escape("{text}"), ".*?")
+        )
         whole = BLOCK.format(name=name, text=text)
         page, count = re.subn(pattern, lambda _, whole=whole: whole, page, flags=re.DOTALL)
         if count != 1:
@@ -86,13 +98,18 @@ def picture(record: dict[str, Any]) -> str:
     rows = [part for sentence in sentences for part in _broken(sentence, 88)]
     height = 96 + 26 * len(rows)
     style = 'font-size="16" fill="#1d2129"'
-    shown = [f'<text x="34" y="{88 + 26 * place}" {style}>{escape(row)}</text>' for place, row in enumerate(rows)]
+    shown = [
+        (f'<text x="34" y="{88 + 26 * place}" {style}>{escape(row)}</text>')
+        for place, row in enumerate(rows)
+    ]
     size = f'width="820" height="{height}" viewBox="0 0 820 {height}"'
     return "\n".join((
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">',
-        f'<rect x="1" y="1" width="818" height="{height - 2}" rx="8" fill="#fdfdfb" stroke="#dcdcd8"/>',
+        f'<rect x="1" y="1" width="818" height="{height - 2}" rx="8" fill="#fdfdfb" '
+        'stroke="#dcdcd8"/>',
         f'<rect x="1" y="1" width="8" height="{height - 2}" rx="4" fill="#0b7353"/>',
-        f'<text x="34" y="46" font-size="20" font-weight="bold" fill="#0b7353">{escape(headline)}</text>',
+        '<text x="34" y="46" font-size="20" font-weight="bold" '
+        f'fill="#0b7353">{escape(headline)}</text>',
         *shown,
         "</svg>\n",
     ))  # fmt: skip
@@ -118,15 +135,26 @@ def recorded(run: Path, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", nargs="?", type=Path, help="a finished quickstart, whose figures become the record")
-    parser.add_argument("--check", action="store_true", help="write nothing: is what stands there what would be written?")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "run", nargs="?", type=Path, help=("a finished quickstart, whose figures become the record")
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help=("write nothing: is what stands there what would be written?"),
+    )
     chosen = parser.parse_args()
     record, run = read_json(RECORD), chosen.run
     if run is not None and not chosen.check:
         record = recorded(run, record)
         RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    made = {path: filled(path.read_text(encoding="utf-8"), blocks) for path, blocks in texts(record).items()}
+    made = {
+        path: filled(path.read_text(encoding="utf-8"), blocks)
+        for path, blocks in texts(record).items()
+    }
     made[ROOT / "docs" / "report.svg"] = picture(record)
     for path, text in made.items():
         if chosen.check and path.read_text(encoding="utf-8") != text:

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.references`: docs/recipes.md from the config classes, docs/data.md from the table of formats.
+"""`python -m benchmarks.references`: docs/recipes.md from the config classes, docs/data.md from the
+table of formats.
 
 `tests/test_references.py` compares both with what the code says now.
 """
@@ -131,10 +132,14 @@ def recipes_page() -> str:
 
 
 def _shown(key: Key) -> bool:
-    """Whether a section's table lists a key: one of its own, or one of an inner table that starts from another value there."""
+    """Whether a section's table lists a key: one of its own, or one of an inner table that starts
+    from another value there.
+    """
     if len(key.path) == 2:
         return True
-    return len(key.path) == 3 and key.default != _own_defaults(key.table).get(key.path[-1], key.default)
+    return len(key.path) == 3 and key.default != _own_defaults(key.table).get(
+        key.path[-1], key.default
+    )
 
 
 def _own_defaults(table: type[BaseModel]) -> dict[str, str]:
@@ -148,7 +153,9 @@ def _tables(keys: list[Key]) -> Iterator[str]:
         *above, holder = key.path[:-1] or ("",)
         if holder and (above or holder not in STAGES):
             kinds.setdefault((holder, key.table), []).append(".".join(key.path[:-1]))
-    for (name, table), holders in sorted(kinds.items(), key=lambda row: (row[0][0], row[0][1].__name__)):
+    for (name, table), holders in sorted(
+        kinds.items(), key=lambda row: (row[0][0], row[0][1].__name__)
+    ):
         yield f"### {name}\n"
         yield f"{_first_sentence(table)} In {_listed(holders)}.\n"
         yield _table([key for key in keys_of(table) if len(key.path) == 1])
@@ -167,7 +174,11 @@ def _listed(holders: Iterable[str]) -> str:
 def _table(keys: Iterable[Key]) -> str:
     rows = []
     for key in keys:
-        name = ".".join(key.path[1:]) if key.path[0] in STAGES and len(key.path) > 1 else ".".join(key.path)
+        name = (
+            ".".join(key.path[1:])
+            if key.path[0] in STAGES and len(key.path) > 1
+            else ".".join(key.path)
+        )
         rows.append((f"`{name}`", key.type, key.default, key.description))
     return _markdown(HEAD, rows)
 
@@ -188,7 +199,11 @@ def data_page() -> str:
     """docs/data.md."""
     rows, notes, parts = examples(), examples("note"), [DATA]
     for kind, (name, needs) in KINDS.items():
-        others = [layout.name for layout in FORMATS if layout.kind is not kind and reader_for(layout, kind) is not None]
+        others = [
+            layout.name
+            for layout in FORMATS
+            if layout.kind is not kind and reader_for(layout, kind) is not None
+        ]
         parts += [f"## {name[0].upper()}{name[1:]}\n", f"{needs} Read by {READ_BY[kind]}.\n"]
         for layout in (layout for layout in FORMATS if layout.kind is kind):
             assert detect([rows[layout.name]], None, layout.name) is layout
@@ -212,7 +227,9 @@ PAGES = {"recipes.md": recipes_page, "data.md": data_page}
 def main() -> None:
     """Write both pages."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.references", description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="write nothing; only say how long each page is")
+    parser.add_argument(
+        "--smoke", action="store_true", help=("write nothing; only say how long each page is")
+    )
     smoke = parser.parse_args().smoke
     for name, page in PAGES.items():
         text = page()

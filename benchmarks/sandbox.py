@@ -1,10 +1,12 @@
-"""`python -m benchmarks.sandbox [--json]`: the most that greedy programs get of a machine, in six environments.
+"""`python -m benchmarks.sandbox [--json]`: the most that greedy programs get of a machine, in six
+environments.
 
-The programs of `greedy.toml` run under the guard of model-written programs (`tether.rewards.code`). Each environment is a
-process of its own: as root and as an ordinary user (uid 65534), where programs can mount and where a filter refuses it, and in a
-group of a memory controller that has less than a program may take. Where this machine allows it, a group counts the memory, the
-kernel's own included, and a tmpfs counts the files; else both are sampled from /proc. Exit status 1: a program got more than
-its limit and margin, or what trains did not outlive it.
+The programs of `greedy.toml` run under the guard of model-written programs (`tether.rewards.code`).
+Each environment is a process of its own: as root and as an ordinary user (uid 65534), where
+programs can mount and where a filter refuses it, and in a group of a memory controller that has
+less than a program may take. Where this machine allows it, a group counts the memory, the kernel's
+own included, and a tmpfs counts the files; else both are sampled from /proc. Exit status 1: a
+program got more than its limit and margin, or what trains did not outlive it.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ ENVIRONMENTS = {
     "root, in a group of less memory": {"group": 512},
     "user, in a group of less memory": {"user": NOBODY, "group": 512},
 }
-"""What a process becomes before it runs programs; `group`: MB that the trainer, the worker and the program have together."""
+"""What a process becomes before it runs programs; `group`: MB that the trainer, the worker and the
+program have together.
+"""
 SECONDS, MEMORY, GREEDY_MEMORY = 3.0, 256, 4096
 MB = 1 << 20
 LIMITS = {
@@ -56,7 +60,9 @@ LIMITS = {
     "open_files": (64, 0),
     "seconds": (SECONDS, 1.0),
 }
-"""Of each thing: the stated limit, and by how much it may be exceeded. Memory's margin is the kernel's own: buffers, stacks."""
+"""Of each thing: the stated limit, and by how much it may be exceeded. Memory's margin is the
+kernel's own: buffers, stacks.
+"""
 UNMOUNTED = {"disk": (code.SCRATCH, 512 * MB), "files": (FILES, 20_000)}
 """Where nothing can be mounted, a program writes on for the 50 ms between two measurements."""
 TICK = 0.005
@@ -64,7 +70,9 @@ TICK = 0.005
 
 @dataclass(slots=True)
 class Row:
-    """The most that a program had at a time: bytes of memory and disk, numbers, and seconds until it was over."""
+    """The most that a program had at a time: bytes of memory and disk, numbers, and seconds until
+    it was over.
+    """
 
     program: str
     environment: str
@@ -83,7 +91,11 @@ class Row:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one line of JSON for each program in each environment")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help=("one line of JSON for each program in each environment"),
+    )
     parser.add_argument("--environments", nargs="*", choices=ENVIRONMENTS, default=possible())
     parser.add_argument("--programs", nargs="*", choices=PROGRAMS, default=[*PROGRAMS])
     parser.add_argument("--smoke", action="store_true", help="one program: does it run?")
@@ -97,17 +109,25 @@ def main() -> int:
             print(json.dumps(asdict(row)), flush=True)
         return 0
     programs = ["heap"] if given.smoke else given.programs
-    rows = [row for name in given.environments[: 1 if given.smoke else None] for row in rows_of(name, programs)]
+    rows = [
+        row
+        for name in given.environments[: 1 if given.smoke else None]
+        for row in rows_of(name, programs)
+    ]
     print("\n".join(json.dumps(row) for row in rows) if given.json else table(rows))
     return any(row["beyond"] or not row["survived"] for row in rows)
 
 
 def possible() -> list[str]:
-    """The environments that this process can make: root makes all of them, another user those of itself."""
+    """The environments that this process can make: root makes all of them, another user those of
+    itself.
+    """
     names = [name for name in ENVIRONMENTS if name.startswith("user" if os.geteuid() else "")]
     mounts = code.guards().space
     names = [name for name in names if mounts or not ENVIRONMENTS[name].get("mounts", True)]
-    return [name for name in names if "group" not in ENVIRONMENTS[name] or memory_group() is not None]
+    return [
+        name for name in names if "group" not in ENVIRONMENTS[name] or memory_group() is not None
+    ]
 
 
 def rows_of(environment: str, programs: list[str]) -> list[dict[str, Any]]:
@@ -118,27 +138,60 @@ def rows_of(environment: str, programs: list[str]) -> list[dict[str, Any]]:
             os.mkdir(group / Path(folder).name)
             group = group / Path(folder).name
         try:
-            command = [sys.executable, "-m", "benchmarks.sandbox", "--inside", environment, "--programs", *programs]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.sandbox",
+                "--inside",
+                environment,
+                "--programs",
+                *programs,
+            ]
             variables = {**os.environ, "TMPDIR": folder, "TETHER_GROUP": str(group or "")}
-            finished = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+            finished = subprocess.run(
+                command, env=variables, capture_output=True, text=True, check=False
+            )
         finally:
             if group is not None:
                 time.sleep(0.1)
                 os.rmdir(group)
     if finished.returncode:
-        raise SystemExit(f"{environment}: the process that trains ended with {finished.returncode}\n{finished.stderr[-2000:]}")
+        raise SystemExit(
+            f"{environment}: the process that trains ended with "
+            f"{finished.returncode}\n{finished.stderr[-2000:]}"
+        )
     return [json.loads(line) for line in finished.stdout.splitlines()]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The most that programs got, as Markdown."""
-    heads = ("environment", "program", "memory", "disk", "files", "processes", "threads", "open files", "seconds", "beyond")
+    heads = (
+        "environment",
+        "program",
+        "memory",
+        "disk",
+        "files",
+        "processes",
+        "threads",
+        "open files",
+        "seconds",
+        "beyond",
+    )
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         sizes = (f"{row[name] / MB:.0f} MB" for name in ("memory", "disk"))
         numbers = (str(row[name]) for name in ("files", "processes", "threads", "open_files"))
-        faults = ", ".join(row["beyond"]) or ("" if row["survived"] else "the trainer did not survive")
-        cells = (row["environment"], row["program"], *sizes, *numbers, f"{row['seconds']:.1f}", faults)
+        faults = ", ".join(row["beyond"]) or (
+            "" if row["survived"] else ("the trainer did not survive")
+        )
+        cells = (
+            row["environment"],
+            row["program"],
+            *sizes,
+            *numbers,
+            f"{row['seconds']:.1f}",
+            faults,
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -147,12 +200,24 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def memory_group() -> Path | None:
-    """The folder below which this process may make groups of a memory controller, of either version."""
-    for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines() if sys.platform == "linux" else ():
+    """The folder below which this process may make groups of a memory controller, of either
+    version.
+    """
+    for line in (
+        Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+        if sys.platform == "linux"
+        else ()
+    ):
         _, controllers, own = line.split(":", 2)
         for root in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup"):
             folder = Path(root + own)
-            usage = "memory.usage_in_bytes" if "memory" in controllers.split(",") else "memory.max" if not controllers else "-"
+            usage = (
+                "memory.usage_in_bytes"
+                if "memory" in controllers.split(",")
+                else "memory.max"
+                if not controllers
+                else "-"
+            )
             if (folder / usage).exists() and os.access(folder, os.W_OK):
                 enabled = folder / "cgroup.subtree_control"
                 if not enabled.exists() or "memory" in enabled.read_text(encoding="ascii").split():
@@ -164,7 +229,11 @@ def become(environment: dict[str, Any]) -> None:
     """Take the rights of an environment and start anew with them."""
     if group := os.environ["TETHER_GROUP"]:
         if much := environment.get("group"):
-            limit = next(one for one in ("memory.limit_in_bytes", "memory.max") if (Path(group) / one).exists())
+            limit = next(
+                one
+                for one in ("memory.limit_in_bytes", "memory.max")
+                if (Path(group) / one).exists()
+            )
             (Path(group) / limit).write_text(str(much * MB), encoding="ascii")
         (Path(group) / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
     library = ctypes.CDLL(None, use_errno=True)
@@ -182,25 +251,43 @@ def become(environment: dict[str, Any]) -> None:
 
 
 def _own_mounts(library: ctypes.CDLL, folder: str, *, readable: bool) -> None:
-    """A tmpfs over `folder`, which counts exactly; `readable`: this Python and this checkout can be reached by everybody."""
+    """A tmpfs over `folder`, which counts exactly; `readable`: this Python and this checkout can be
+    reached by everybody.
+    """
     private, bind = 1 << 18 | 1 << 14, 1 << 12
     assert library.unshare(0x20000) == 0, "root may make a mount namespace"
     assert library.mount(None, b"/", None, private, None) == 0, "root may change its mounts"
-    assert library.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, b"size=4g,mode=777") == 0, "root may mount a tmpfs"
+    assert library.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, b"size=4g,mode=777") == 0, (
+        "root may mount a tmpfs"
+    )
     for path in (sys.base_prefix, sys.prefix, *filter(os.path.isdir, sys.path)) if readable else ():
-        closed = next((one for one in reversed(Path(path).resolve().parents) if not one.stat().st_mode & 1), None)
+        closed = next(
+            (one for one in reversed(Path(path).resolve().parents) if not one.stat().st_mode & 1),
+            None,
+        )
         if closed is not None:
             held = os.open(path, os.O_PATH)
             assert library.mount(b"tmpfs", bytes(closed), b"tmpfs", 0, b"mode=755") == 0
             Path(path).mkdir(parents=True)
-            assert library.mount(f"/proc/self/fd/{held}".encode(), path.encode(), None, bind, None) == 0
+            assert (
+                library.mount(f"/proc/self/fd/{held}".encode(), path.encode(), None, bind, None)
+                == 0
+            )
             os.close(held)
 
 
 def _refuse_mounts(library: ctypes.CDLL) -> None:
-    """A filter, which what is started inherits: unshare and mount are refused, as by a container's policy."""
+    """A filter, which what is started inherits: unshare and mount are refused, as by a container's
+    policy.
+    """
     unshare, mount = {"x86_64": (272, 165), "aarch64": (97, 40)}[os.uname().machine]
-    steps = (0x20, 0, 0, 0), (0x15, 2, 0, unshare), (0x15, 1, 0, mount), (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x50001)
+    steps = (
+        (0x20, 0, 0, 0),
+        (0x15, 2, 0, unshare),
+        (0x15, 1, 0, mount),
+        (0x06, 0, 0, 0x7FFF0000),
+        (0x06, 0, 0, 0x50001),
+    )
     filtered = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     program = struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(filtered))
     assert library.prctl(38, 1, 0, 0, 0) == 0 and library.prctl(22, 2, program) == 0
@@ -220,7 +307,12 @@ def measured(environment: str, programs: list[str]) -> Iterator[Row]:
     assert guards.space == (not unmounted), f"the guards are reported as {guards}"
     for name in programs:
         row = Row(name, environment)
-        how = {"workers": 1, "seconds": SECONDS + 5, "memory_mb": GREEDY_MEMORY if group else MEMORY, "guarded": False}
+        how = {
+            "workers": 1,
+            "seconds": SECONDS + 5,
+            "memory_mb": GREEDY_MEMORY if group else MEMORY,
+            "guarded": False,
+        }
         with Sandbox("tether.rewards.code:make_runner", {"seconds": SECONDS}, **how) as sandbox:
             _run(sandbox, "f = lambda: 1")
             with _watching(row):
@@ -231,7 +323,9 @@ def measured(environment: str, programs: list[str]) -> Iterator[Row]:
         row.outcome = str(answer.result or answer.detail)[:200]
         time.sleep(0.05)
         row.left = len(_processes()) + len(os.listdir(os.environ["TMPDIR"]))
-        row.beyond = [name for name, (limit, margin) in limits.items() if getattr(row, name) > limit + margin]
+        row.beyond = [
+            name for name, (limit, margin) in limits.items() if getattr(row, name) > limit + margin
+        ]
         row.beyond += ["left behind"] if row.left else []
         yield row
 
@@ -252,7 +346,10 @@ def _watching(row: Row) -> Iterator[None]:
             row.disk = max(row.disk, now.disk - before.disk)
             row.files = max(row.files, now.files)
             row.processes = max(row.processes, now.processes)
-            row.threads, row.open_files = max(row.threads, now.threads), max(row.open_files, now.open_files)
+            row.threads, row.open_files = (
+                max(row.threads, now.threads),
+                max(row.open_files, now.open_files),
+            )
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -265,7 +362,9 @@ def _watching(row: Row) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Sample:
-    """What there is now: of the programs' processes, of the group's memory and of the temporary folder."""
+    """What there is now: of the programs' processes, of the group's memory and of the temporary
+    folder.
+    """
 
     memory: int = 0
     disk: int = 0
@@ -284,7 +383,11 @@ class Sample:
             with contextlib.suppress(psutil.Error, OSError):
                 sample._add(psutil.Process(process), counted=bool(group))
         if group:
-            usage = next(one for one in ("memory.usage_in_bytes", "memory.current") if os.path.exists(f"{group}/{one}"))
+            usage = next(
+                one
+                for one in ("memory.usage_in_bytes", "memory.current")
+                if os.path.exists(f"{group}/{one}")
+            )
             sample.memory = int(Path(group, usage).read_text(encoding="ascii")) - sample.disk
         return sample
 
@@ -311,7 +414,9 @@ def _space(folder: str) -> tuple[int, int]:
 
 
 def _processes() -> set[int]:
-    """All processes that began below this one, whoever their parent is now; this one is left out."""
+    """All processes that began below this one, whoever their parent is now; this one is left
+    out.
+    """
     mark, own = f"TMPDIR={os.environ['TMPDIR']}".encode(), set()
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():

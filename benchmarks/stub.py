@@ -1,4 +1,5 @@
-"""`python -m benchmarks.stub`: writes src/tether/__init__.pyi, by which editors know the front door's functions and their keys.
+"""`python -m benchmarks.stub`: writes src/tether/__init__.pyi, by which editors know the front
+door's functions and their keys.
 
 They are made of the sections' config classes; `make check` compares.
 """
@@ -52,7 +53,9 @@ ARGUMENTS = {
     "model": "model: str | Path | Run | Mapping[str, Any]",
     "data": "data: Any = ...",
     "prompts": "prompts: Any = ...",
-    "reward": "reward: Callable[..., Any] | Sequence[Callable[..., Any]] | Run | str | Path | None = ...",
+    "reward": (
+        "reward: Callable[..., Any] | Sequence[Callable[..., Any]] | Run | str | Path | None = ..."
+    ),
     "judge": "judge: Callable[..., Any] | Mapping[str, Any] | str | None = ...",
     "reward_weights": "reward_weights: Sequence[float] | None = ...",
     "run": "run: str | Path | None = ...",
@@ -73,16 +76,24 @@ def _function(name: str) -> str:
     fields = kind.section.model_fields
     first, last = takes(name)
     keys = [
-        f"    {ARGUMENTS[key] if key in ARGUMENTS else _field(key, fields[key])}," for key in (*first, "*", *last) if key != "*"
+        (f"    {ARGUMENTS[key] if key in ARGUMENTS else _field(key, fields[key])},")
+        for key in (*first, "*", *last)
+        if key != "*"
     ]
     keys.insert(len(first), "    *,")
-    what = f"{kind.help}." if name in STAGES else "{} with {} = {!r}.".format(kind.help, *METHODS[name][1:])
+    what = (
+        f"{kind.help}."
+        if name in STAGES
+        else "{} with {} = {!r}.".format(kind.help, *METHODS[name][1:])
+    )
     return "\n".join([f"\ndef {name}(", *keys, ") -> Run:", f'    """{what}"""', ""])
 
 
 def _field(name: str, field: FieldInfo) -> str:
     plain = field.default if isinstance(field.default, int | float | str | None) else ...
-    default = "..." if field.default is PydanticUndefined or plain is ... else _literal(field.default)
+    default = (
+        "..." if field.default is PydanticUndefined or plain is ... else _literal(field.default)
+    )
     return f"{name}: {_typed(field.annotation)} = {default}"
 
 

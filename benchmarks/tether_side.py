@@ -33,7 +33,9 @@ LORA = LoraConfig(rank=16, alpha=32, targets="attention")
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5, schedule="constant", warmup_fraction=0)
 loaded = open_model(ModelConfig(source=TASK["model"], dtype=TASK.get("dtype", "bfloat16")))
 # Every side samples to the limit: a stop token that is as good as never drawn.
-encoder = ChatEncoder(loaded.tokenizer, (TASK.get("stop", 10**9),), loaded.template, loaded.system_prompt)
+encoder = ChatEncoder(
+    loaded.tokenizer, (TASK.get("stop", 10**9),), loaded.template, loaded.system_prompt
+)
 
 
 def adapted(name: str) -> Any:
@@ -64,25 +66,38 @@ def supervised(stage: Any, convert: Any, amount: Any, metric: str = "loss") -> N
 
 
 def sft() -> None:
-    config = SFTConfig(row_tokens=TASK["row_tokens"], rows_per_micro_batch=TASK["rows_per_micro_batch"])
+    config = SFTConfig(
+        row_tokens=TASK["row_tokens"], rows_per_micro_batch=TASK["rows_per_micro_batch"]
+    )
     stage = SFT(config, Role(adapted("sft"), "sft"), encoder)
     supervised(stage, lambda row: encoded(row["ids"], row["prompt"]), len)
 
 
 def ranking(row: dict[str, Any]) -> Ranking:
-    sides = tuple(encoded(row["prompt"] + row[side], len(row["prompt"])) for side in ("chosen", "rejected"))
+    sides = tuple(
+        encoded(row["prompt"] + row[side], len(row["prompt"])) for side in ("chosen", "rejected")
+    )
     return Ranking(row["id"], sides, (0,), (1,), (1.0,), (0.0,))
 
 
 def reward() -> None:
-    role = Role(adapted("reward"), "reward", ScalarHead(loaded.model.config.hidden_size, zero=False))
-    stage = RewardModeling(RewardConfig(micro_batch_tokens=TASK["micro_batch_tokens"]), role, encoder)
+    role = Role(
+        adapted("reward"), "reward", ScalarHead(loaded.model.config.hidden_size, zero=False)
+    )
+    stage = RewardModeling(
+        RewardConfig(micro_batch_tokens=TASK["micro_batch_tokens"]), role, encoder
+    )
     supervised(stage, ranking, lambda _: 1)
 
 
 def dpo() -> None:
     model = adapted("policy")
-    stage = Direct(DirectConfig(micro_batch_tokens=TASK["micro_batch_tokens"]), Role(model, "policy"), Role(model), encoder)
+    stage = Direct(
+        DirectConfig(micro_batch_tokens=TASK["micro_batch_tokens"]),
+        Role(model, "policy"),
+        Role(model),
+        encoder,
+    )
     supervised(stage, ranking, lambda _: 1)
 
 
@@ -91,7 +106,10 @@ def logprobs() -> None:
     learner = LocalLearner(role.parameters(), OPTIMIZER, 10**6)
     sequences = [encoded(row["ids"], row["prompt"]) for row in TASK["rows"][: TASK["batch"]]]
     micro = pack([len(s) for s in sequences], TASK["row_tokens"])
-    batches = [make_batch([sequences[i] for i in row], encoder.pad_id, capacity=TASK["row_tokens"]) for row in micro]
+    batches = [
+        make_batch([sequences[i] for i in row], encoder.pad_id, capacity=TASK["row_tokens"])
+        for row in micro
+    ]
     counted = sum(s.num_trained for s in sequences)
 
     def work() -> dict[str, Any]:
@@ -113,7 +131,9 @@ class EvenTokens:
     name = "even"
 
     def score(self, rollouts: Any) -> list[Score]:
-        return [Score(sum(i % 2 == 0 for i in r.response_ids) / len(r.response_ids)) for r in rollouts]
+        return [
+            Score(sum(i % 2 == 0 for i in r.response_ids) / len(r.response_ids)) for r in rollouts
+        ]
 
 
 def online(stage: Any, samples: int) -> None:
@@ -150,7 +170,9 @@ def grpo() -> None:
 
 
 def ppo() -> None:
-    """value: "adapter" gives the critic an adapter and passes of its own, "head" a head on the policy's states."""
+    """value: "adapter" gives the critic an adapter and passes of its own, "head" a head on the
+    policy's states.
+    """
     model, dim = adapted("policy"), loaded.model.config.hidden_size
     model = add_adapter(model, "reward", LORA, seed=1)
     if TASK["value"] == "adapter":
@@ -172,12 +194,16 @@ def ppo() -> None:
 
 
 def rollout() -> None:
-    prompts = [Prompt((user(row["text"]),), str(n)) for n, row in enumerate(TASK["rows"])][: TASK["batch"]]
+    prompts = [Prompt((user(row["text"]),), str(n)) for n, row in enumerate(TASK["rows"])][
+        : TASK["batch"]
+    ]
     engine = LocalEngine(Role(loaded.model), encoder, max_rows=TASK["batch"])
     engine.generate(prompts[:1], Sampling(max_new_tokens=1))
 
     def work() -> dict[str, Any]:
-        groups = engine.generate(prompts, Sampling(max_new_tokens=TASK["tokens"], temperature=1.0), seed=1)
+        groups = engine.generate(
+            prompts, Sampling(max_new_tokens=TASK["tokens"], temperature=1.0), seed=1
+        )
         return {"amount": sum(len(r.response_ids) for g in groups for r in g.rollouts)}
 
     serve(work)

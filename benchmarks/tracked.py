@@ -1,7 +1,9 @@
-"""Every stage on the tiny model with trackers, and what each tracker then has, read back from its own files.
+"""Every stage on the tiny model with trackers, and what each tracker then has, read back from its
+own files.
 
-`python -m benchmarks.tracked FOLDER [tensorboard wandb mlflow trackio]` runs the recipes of `benchmarks.every_stage` and compares
-each number with metrics.jsonl. With `--only-read` the runs are there already.
+`python -m benchmarks.tracked FOLDER [tensorboard wandb mlflow trackio]` runs the recipes of
+`benchmarks.every_stage` and compares each number with metrics.jsonl. With `--only-read` the runs
+are there already.
 """
 
 from __future__ import annotations
@@ -19,10 +21,20 @@ from tether.core.rundir import read_json, read_jsonl
 from tether.run.tracking import measured_means, numbers_in
 
 Points = dict[tuple[str, str, int], list[float]]
-"""Run, metric and step -> the values that were sent; more than one is a step that was sent twice."""
+"""Run, metric and step -> the values that were sent; more than one is a step that was sent
+twice.
+"""
 ENVIRONMENT = {
-    **{"WANDB_MODE": "offline", "WANDB_DIR": "{}", "WANDB_SILENT": "true", "TRACKIO_DIR": "{}/trackio"},
-    **{"MLFLOW_TRACKING_URI": "sqlite:///{}/mlflow.db", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"},
+    **{
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": "{}",
+        "WANDB_SILENT": "true",
+        "TRACKIO_DIR": "{}/trackio",
+    },
+    **{
+        "MLFLOW_TRACKING_URI": "sqlite:///{}/mlflow.db",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    },
 }
 
 
@@ -33,14 +45,23 @@ def written(folder: Path) -> Points:
         run = str(manifest.parent.relative_to(folder))
         rows = list(read_jsonl(manifest.parent / "metrics.jsonl"))
         for row in rows:
-            for name, value in numbers_in({k: v for k, v in row.items() if k not in ("step", "time")}).items():
+            for name, value in numbers_in(
+                {k: v for k, v in row.items() if k not in ("step", "time")}
+            ).items():
                 points[run, name, row["step"]].append(value)
         for row in read_jsonl(manifest.parent / "heldout.jsonl"):
-            for name, value in () if "temperature" in row or "best_of" in row else measured_means(row).items():
+            for name, value in (
+                () if "temperature" in row or "best_of" in row else measured_means(row).items()
+            ):
                 points[run, name, row["step"]] = [value]
-        last = max((row["step"] for row in [*rows, *read_jsonl(manifest.parent / "alarms.jsonl")]), default=-1)
+        last = max(
+            (row["step"] for row in [*rows, *read_jsonl(manifest.parent / "alarms.jsonl")]),
+            default=-1,
+        )
         if (manifest.parent / "summary.json").is_file():
-            for name, value in numbers_in(read_json(manifest.parent / "summary.json"), "summary/").items():
+            for name, value in numbers_in(
+                read_json(manifest.parent / "summary.json"), "summary/"
+            ).items():
                 points[run, name, last + 1].append(value)
     return points
 
@@ -56,7 +77,10 @@ def tensorboard(folder: Path) -> tuple[Points, int]:
             for event in events.Scalars(tag):
                 points[str(place.relative_to(folder / "out")), tag, event.step].append(event.value)
         if "samples/text_summary" in events.Tags()["tensors"]:
-            texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("samples/text_summary")]
+            texts = [
+                event.tensor_proto.string_val[0].decode()
+                for event in events.Tensors("samples/text_summary")
+            ]
             tables += sum(text.count("\n") - 2 for text in texts)
     return points, tables
 
@@ -99,7 +123,11 @@ def wandb(folder: Path) -> tuple[Points, int]:
             if record.HasField("run"):
                 run = record.run.display_name
             for item in record.history.item if record.HasField("history") else ():
-                name, value, step = item.key or "/".join(item.nested_key), json.loads(item.value_json), record.history.step.num
+                name, value, step = (
+                    item.key or "/".join(item.nested_key),
+                    json.loads(item.value_json),
+                    record.history.step.num,
+                )
                 if name.startswith("samples/"):  # a table is written as its parts
                     tables += value if name == "samples/nrows" else 0
                 elif not name.startswith("_"):
@@ -108,7 +136,9 @@ def wandb(folder: Path) -> tuple[Points, int]:
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """The records of a .wandb file: LevelDB's log format (blocks of 32 KiB; checksum, length and kind before each part)."""
+    """The records of a .wandb file: LevelDB's log format (blocks of 32 KiB; checksum, length and
+    kind before each part).
+    """
     content, place, whole = path.read_bytes(), 7, b""
     while place + 7 <= len(content):
         if (rest := 32768 - place % 32768) < 7:
@@ -123,14 +153,22 @@ def records(path: Path) -> Iterator[bytes]:
 
 
 def compare(ours: Points, theirs: Mapping[tuple[str, str, int], list[float]]) -> str:
-    """How many numbers are equal (to float32, which is TensorBoard's), missing, doubled, different, or of nothing written."""
+    """How many numbers are equal (to float32, which is TensorBoard's), missing, doubled, different,
+    or of nothing written.
+    """
     missing = [key for key in ours if key not in theirs]
     doubled = [key for key, values in theirs.items() if len(values) > 1]
-    other = [key for key in ours.keys() & theirs.keys() if abs(theirs[key][-1] - ours[key][-1]) > 1e-6 * abs(ours[key][-1])]
+    other = [
+        key
+        for key in ours.keys() & theirs.keys()
+        if abs(theirs[key][-1] - ours[key][-1]) > 1e-6 * abs(ours[key][-1])
+    ]
     more = [key for key in theirs if key not in ours]
     faults = {"missing": missing, "doubled": doubled, "different": other, "unknown": more}
     equal = len(ours) - len(missing) - len(other)
-    return f"{equal} of {len(ours)} equal; " + ", ".join(f"{len(keys)} {what} {keys[:2]}" for what, keys in faults.items())
+    return f"{equal} of {len(ours)} equal; " + ", ".join(
+        (f"{len(keys)} {what} {keys[:2]}") for what, keys in faults.items()
+    )
 
 
 READERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio}
@@ -151,7 +189,10 @@ def main(folder: Path, names: list[str], only_read: bool) -> None:
     ours = written(folder / "out")
     rows = sum(1 for path in folder.glob("out/**/samples.jsonl") for _ in read_jsonl(path))
     runs = {run for run, _, _ in ours}
-    print(f"{len(runs)} run directories, {len(ours)} numbers, {rows} samples: {', '.join(sorted(runs))}")
+    print(
+        f"{len(runs)} run directories, {len(ours)} numbers, {rows} samples: "
+        f"{', '.join(sorted(runs))}"
+    )
     for name in names:
         points, tables = READERS[name](folder)
         print(f"{name}: {compare(ours, points)}; {tables} samples")
@@ -159,10 +200,19 @@ def main(folder: Path, names: list[str], only_read: bool) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tracked", description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, help="a new folder for the runs and what the trackers write")
-    parser.add_argument("trackers", nargs="*", choices=[*READERS, []], help="all four when none is named")
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        help=("a new folder for the runs and what the trackers write"),
+    )
+    parser.add_argument(
+        "trackers", nargs="*", choices=[*READERS, []], help=("all four when none is named")
+    )
     parser.add_argument("--only-read", action="store_true", help="the runs are there already")
-    parser.add_argument("--smoke", action="store_true", help="run nothing; compare what is read of no run")
+    parser.add_argument(
+        "--smoke", action="store_true", help=("run nothing; compare what is read of no run")
+    )
     asked = parser.parse_args()
     if asked.smoke:
         print(compare({}, {}))

@@ -1,7 +1,8 @@
-"""PPO as TRL last had it (1.12): policy and critic as two models under LoRA, a reward model, the reference with adapters off.
+"""PPO as TRL last had it (1.12): policy and critic as two models under LoRA, a reward model, the
+reference with adapters off.
 
-Beside its defaults: everything in bfloat16 without autocast, adapters too. The critic trains all of its weights, as by default,
-or an adapter (value = "adapter").
+Beside its defaults: everything in bfloat16 without autocast, adapters too. The critic trains all of
+its weights, as by default, or an adapter (value = "adapter").
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ import torch
 from contestant import Gate, settings
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+)
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 TASK = settings()
@@ -35,18 +41,28 @@ class Rounds(TrainerCallback):
 def main() -> None:
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(TASK["model"], padding_side="left")
-    lora: dict[str, Any] = {"r": 16, "lora_alpha": 32, "target_modules": ["q_proj", "k_proj", "v_proj"]}
+    lora: dict[str, Any] = {
+        "r": 16,
+        "lora_alpha": 32,
+        "target_modules": ["q_proj", "k_proj", "v_proj"],
+    }
     policy = AutoModelForCausalLM.from_pretrained(TASK["model"], dtype=torch.bfloat16)
-    policy = get_peft_model(policy, LoraConfig(**lora, task_type="CAUSAL_LM"), autocast_adapter_dtype=False)
+    policy = get_peft_model(
+        policy, LoraConfig(**lora, task_type="CAUSAL_LM"), autocast_adapter_dtype=False
+    )
     reward, value = (
-        AutoModelForSequenceClassification.from_pretrained(TASK["model"], num_labels=1, dtype=torch.bfloat16) for _ in range(2)
+        AutoModelForSequenceClassification.from_pretrained(
+            TASK["model"], num_labels=1, dtype=torch.bfloat16
+        )
+        for _ in range(2)
     )
     if TASK["value"] == "adapter":
         value.requires_grad_(False)
         inject_adapter_in_model(LoraConfig(**lora), value, "default")
         value.to(torch.bfloat16)
         value.score.requires_grad_(True)
-    # More prompts than will be needed: its loader goes through them once for each epoch it was told of.
+    # More prompts than will be needed: its loader goes through them once for each epoch it was told
+    # of.
     data = [{"input_ids": row["ids"]} for row in islice(cycle(TASK["rows"]), 20 * TASK["batch"])]
     config = PPOConfig(
         output_dir=tempfile.mkdtemp(),
@@ -68,7 +84,9 @@ def main() -> None:
         temperature=1.0,
         dataloader_pin_memory=False,
     )
-    trainable = sum(p.numel() for model in (policy, value) for p in model.parameters() if p.requires_grad)
+    trainable = sum(
+        p.numel() for model in (policy, value) for p in model.parameters() if p.requires_grad
+    )
     PPOTrainer(
         config,
         tokenizer,

@@ -1,7 +1,9 @@
-"""TRL's side: its trainers on the same token ids, with the settings that make it fastest here without changing what it does.
+"""TRL's side: its trainers on the same token ids, with the settings that make it fastest here
+without changing what it does.
 
-Beside its defaults: adapters in the weights' bfloat16 (peft's default is float32, several times slower on a CPU), no autocast
-(the model is bfloat16 throughout), no gradient checkpointing, no shuffling, nothing reported.
+Beside its defaults: adapters in the weights' bfloat16 (peft's default is float32, several times
+slower on a CPU), no autocast (the model is bfloat16 throughout), no gradient checkpointing, no
+shuffling, nothing reported.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ import torch
 from contestant import Gate, serve, settings
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+)
 
 TASK = settings()
 TOKENIZER = AutoTokenizer.from_pretrained(TASK["model"])
@@ -37,13 +44,21 @@ COMMON: dict[str, Any] = {
 
 
 def adapted(model: Any, task: str = "CAUSAL_LM", **options: Any) -> Any:
-    config = LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj"], task_type=task, **options)
+    config = LoraConfig(
+        r=16,
+        lora_alpha=32,
+        target_modules=["q_proj", "k_proj", "v_proj"],
+        task_type=task,
+        **options,
+    )
     return get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
 def policy() -> Any:
     options = {"attn_implementation": TASK["attention"]} if "attention" in TASK else {}
-    return adapted(AutoModelForCausalLM.from_pretrained(TASK["model"], dtype=torch.bfloat16, **options))
+    return adapted(
+        AutoModelForCausalLM.from_pretrained(TASK["model"], dtype=torch.bfloat16, **options)
+    )
 
 
 class Rounds(TrainerCallback):
@@ -72,7 +87,9 @@ def trainable(model: Any) -> int:
 def per_round(amount: Any) -> Any:
     """The amount of work of round n, of rows that are gone through in order."""
     size = TASK["updates"] * TASK["batch"]
-    return lambda number: sum(map(amount, islice(cycle(TASK["rows"]), number * size, (number + 1) * size)))
+    return lambda number: sum(
+        map(amount, islice(cycle(TASK["rows"]), number * size, (number + 1) * size))
+    )
 
 
 def sequential(trainer_class: Any) -> Any:
@@ -86,39 +103,63 @@ def sequential(trainer_class: Any) -> Any:
 def sft() -> None:
     from trl import SFTConfig, SFTTrainer
 
-    data = [{"input_ids": r["ids"], "labels": [-100] * r["prompt"] + r["ids"][r["prompt"] :]} for r in TASK["rows"]]
+    data = [
+        {"input_ids": r["ids"], "labels": [-100] * r["prompt"] + r["ids"][r["prompt"] :]}
+        for r in TASK["rows"]
+    ]
     model = policy()
     rounds = Rounds(per_round(lambda row: len(row["ids"])), trainable=trainable(model))
     sequential(SFTTrainer)(
-        model, SFTConfig(**COMMON), train_dataset=Dataset.from_list(data), processing_class=TOKENIZER, callbacks=[rounds]
+        model,
+        SFTConfig(**COMMON),
+        train_dataset=Dataset.from_list(data),
+        processing_class=TOKENIZER,
+        callbacks=[rounds],
     ).train()
 
 
 def reward() -> None:
     from trl import RewardConfig, RewardTrainer
 
-    data = [{f"{side}_ids": r["prompt"] + r[side] for side in ("chosen", "rejected")} for r in TASK["rows"]]
-    model = AutoModelForSequenceClassification.from_pretrained(TASK["model"], num_labels=1, dtype=torch.bfloat16)
+    data = [
+        {f"{side}_ids": r["prompt"] + r[side] for side in ("chosen", "rejected")}
+        for r in TASK["rows"]
+    ]
+    model = AutoModelForSequenceClassification.from_pretrained(
+        TASK["model"], num_labels=1, dtype=torch.bfloat16
+    )
     model.config.pad_token_id = TOKENIZER.pad_token_id
     model = adapted(model, "SEQ_CLS", modules_to_save=["score"])
     rounds = Rounds(per_round(lambda _: 1), trainable=trainable(model))
     sequential(RewardTrainer)(
-        model, RewardConfig(**COMMON), train_dataset=Dataset.from_list(data), processing_class=TOKENIZER, callbacks=[rounds]
+        model,
+        RewardConfig(**COMMON),
+        train_dataset=Dataset.from_list(data),
+        processing_class=TOKENIZER,
+        callbacks=[rounds],
     ).train()
 
 
 def dpo() -> None:
     from trl import DPOConfig, DPOTrainer
 
-    # Its trainer has no way in for finished ids: it gets plain texts, which tokenize to the same ids.
+    # Its trainer has no way in for finished ids: it gets plain texts, which tokenize to the same
+    # ids.
     data = [
-        {"prompt": TOKENIZER.decode(r["prompt"]), **{s: TOKENIZER.decode(r[s][:-1]) for s in ("chosen", "rejected")}}
+        {
+            "prompt": TOKENIZER.decode(r["prompt"]),
+            **{s: TOKENIZER.decode(r[s][:-1]) for s in ("chosen", "rejected")},
+        }
         for r in TASK["rows"]
     ]
     model = policy()
     rounds = Rounds(per_round(lambda _: 1), trainable=trainable(model))
     sequential(DPOTrainer)(
-        model, args=DPOConfig(**COMMON), train_dataset=Dataset.from_list(data), processing_class=TOKENIZER, callbacks=[rounds]
+        model,
+        args=DPOConfig(**COMMON),
+        train_dataset=Dataset.from_list(data),
+        processing_class=TOKENIZER,
+        callbacks=[rounds],
     ).train()
 
 
@@ -127,14 +168,20 @@ def logprobs() -> None:
 
     model = policy()
     chosen = TASK["rows"][: TASK["batch"]]
-    micro = [chosen[i : i + TASK["micro_batch"]] for i in range(0, len(chosen), TASK["micro_batch"])]
+    micro = [
+        chosen[i : i + TASK["micro_batch"]] for i in range(0, len(chosen), TASK["micro_batch"])
+    ]
     batches = []
     for rows in micro:
         width = max(len(r["ids"]) for r in rows)
         ids, mask, counts = (torch.zeros(len(rows), width, dtype=torch.long) for _ in range(3))
         for n, row in enumerate(rows):
             size = len(row["ids"])
-            ids[n, :size], mask[n, :size], counts[n, row["prompt"] : size] = torch.tensor(row["ids"]), 1, 1
+            ids[n, :size], mask[n, :size], counts[n, row["prompt"] : size] = (
+                torch.tensor(row["ids"]),
+                1,
+                1,
+            )
         batches.append((ids, mask, counts[:, 1:].bool()))
     total = sum(int(counts.sum()) for _, _, counts in batches)
 
@@ -170,7 +217,12 @@ def grpo() -> None:
     )
     rounds = Rounds(lambda _: TASK["updates"] * TASK["batch"], trainable=trainable(model))
     GRPOTrainer(
-        model, even, args=config, train_dataset=Dataset.from_list(data), processing_class=TOKENIZER, callbacks=[rounds]
+        model,
+        even,
+        args=config,
+        train_dataset=Dataset.from_list(data),
+        processing_class=TOKENIZER,
+        callbacks=[rounds],
     ).train()
 
 

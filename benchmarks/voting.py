@@ -1,8 +1,10 @@
-"""`python -m benchmarks.voting RUN [--samples 16]`: majority voting beside training, on the sums of a run of `tether grpo sums`.
+"""`python -m benchmarks.voting RUN [--samples 16]`: majority voting beside training, on the sums of
+a run of `tether grpo sums`.
 
-How many of the held-out problems a model gets right when it answers once greedily, once at a temperature, and when the commonest
-last number of several samples is its answer: the model before and the policy after. Prints a line a model and decoding, with the
-95% interval over problems. Voting costs so many times the tokens, and no training.
+How many of the held-out problems a model gets right when it answers once greedily, once at a
+temperature, and when the commonest last number of several samples is its answer: the model before
+and the policy after. Prints a line a model and decoding, with the 95% interval over problems.
+Voting costs so many times the tokens, and no training.
 """
 
 from __future__ import annotations
@@ -31,10 +33,14 @@ SEED = 104729
 
 def problems() -> list[Prompt]:
     """The held-out ones of the recipe."""
-    section = build(Recipe, tomllib.loads(packaged_recipe("sums").read_text(encoding="utf-8"))).section("grpo")
+    section = build(
+        Recipe, tomllib.loads(packaged_recipe("sums").read_text(encoding="utf-8"))
+    ).section("grpo")
     assert section.task is not None and section.evaluate is not None
     task = section.task
-    prompts = reasoning_gym_prompts(task.name, task.size, task.seed, task.config, system=task.system or "")
+    prompts = reasoning_gym_prompts(
+        task.name, task.size, task.seed, task.config, system=task.system or ""
+    )
     return held_out_split(prompts, section.evaluate.prompts)[1]
 
 
@@ -51,10 +57,14 @@ def voted(answers: Sequence[str]) -> str:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path, nargs="?")
     parser.add_argument("--samples", type=int, default=16)
-    parser.add_argument("--smoke", action="store_true", help="a tiny random model, a few problems, no run")
+    parser.add_argument(
+        "--smoke", action="store_true", help=("a tiny random model, a few problems, no run")
+    )
     asked = parser.parse_args()
     if asked.run is None and not asked.smoke:
         parser.error("which run of `tether grpo sums`?")
@@ -78,9 +88,13 @@ def measure(name: str, engine: Engine, prompts: Sequence[Prompt], samples: int) 
         texts = [[rollout.text for rollout in group.rollouts] for group in groups]
         decoding = "greedy" if temperature == 0 else f"temperature {temperature:g}"
         ways = {"once": [row[0] for row in texts]}
-        ways |= {f"vote of {n}": [voted(row[:n]) for row in texts] for n in (4, 8, 16, 32) if n <= count}
+        ways |= {
+            f"vote of {n}": [voted(row[:n]) for row in texts] for n in (4, 8, 16, 32) if n <= count
+        }
         for way, answers in ways.items():
-            right = mean_estimate([float(last_number(a) == t) for a, t in zip(answers, truth, strict=True)])
+            right = mean_estimate(
+                [float(last_number(a) == t) for a, t in zip(answers, truth, strict=True)]
+            )
             bounds = f"{right.value:.1%} [{right.low:.1%}, {right.high:.1%}]"
             print(f"{name:7} {decoding:16} {way:11} {bounds}", flush=True)
 

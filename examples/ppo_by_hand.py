@@ -21,13 +21,18 @@ def train(source: str = "tiny", steps: int = 20, beta: float = 0.005) -> list[fl
     reference, policy = model.role(), model.role("policy", rank=8)
     value, engine = model.value(policy), model.engine(policy)
     learner = model.learner(policy, value, learning_rate=5e-3, updates=2 * steps)
-    prompts, sampling = model.prompts([f"Say {word}." for word in ("hello", "yes", "no", "why")]), Sampling(16, 1.0)
+    prompts, sampling = (
+        model.prompts([f"Say {word}." for word in ("hello", "yes", "no", "why")]),
+        Sampling(16, 1.0),
+    )
     history = []
 
     def forward(batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Log-probabilities and values of the response tokens, (responses, time), in one pass."""
         hidden = policy.hidden(batch)
-        return batch.scatter(policy.logprobs_of(hidden, batch)[0]), batch.scatter(value.values_of(hidden, batch))
+        return batch.scatter(policy.logprobs_of(hidden, batch)[0]), batch.scatter(
+            value.values_of(hidden, batch)
+        )
 
     for step in range(steps):
         places = range(step * len(prompts), (step + 1) * len(prompts))
@@ -39,18 +44,26 @@ def train(source: str = "tiny", steps: int = 20, beta: float = 0.005) -> list[fl
         with torch.no_grad():
             (old, values), ref = forward(batch), batch.scatter(reference.logprobs(batch)[0])
         rewards = -beta * (old - ref) * mask
-        rewards[torch.arange(len(rollouts)), mask.sum(1) - 1] += scores  # the score belongs to the last token
+        # the score belongs to the last token
+        rewards[torch.arange(len(rollouts)), mask.sum(1) - 1] += scores
         advantages, returns = gae(rewards, values, mask, 1.0, 0.95)
         advantages = whiten(advantages, mask)
         for _ in range(2):
             logprobs, predicted = forward(batch)
-            loss, _ = ppo_clip_loss(logprobs, old, advantages, mask, clip_range=0.2, denominator=count)
-            critic, _ = value_loss(predicted, values, returns, mask, clip_range=0.2, denominator=count)
+            loss, _ = ppo_clip_loss(
+                logprobs, old, advantages, mask, clip_range=0.2, denominator=count
+            )
+            critic, _ = value_loss(
+                predicted, values, returns, mask, clip_range=0.2, denominator=count
+            )
             learner.backward(loss + 0.1 * critic)
             learner.step()
         engine.update_weights(step + 1)
         history.append(float(scores.mean()))
-        print(f"step {step + 1}: reward {history[-1]:.3f}, KL {float(((old - ref) * mask).sum(1).mean()):.2f} nats")
+        print(
+            f"step {step + 1}: reward {history[-1]:.3f}, KL "
+            f"{float(((old - ref) * mask).sum(1).mean()):.2f} nats"
+        )
     return history
 
 

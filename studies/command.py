@@ -1,4 +1,6 @@
-"""The command line of a study: a recipe, overrides of its keys, and the seeds that it is run with."""
+"""The command line of a study: a recipe, overrides of its keys, and the seeds that it is run
+with.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,37 @@ from tether.core.stopping import AGAIN, Interrupted, begin_program
 
 HERE = Path(__file__).resolve().parent
 Study = Callable[[str, list[str], list[int]], None]
-"""(recipe, overrides, seeds): a file or the name of a packaged recipe, `key.sub=value` each, and numbers."""
+"""(recipe, overrides, seeds): a file or the name of a packaged recipe, `key.sub=value` each, and
+numbers.
+"""
 
 
 def run_study(study: Study, name: str, text: str, seeds: Sequence[int]) -> None:
-    """Run a study as a program, with the recipe `studies/NAME.toml` (--smoke: `NAME-smoke.toml`) unless another is named."""
+    """Run a study as a program, with the recipe `studies/NAME.toml` (--smoke: `NAME-smoke.toml`)
+    unless another is named.
+    """
     parser = argparse.ArgumentParser(
-        prog=f"python -m studies.{name}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"python -m studies.{name}",
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("words", nargs="*", metavar="[RECIPE] KEY=VALUE", help="a .toml file, and overrides of its keys")
-    parser.add_argument("--seeds", nargs="+", type=int, help=f"default: {' '.join(map(str, seeds))}, and 0 with --smoke")
-    parser.add_argument("--smoke", action="store_true", help="a tiny random model: nothing of use is learned, in a minute")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="[RECIPE] KEY=VALUE",
+        help=("a .toml file, and overrides of its keys"),
+    )
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        help=(f"default: {' '.join(map(str, seeds))}, and 0 with --smoke"),
+    )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help=("a tiny random model: nothing of use is learned, in a minute"),
+    )
     given = parser.parse_intermixed_args()
     recipe = str(HERE / f"{name}{'-smoke' if given.smoke else ''}.toml")
     if given.words and not is_override(given.words[0]):

@@ -1,8 +1,9 @@
-"""Methods side by side, from one SFT model, one set of preferences and one reward model a seed, each judged by the same judge.
+"""Methods side by side, from one SFT model, one set of preferences and one reward model a seed,
+each judged by the same judge.
 
-The arms of a recipe are the methods, and [evaluate] names the judge. Every arm is trained in a process of its own, so that its
-peak memory is its own. The same command goes on where it was interrupted, also with more arms or seeds. The table is
-RUN/compare.md.
+The arms of a recipe are the methods, and [evaluate] names the judge. Every arm is trained in a
+process of its own, so that its peak memory is its own. The same command goes on where it was
+interrupted, also with more arms or seeds. The table is RUN/compare.md.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from tether.core.stopping import Interrupted
 from tether.core.types import Json
 from tether.run.recipe import BaseRecipe, read_recipe
 
-HEAD = "| method | seed | gold gain | win rate | over SFT at its best decoding | wins | KL, nats | finished | seconds | GB |"
+HEAD = (
+    "| method | seed | gold gain | win rate | over SFT at its best decoding | wins | KL, nats "
+    "| finished | seconds | GB |"
+)
 
 
 def compare(recipe: str, overrides: Sequence[str], seeds: Sequence[int]) -> Json:
@@ -39,7 +43,10 @@ def compare(recipe: str, overrides: Sequence[str], seeds: Sequence[int]) -> Json
     methods, root = methods_of(config), Path(config.run)
     for seed in seeds:
         _run_seed(recipe, overrides, config, seed)
-    arms = {name: {str(seed): _row(root / f"seed-{seed}", stage) for seed in seeds} for stage, name in methods.items()}
+    arms = {
+        name: {str(seed): _row(root / f"seed-{seed}", stage) for seed in seeds}
+        for stage, name in methods.items()
+    }
     write_json(root / "summary.json", {"arms": arms})
     (root / "compare.md").write_text(table(arms), encoding="utf-8")
     return {"arms": arms}
@@ -51,11 +58,17 @@ def methods_of(config: BaseRecipe) -> dict[str, str]:
     Raises:
         ConfigError: there is none, nobody judges, or rounds would be compared.
     """
-    methods = {stage: stage if stage in STAGES else config.arm_of(stage)[1] for stage in config.policies}
+    methods = {
+        stage: stage if stage in STAGES else config.arm_of(stage)[1] for stage in config.policies
+    }
     if config.section("evaluate") is None or not methods:
-        raise ConfigError("a comparison needs methods, such as [arms.dpo.direct], and [evaluate] with their judge")
+        raise ConfigError(
+            "a comparison needs methods, such as [arms.dpo.direct], and [evaluate] with their judge"
+        )
     if config.repeat is not None:
-        raise ConfigError("repeat has no effect here: methods are compared after one round. Leave it out")
+        raise ConfigError(
+            "repeat has no effect here: methods are compared after one round. Leave it out"
+        )
     if len(set(methods.values())) < len(methods):
         raise ConfigError("an arm is called as another method is: give it another name")
     return methods
@@ -77,7 +90,9 @@ def _run_seed(recipe: str, overrides: Sequence[str], config: BaseRecipe, seed: i
         if not all(path.is_file() for path in summaries):
             _tether("run", recipe, *stages, *overrides, *own)
         if not all(path.is_file() for path in summaries):
-            raise TrainingError(f"{' and '.join(stages)} of seed {seed}: not finished; why stands above")
+            raise TrainingError(
+                f"{' and '.join(stages)} of seed {seed}: not finished; why stands above"
+            )
 
 
 def _tether(*words: str) -> None:
@@ -99,7 +114,9 @@ def _tether(*words: str) -> None:
         if child.poll() is None:  # a second signal
             child.terminate()
     if code:
-        raise TrainingError(f"tether {' '.join(words)} ended with exit code {code}; its own message stands above")
+        raise TrainingError(
+            f"tether {' '.join(words)} ended with exit code {code}; its own message stands above"
+        )
 
 
 def _row(folder: Path, stage: str) -> Json:
@@ -120,33 +137,49 @@ def table(arms: Mapping[str, Mapping[str, Any]]) -> str:
         for seed, row in seeds.items():
             over = row.get("over_best_decoding", {})
             lines.append(
-                f"| {name} | {seed} | {_bracketed(row['gold_gain'], '+.2f')} | {_bracketed(row['gold_win_rate'], '.3f')} "
-                f"| {_bracketed(over, '+.2f')} | {_bracketed(over.get('win_rate'), '.3f')} | {row['kl']['value']:.1f} "
-                f"| {row['finished']:.0%} | {row['seconds']:.0f} | {row['peak_rss_bytes'] / 1e9:.2f} |"
+                f"| {name} | {seed} | {_bracketed(row['gold_gain'], '+.2f')} | "
+                f"{_bracketed(row['gold_win_rate'], '.3f')} "
+                f"| {_bracketed(over, '+.2f')} | {_bracketed(over.get('win_rate'), '.3f')} | "
+                f"{row['kl']['value']:.1f} "
+                f"| {row['finished']:.0%} | {row['seconds']:.0f} | "
+                f"{row['peak_rss_bytes'] / 1e9:.2f} |"
             )
         if len(seeds) > 1:
             mean = partial(_mean, list(seeds.values()))
             peak = max(row["peak_rss_bytes"] for row in seeds.values()) / 1e9
             lines.append(
-                f"| **{name}** | mean | **{mean('gold_gain', 'value'):+.2f}** | {mean('gold_win_rate', 'value'):.3f} "
-                f"| {mean('over_best_decoding', 'value'):+.2f} | {mean('over_best_decoding', 'win_rate', 'value'):.3f} "
-                f"| {mean('kl', 'value'):.1f} | {mean('finished'):.0%} | {mean('seconds'):.0f} | {peak:.2f} |"
+                f"| **{name}** | mean | **{mean('gold_gain', 'value'):+.2f}** | "
+                f"{mean('gold_win_rate', 'value'):.3f} "
+                f"| {mean('over_best_decoding', 'value'):+.2f} | "
+                f"{mean('over_best_decoding', 'win_rate', 'value'):.3f} "
+                f"| {mean('kl', 'value'):.1f} | {mean('finished'):.0%} | {mean('seconds'):.0f} | "
+                f"{peak:.2f} |"
             )
     return "\n".join(lines) + "\n"
 
 
 def _bracketed(estimate: Mapping[str, Any] | None, form: str) -> str:
-    """A number with its interval, or with the words that there is none; empty where nothing was measured."""
+    """A number with its interval, or with the words that there is none; empty where nothing was
+    measured.
+    """
     if not estimate:
         return ""
-    interval = "too few" if estimate["low"] is None else f"{estimate['low']:{form}}, {estimate['high']:{form}}"
+    interval = (
+        "too few"
+        if estimate["low"] is None
+        else (f"{estimate['low']:{form}}, {estimate['high']:{form}}")
+    )
     return f"{estimate['value']:{form}} [{interval}]"
 
 
 def _mean(rows: Sequence[Any], *path: str) -> float:
-    """The mean over the seeds of what lies at the end of the path; not a number where a seed has none."""
+    """The mean over the seeds of what lies at the end of the path; not a number where a seed has
+    none.
+    """
     values = [reduce(lambda inner, key: inner.get(key, {}), path, row) for row in rows]
-    return statistics.fmean(value if isinstance(value, int | float) else math.nan for value in values)
+    return statistics.fmean(
+        value if isinstance(value, int | float) else math.nan for value in values
+    )
 
 
 def main(recipe: str, overrides: list[str], seeds: list[int]) -> None:

@@ -1,4 +1,6 @@
-"""The page of a study of overoptimisation: gold and proxy over the distance that they were bought with."""
+"""The page of a study of overoptimisation: gold and proxy over the distance that they were bought
+with.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,27 @@ from tether.report.plotting import MUTED, PALETTE, Plot, Trace, framed, label
 from tether.report.reading import Estimate, Row, SubRun, estimate, json_of, mapping, read_sub_run
 
 PROXY_COLUMNS = (
-    "proxy", "pairs", "flipped", "members", "accuracy against gold, by seed", "gold gain of the widest choice", "its proxy gain",
+    "proxy", "pairs", "flipped", "members", "accuracy against gold, by seed", "gold gain of the "
+                                                                              "widest "
+                                                                              "choice", "its "
+                                                                                        "proxy gain",
     "√KL where Gao's curve peaks, by seed",
 )  # fmt: skip
 POLICY_COLUMNS = (
-    "policy", "seed", "gold at first", "highest (95% of where it is)", "at the end", "fall from the peak", "proxy", "KL, nats",
+    "policy", "seed", "gold at first", "highest (95% of where it is)", "at the end", "fall from "
+                                                                                     "the peak", "proxy", "KL, nats",
     "fall clear at", "alarms, with their steps", "kept by stopping",
 )  # fmt: skip
 SAYS = {
     "proxy": "{name}: the proxy rose in {rose} of {seeds} seeds.",
-    "gold": "Gold fell from its peak, clear of the interval, in {fell}; it ended at {ended} on average.",
+    "gold": (
+        "Gold fell from its peak, clear of the interval, in {fell}; it ended at {ended} on average."
+    ),
     "alarms": "An alarm came before the fall was clear in {warned} of {fell}.",
-    "stopping": "{name}: keeping the best checkpoint would have lost more than {noise} of gold (seed {seeds}).",
+    "stopping": (
+        "{name}: keeping the best checkpoint would have lost more than {noise} of gold "
+        "(seed {seeds})."
+    ),
     "no-policy": "No policy was trained: see the table.",
 }
 NOISE = 0.05
@@ -41,7 +52,9 @@ NOISE = 0.05
 
 
 class Course(NamedTuple):
-    """One policy of one seed: what gold, the proxy and the KL were at the steps of its measurements, and what follows."""
+    """One policy of one seed: what gold, the proxy and the KL were at the steps of its
+    measurements, and what follows.
+    """
 
     name: str
     seed: str
@@ -93,7 +106,10 @@ class Study:
     @property
     def policies(self) -> dict[str, list[Course]]:
         """The courses of all seeds by policy."""
-        return {name: [c for c in self.courses if c.name == name] for name in dict.fromkeys(c.name for c in self.courses)}
+        return {
+            name: [c for c in self.courses if c.name == name]
+            for name in dict.fromkeys(c.name for c in self.courses)
+        }
 
 
 def read_study(run: Path) -> Study | None:
@@ -135,15 +151,23 @@ def write_page(run: Path) -> Path:
 
 
 def _course(name: str, seed: str, stored: Row) -> Course:
-    values: Row = {key: stored[key] for key in Course._fields[2:]} | {"fall": estimate(stored["fall"])}
+    values: Row = {key: stored[key] for key in Course._fields[2:]} | {
+        "fall": estimate(stored["fall"])
+    }
     return Course(name, seed, **values)
 
 
 def best_of_n_figures(study: Study) -> list[Plot]:
     """Gold and proxy of the choice among n answers, over its distance."""
     proxies = list(zip(cycle(PALETTE), study.proxies.items(), strict=False))
-    gold = [Trace(*_over_seeds(proxy, "gold"), name, colour, "both") for colour, (name, proxy) in proxies]
-    liking = [Trace(*_over_seeds(proxy, "proxy"), name, colour, "both") for colour, (name, proxy) in proxies]
+    gold = [
+        Trace(*_over_seeds(proxy, "gold"), name, colour, "both")
+        for colour, (name, proxy) in proxies
+    ]
+    liking = [
+        Trace(*_over_seeds(proxy, "proxy"), name, colour, "both")
+        for colour, (name, proxy) in proxies
+    ]
     best = _over_seeds(next(iter(study.proxies.values())), "ceiling")
     gold.append(Trace(*best, "chosen by gold itself", MUTED, dash="dot"))
     return [*framed("bon-gold", gold), *framed("bon-proxy", liking)]
@@ -179,7 +203,20 @@ def _alarm_marks(course: Course, colour: str) -> list[Trace]:
     heights = np.interp(at, course.steps, course.gold).tolist() if alarms else []
     notes = [label(f"{alarm['detector']}: {alarm['message']}", 100) for alarm in alarms]
     return (
-        [Trace(at, heights, f"alarm, seed {course.seed}", colour, "open", size=12, listed=False, notes=notes)] if alarms else []
+        [
+            Trace(
+                at,
+                heights,
+                f"alarm, seed {course.seed}",
+                colour,
+                "open",
+                size=12,
+                listed=False,
+                notes=notes,
+            )
+        ]
+        if alarms
+        else []
     )
 
 
@@ -191,8 +228,21 @@ def _fit_line(courses: Sequence[Course], colour: str) -> list[Trace]:
     nearest = min(max(kl for kl in course.kl if kl is not None) for course in courses)
     alpha, beta = (fmean(fit[name] for fit in fits) for name in ("alpha", "beta"))
     distances = np.linspace(math.sqrt(0.5), math.sqrt(nearest), 61)
-    heights = fmean(course.gold[0] for course in courses) + distances * (alpha - beta * np.log(distances))
-    return [Trace(distances.tolist(), heights.tolist(), "fit", colour, dash="dash", size=1.2, listed=False, silent=True)]
+    heights = fmean(course.gold[0] for course in courses) + distances * (
+        alpha - beta * np.log(distances)
+    )
+    return [
+        Trace(
+            distances.tolist(),
+            heights.tolist(),
+            "fit",
+            colour,
+            dash="dash",
+            size=1.2,
+            listed=False,
+            silent=True,
+        )
+    ]
 
 
 def proxy_rows(study: Study) -> list[tuple[str, ...]]:
@@ -205,7 +255,8 @@ def proxy_rows(study: Study) -> list[tuple[str, ...]]:
         peaks = [seed["fit"]["peak"] if seed["fit"] else None for seed in seeds]
         flipped = percent(proxy["flipped"]) if proxy["flipped"] else "none"
         rows.append((
-            name, f"{proxy['pairs']:,}", flipped, str(proxy["members"]) + (f", {made}" if proxy["members"] > 1 else ""),
+            name, f"{proxy['pairs']:,}", flipped, str(proxy["members"]) + ((", "
+                                                                           f"{made}") if proxy["members"] > 1 else ""),
             " / ".join(percent(seed["gold_accuracy"]["value"]) for seed in seeds if seed["gold_accuracy"]),
             f"{signed(fmean(ends))} ({' / '.join(map(signed, ends))})",
             f"{signed(fmean(seed['proxy'][-1] for seed in seeds))} SD",
@@ -220,7 +271,9 @@ def policy_rows(study: Study) -> list[tuple[str, ...]]:
         (
             course.name, course.seed, decimal(course.gold[0]),
             "{} at step {} ({} to {})".format(decimal(course.highest), course.best_step, *course.best_step_interval),
-            decimal(course.gold[-1]), bracketed(course.fall, signed), f"{signed(course.proxy[0])} to {signed(course.proxy[-1])}",
+            decimal(course.gold[-1]), bracketed(course.fall, signed), f"{signed(course.proxy[0])} "
+                                                                      "to "
+                                                                      f"{signed(course.proxy[-1])}",
             "" if course.kl[-1] is None else decimal(course.kl[-1]),
             "" if course.fallen_at is None else f"step {course.fallen_at}",
             ", ".join(f"{alarm['detector']} {alarm['step']}" for alarm in course.alarms) or "none", percent(course.kept_share),
@@ -234,9 +287,15 @@ def study_conclusion(study: Study) -> Conclusion:
     sentences, warnings = [], []
     for name, courses in study.policies.items():
         fell = [course for course in courses if course.fell]
-        rose, warned = sum(course.proxy[-1] > course.proxy[0] for course in courses), sum(course.warned for course in fell)
+        rose, warned = (
+            sum(course.proxy[-1] > course.proxy[0] for course in courses),
+            sum(course.warned for course in fell),
+        )
         ended = decimal(fmean(course.gold[-1] for course in courses))
-        says = [SAYS["proxy"].format(name=name, rose=rose, seeds=len(courses)), SAYS["gold"].format(fell=len(fell), ended=ended)]
+        says = [
+            SAYS["proxy"].format(name=name, rose=rose, seeds=len(courses)),
+            SAYS["gold"].format(fell=len(fell), ended=ended),
+        ]
         says += [SAYS["alarms"].format(warned=warned, fell=len(fell))] if fell else []
         sentences.append(" ".join(says))
         if seeds := ", ".join(course.seed for course in courses if course.kept_share < 1 - NOISE):

@@ -1,4 +1,6 @@
-"""What every test may rely on: no network, few threads, and honest skips where a need is not met."""
+"""What every test may rely on: no network, few threads, and honest skips where a need is not
+met.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,13 @@ gc.set_threshold(10_000, 10, 10)
 atexit.register(gc.freeze)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ.setdefault("TETHER_CPU_DTYPE", "float32")  # what a test computes in is not the processor's choice
-os.environ["TORCHDYNAMO_DISABLE"] = "1"  # tether compiles nothing, and bitsandbytes would load the compiler in every process
+# what a test computes in is not the processor's choice
+os.environ.setdefault("TETHER_CPU_DTYPE", "float32")
+# tether compiles nothing, and bitsandbytes would load the compiler in every process
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
 # Read when torch loads; asking torch itself would load it for every test.
-if "PYTEST_XDIST_WORKER" in os.environ:  # processes side by side have one each, whatever the one that started them has
+# processes side by side have one each, whatever the one that started them has
+if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
@@ -38,12 +43,15 @@ def installed(package: str) -> bool:
 if installed("beartype") and "tether.algorithms" not in sys.modules:
     from jaxtyping import install_import_hook
 
-    # Every shape annotation of the algorithms is checked at each call, for as long as the tests run.
+    # Every shape annotation of the algorithms is checked at each call, for as long as the tests
+    # run.
     install_import_hook("tether.algorithms", "beartype.beartype")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--run-slow", action="store_true", help="run the tests marked slow along with the others")
+    parser.addoption(
+        "--run-slow", action="store_true", help=("run the tests marked slow along with the others")
+    )
 
 
 @cache
@@ -77,12 +85,33 @@ def unmet(marker: str) -> str | None:
 
 
 LONGEST = (
-    *("learner/test_ranks.py", "cli/test_commands.py", "benchmarks/test_smoke.py", "stages/test_policy_gradient.py"),
-    *("device/test_pretend.py", "preferences/server/test_browser.py", "run/test_exact_resume.py", "learner/test_planner.py"),
-    *("rollout/test_ahead.py", "stages/test_heldout.py", "learner/test_sharded.py", "cli/test_faults.py"),
-    *("rewards/test_verifiable.py", "preferences/server/test_serve.py", "quickstart/test_quickstart.py"),
+    *(
+        "learner/test_ranks.py",
+        "cli/test_commands.py",
+        "benchmarks/test_smoke.py",
+        "stages/test_policy_gradient.py",
+    ),
+    *(
+        "device/test_pretend.py",
+        "preferences/server/test_browser.py",
+        "run/test_exact_resume.py",
+        "learner/test_planner.py",
+    ),
+    *(
+        "rollout/test_ahead.py",
+        "stages/test_heldout.py",
+        "learner/test_sharded.py",
+        "cli/test_faults.py",
+    ),
+    *(
+        "rewards/test_verifiable.py",
+        "preferences/server/test_serve.py",
+        "quickstart/test_quickstart.py",
+    ),
 )
-"""The files that take longest come first, so that no process of `make test` is left alone with one at the end."""
+"""The files that take longest come first, so that no process of `make test` is left alone with one
+at the end.
+"""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -108,7 +137,9 @@ def few_threads() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def settled_heap() -> None:
-    """What earlier modules loaded is searched for garbage no more: a million objects take half a second after every stage."""
+    """What earlier modules loaded is searched for garbage no more: a million objects take half a
+    second after every stage.
+    """
     gc.enable()
     gc.collect()
     gc.freeze()
@@ -125,7 +156,10 @@ def tether_data() -> Path:
     """The folder of published data sets that TETHER_DATA names."""
     named = os.environ.get("TETHER_DATA")
     if not named:
-        pytest.skip("TETHER_DATA is not set: it names the folder of published data sets that this test reads")
+        pytest.skip(
+            "TETHER_DATA is not set: it names the folder of published data sets that this "
+            "test reads"
+        )
     folder = Path(named)
     if not folder.is_dir():
         pytest.fail(f"TETHER_DATA names {folder}, which is not a folder")
@@ -134,7 +168,9 @@ def tether_data() -> Path:
 
 @pytest.fixture(scope="session")
 def chromium_path() -> str:
-    """The Chromium for tests marked `browser`: `playwright.chromium.launch(executable_path=chromium_path)`."""
+    """The Chromium for tests marked `browser`:
+    `playwright.chromium.launch(executable_path=chromium_path)`.
+    """
     path = chromium()
     if path is None:
         pytest.skip(unmet("browser") or "no Chromium")

@@ -8,8 +8,19 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tether"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(p for p in DOCS if p.name != "lab.md" and p.parent.name != "decisions")]
-FOLDERS = {"src", "tests", "docs", "studies", "benchmarks", *(path.name for path in PACKAGE.iterdir() if path.is_dir())}
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(p for p in DOCS if p.name != "lab.md" and p.parent.name != "decisions"),
+]
+FOLDERS = {
+    "src",
+    "tests",
+    "docs",
+    "studies",
+    "benchmarks",
+    *(path.name for path in PACKAGE.iterdir() if path.is_dir()),
+}
 
 
 def links_of(page):
@@ -20,16 +31,27 @@ def links_of(page):
 
 def paths_in(text):
     """Names in backticks that look like files of the project."""
-    names = re.findall(r"`([\w./-]+\.(?:py|md|toml|svg|jsonl))`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    names = re.findall(
+        r"`([\w./-]+\.(?:py|md|toml|svg|jsonl))`",
+        re.sub(r"^```.*?^```", "", text, flags=re.M | re.S),
+    )
     return {name for name in names if "/" in name and name.split("/")[0] in FOLDERS}
 
 
 def test_the_index_lists_every_document():
     linked = links_of(ROOT / "docs" / "README.md")
-    assert [str(p) for p in DOCS if p not in linked and p != ROOT / "docs" / "README.md" and p.parent.name != "decisions"] == []
+    assert [
+        str(p)
+        for p in DOCS
+        if p not in linked and p != ROOT / "docs" / "README.md" and p.parent.name != "decisions"
+    ] == []
 
 
-@pytest.mark.parametrize("page", [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
 def test_links_lead_somewhere(page):
     assert [str(path) for path in links_of(page) if not path.exists()] == []
 
@@ -37,11 +59,18 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_that_are_named_are_there(page):
     names = paths_in(page.read_text(encoding="utf-8"))
-    assert sorted(name for name in names if not (ROOT / name).exists() and not (PACKAGE / name).exists()) == []
+    assert (
+        sorted(
+            name for name in names if not (ROOT / name).exists() and not (PACKAGE / name).exists()
+        )
+        == []
+    )
 
 
 def test_a_missing_file_would_be_noticed():
-    assert paths_in("`src/tether/nowhere.py` and `core/config.py`, `summary.json`, `mine.toml`") == {
+    assert paths_in(
+        "`src/tether/nowhere.py` and `core/config.py`, `summary.json`, `mine.toml`"
+    ) == {
         "src/tether/nowhere.py",
         "core/config.py",
     }

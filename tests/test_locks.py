@@ -1,4 +1,6 @@
-"""The locks that make installs from: every requirement is in them, in the version of constraints.txt."""
+"""The locks that make installs from: every requirement is in them, in the version of
+constraints.txt.
+"""
 
 import re
 from pathlib import Path
@@ -25,14 +27,21 @@ def test_versions_are_those_of_the_constraints(path):
 def test_every_requirement_is_locked(path):
     """Torch has a step of its own; an extra may ask for tether itself."""
     needed = [Requirement(line) for line in wanted()[path.stem]]
-    names = {canonicalize_name(one.name) for one in needed if one.marker is None} - {"torch", "tether-rlhf"}
+    names = {canonicalize_name(one.name) for one in needed if one.marker is None} - {
+        "torch",
+        "tether-rlhf",
+    }
     assert names <= pinned(path).keys()
 
 
 def test_what_make_installs_by_default_has_a_lock():
-    assert {"tether", "dev", "browser", "preferences", "judge", "verify"} <= {path.stem for path in FILES}
+    assert {"tether", "dev", "browser", "preferences", "judge", "verify"} <= {
+        path.stem for path in FILES
+    }
 
 
 def test_a_lock_holds_what_its_packages_need():
     """transformers needs tokenizers, which needs huggingface-hub."""
-    assert {"transformers", "tokenizers", "huggingface-hub"} <= closure(["transformers"]) & pinned(LOCKS / "tether.txt").keys()
+    assert {"transformers", "tokenizers", "huggingface-hub"} <= closure(["transformers"]) & pinned(
+        LOCKS / "tether.txt"
+    ).keys()

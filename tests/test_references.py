@@ -1,4 +1,6 @@
-"""docs/recipes.md and docs/data.md say what the code says, and every key of a recipe has a description."""
+"""docs/recipes.md and docs/data.md say what the code says, and every key of a recipe has a
+description.
+"""
 
 import json
 
@@ -25,7 +27,11 @@ def test_every_key_has_a_description_and_its_place():
     assert len(keys) > 900 and [key.name for key in keys if not key.description] == []
     page = references.recipes_page()
     inner = [key for key in keys if key.path[-1] not in STAGES]
-    assert [key.name for key in inner if f"`{key.path[-1]}`" not in page and f".{key.path[-1]}`" not in page] == []
+    assert [
+        key.name
+        for key in inner
+        if f"`{key.path[-1]}`" not in page and f".{key.path[-1]}`" not in page
+    ] == []
 
 
 def test_every_format_has_a_row_that_is_read_as_its_own_kind(tmp_path):
@@ -45,7 +51,11 @@ def test_the_sections_that_read_a_kind_are_those_of_the_table():
     assert READ_BY.keys() == KINDS.keys()
     assert (
         Recipe.model_validate(
-            {"run": "r", "model": {"source": "tiny"}, "grpo": {"reward_source": "verifiable", "verifiable": {"kind": "exact"}}}
+            {
+                "run": "r",
+                "model": {"source": "tiny"},
+                "grpo": {"reward_source": "verifiable", "verifiable": {"kind": "exact"}},
+            }
         )
         .section("grpo")
         .kind

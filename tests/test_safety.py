@@ -1,4 +1,6 @@
-"""What SECURITY.md promises: no code out of files, no secrets in runs, nothing a model wrote that acts."""
+"""What SECURITY.md promises: no code out of files, no secrets in runs, nothing a model wrote that
+acts.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,18 @@ from tether.core.visible import visible
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "tether"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "joblib", "dill", "cloudpickle", "yaml", "dbm"}
+UNSAFE_MODULES = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "marshal",
+    "shelve",
+    "joblib",
+    "dill",
+    "cloudpickle",
+    "yaml",
+    "dbm",
+}
 RUNS_ANSWERS = PACKAGE / "rewards" / "code.py"
 """The one file that evaluates text: in a guarded process (rewards.guard)."""
 
@@ -28,11 +41,24 @@ def violations(tree: ast.AST, may_evaluate: bool = False) -> list[str]:
                 found += [n.name for n in names if n.name.partition(".")[0] in UNSAFE_MODULES]
             case ast.ImportFrom(module=module, names=names):
                 found += [str(module)] if (module or "").partition(".")[0] in UNSAFE_MODULES else []
-                found += [n.name for n in names if (module, n.name) in {("os", "system"), ("os", "popen"), ("torch", "load")}]
+                found += [
+                    n.name
+                    for n in names
+                    if (module, n.name) in {("os", "system"), ("os", "popen"), ("torch", "load")}
+                ]
             case ast.Call(func=ast.Name(id="eval" | "exec" | "__import__" as name)):
                 found += [] if may_evaluate else [name]
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name), keywords=keywords):
-                if f"{owner}.{name}" in {"torch.load", "os.system", "os.popen", "yaml.load", "pd.read_pickle", "tarfile.open"}:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=owner), attr=name), keywords=keywords
+            ):
+                if f"{owner}.{name}" in {
+                    "torch.load",
+                    "os.system",
+                    "os.popen",
+                    "yaml.load",
+                    "pd.read_pickle",
+                    "tarfile.open",
+                }:
                     found.append(f"{owner}.{name}")
                 found += _flags(keywords)
             case ast.Call(keywords=keywords):
@@ -42,7 +68,11 @@ def violations(tree: ast.AST, may_evaluate: bool = False) -> list[str]:
 
 def _flags(keywords: list[ast.keyword]) -> list[str]:
     bad = {"allow_pickle", "shell"}
-    return [k.arg for k in keywords if k.arg in bad and not (isinstance(k.value, ast.Constant) and k.value.value is False)]
+    return [
+        k.arg
+        for k in keywords
+        if k.arg in bad and not (isinstance(k.value, ast.Constant) and k.value.value is False)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -168,20 +198,41 @@ def test_no_secret_is_in_any_file_of_a_finished_run(tmp_path, monkeypatch):
 
     for name, value in PLANTED.items():
         monkeypatch.setenv(name, value)
-    told = ["server.url=http://127.0.0.1:1/v1?api_key=Zq7querykey", "store=" + PLANTED["DATABASE_URL"], "--api-key", "Zq7option"]
-    monkeypatch.setattr(sys, "argv", ["tether", "grpo", "mine.toml", f"hub_token={PLANTED['HF_TOKEN']}", *told])
+    told = [
+        "server.url=http://127.0.0.1:1/v1?api_key=Zq7querykey",
+        "store=" + PLANTED["DATABASE_URL"],
+        "--api-key",
+        "Zq7option",
+    ]
+    monkeypatch.setattr(
+        sys, "argv", ["tether", "grpo", "mine.toml", f"hub_token={PLANTED['HF_TOKEN']}", *told]
+    )
     (tmp_path / "mine.py").write_text(REWARD)
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "p{n}"}}\n' for n in range(8)))
     section = {
-        **{"data": {"path": str(tmp_path / "prompts.jsonl")}, "steps": 3, "prompts_per_step": 4, "samples_per_prompt": 4},
-        **{"max_new_tokens": 6, "reward_source": "function", "max_failed": 0.99, "optimizer": {"learning_rate": 1e-3}},
+        **{
+            "data": {"path": str(tmp_path / "prompts.jsonl")},
+            "steps": 3,
+            "prompts_per_step": 4,
+            "samples_per_prompt": 4,
+        },
+        **{
+            "max_new_tokens": 6,
+            "reward_source": "function",
+            "max_failed": 0.99,
+            "optimizer": {"learning_rate": 1e-3},
+        },
         "function": {"call": f"{tmp_path}/mine.py:reward", "batch": 2},
     }
     model = {"source": "tiny", "dtype": "float32"}
     recipe = build(Recipe, {"run": str(tmp_path / "run"), "model": model, "grpo": section})
     summary = run_recipe(recipe, ["grpo"])["grpo"]
-    assert any("***" in reason for reason in summary["failed_rewards_by_reason"]), "the planted error was met"
+    assert any("***" in reason for reason in summary["failed_rewards_by_reason"]), (
+        "the planted error was met"
+    )
     write_report(tmp_path / "run" / "grpo")
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert {"config.json", "manifest.json", "summary.json", "metrics.jsonl", "report.html"} <= {path.name for path in files}
+    assert {"config.json", "manifest.json", "summary.json", "metrics.jsonl", "report.html"} <= {
+        path.name for path in files
+    }
     assert [str(path) for path in files if b"Zq7" in path.read_bytes()] == []

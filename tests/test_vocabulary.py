@@ -1,4 +1,6 @@
-"""The page of words names what is there: every row's file holds one of its names, and every name is in the source."""
+"""The page of words names what is there: every row's file holds one of its names, and every name is
+in the source.
+"""
 
 import re
 from functools import cache
@@ -10,7 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "tether"
 ROWS = [
     [cell.strip() for cell in line.split("|")[1:-1]]
-    for line in (ROOT / "docs" / "learning" / "vocabulary.md").read_text(encoding="utf-8").splitlines()
+    for line in (ROOT / "docs" / "learning" / "vocabulary.md")
+    .read_text(encoding="utf-8")
+    .splitlines()
     if line.startswith("| ") and not line.startswith("| word")
 ]
 CODE = re.compile(r"`([^`]+)`")
@@ -34,10 +38,25 @@ def test_a_rows_names_are_in_the_source(row):
     text = (SOURCE / file).read_text(encoding="utf-8")
     for name in names(ours):
         assert re.search(rf"\b{re.escape(name)}\b", everything()), name
-    assert any(re.search(rf"\b{re.escape(name)}\b", text) for name in names(ours)), (file, names(ours))
+    assert any(re.search(rf"\b{re.escape(name)}\b", text) for name in names(ours)), (
+        file,
+        names(ours),
+    )
 
 
 def test_all_words_that_were_asked_for_are_there():
     words = " ".join(row[0] for row in ROWS).lower()
-    for word in ("policy", "trajectory", "return", "advantage", "baseline", "on-policy", "value", "gae", "kl", "entropy", "clip"):
+    for word in (
+        "policy",
+        "trajectory",
+        "return",
+        "advantage",
+        "baseline",
+        "on-policy",
+        "value",
+        "gae",
+        "kl",
+        "entropy",
+        "clip",
+    ):
         assert word in words

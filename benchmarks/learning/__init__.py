@@ -1,1 +1,3 @@
-"""Small experiments whose outcomes are known: does tether's training do what the literature says it does?"""
+"""Small experiments whose outcomes are known: does tether's training do what the literature says it
+does?
+"""

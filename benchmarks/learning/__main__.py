@@ -1,7 +1,8 @@
-"""`python -m benchmarks.learning [NAMES] [--seeds 0 1 2] [--draw]`: experiments with known outcomes, their tables and pictures.
+"""`python -m benchmarks.learning [NAMES] [--seeds 0 1 2] [--draw]`: experiments with known
+outcomes, their tables and pictures.
 
-Results are kept in docs/learning/results.json; tables go to standard output and between their marks in docs/learning.md.
-`--smoke` runs them once at sizes that mean nothing, and keeps nothing.
+Results are kept in docs/learning/results.json; tables go to standard output and between their marks
+in docs/learning.md. `--smoke` runs them once at sizes that mean nothing, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -52,12 +53,18 @@ def show(name: str, results: list[dict[str, Any]]) -> None:
     whole = numbers == list(range(len(numbers))) and len(numbers) > 3
     seeds = f"0 to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
     seconds = sum(result["cpu_seconds"] for result in results) / len(results)
-    text = f"{experiment.table(results)}\n\nSeeds {seeds}; mean ± standard deviation over them; {seconds:.0f} CPU seconds a seed."
+    text = (
+        f"{experiment.table(results)}\n\nSeeds {seeds}; mean ± standard deviation over them; "
+        f"{seconds:.0f} CPU seconds a seed."
+    )
     print(f"\n## {name}\n\n{text}", flush=True)
     experiment.draw(results, DOCS / "learning" / f"{name}.svg")
     page = DOCS / "learning.md"
     marked = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
-    page.write_text(marked.sub(lambda _: f"\n{text}\n\n", page.read_text(encoding="utf-8"), count=1), encoding="utf-8")
+    page.write_text(
+        marked.sub(lambda _: f"\n{text}\n\n", page.read_text(encoding="utf-8"), count=1),
+        encoding="utf-8",
+    )
 
 
 def _rounded(value: Any) -> Any:
@@ -72,11 +79,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(NAMES)}; none: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--draw", action="store_true", help="tables and pictures of what is known, nothing is run")
-    parser.add_argument("--smoke", action="store_true", help="sizes that mean nothing, nothing kept: does it run?")
+    parser.add_argument(
+        "--draw", action="store_true", help=("tables and pictures of what is known, nothing is run")
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help=("sizes that mean nothing, nothing kept: does it run?")
+    )
     said = parser.parse_args()
     if unknown := set(said.names) - set(NAMES):
-        parser.error(f"no experiment is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+        parser.error(
+            f"no experiment is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
+        )
     if not said.draw:
         import torch
 

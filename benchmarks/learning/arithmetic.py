@@ -1,7 +1,9 @@
-"""Sums modulo five, step by step, from a demonstrator who has learned some of the table wrong: what the rewards mend.
+"""Sums modulo five, step by step, from a demonstrator who has learned some of the table wrong: what
+the rewards mend.
 
-`3+4+1+0+2+2+4` is answered by its running sums, one a line: 2, 3, 3, 0, 2, 1. Seven of the table's 25 entries are demonstrated
-wrong more often than right, so that imitation alone cannot solve what depends on them.
+`3+4+1+0+2+2+4` is answered by its running sums, one a line: 2, 3, 3, 0, 2, 1. Seven of the table's
+25 entries are demonstrated wrong more often than right, so that imitation alone cannot solve what
+depends on them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning.picture import COLOURS, GREY, band, figure
-from benchmarks.learning.workbench import Curve, encoder, imitate, markdown, mean, optimise, optimizer, sample, spread, told
+from benchmarks.learning.workbench import (
+    Curve,
+    encoder,
+    imitate,
+    markdown,
+    mean,
+    optimise,
+    optimizer,
+    sample,
+    spread,
+    told,
+)
 
 from tether.core.protocols import RewardSource
 from tether.core.types import Demonstration, Prompt, Rollout, Score, assistant, user
@@ -22,7 +35,9 @@ from tether.rewards.control import RandomReward
 
 BASE, DIGITS = 5, 7
 HALF, BARELY = (7, 0.55), (13, 0.7)
-"""Entries of the table that are demonstrated wrong, and how often; after the second, answers are hardly better than chance."""
+"""Entries of the table that are demonstrated wrong, and how often; after the second, answers are
+hardly better than chance.
+"""
 LEARNED, HELD_OUT = 4000, 512
 STEPS = StepEncoder(encoder(), ("\n",))
 ANSWER_TOKENS = 2 * (DIGITS - 1)
@@ -45,7 +60,9 @@ Result = dict[str, Any]
 def problems(seed: int) -> tuple[list[Prompt], list[Prompt]]:
     """Different sums, many to learn from and some held out."""
     numbers = random.Random(seed).sample(range(BASE**DIGITS), LEARNED + HELD_OUT)
-    texts = ["+".join(str(number // BASE**place % BASE) for place in range(DIGITS)) for number in numbers]
+    texts = [
+        "+".join(str(number // BASE**place % BASE) for place in range(DIGITS)) for number in numbers
+    ]
     prompts = [Prompt((user(text),), text, {"lines": running_sums(text)}) for text in texts]
     return prompts[:LEARNED], prompts[LEARNED:]
 
@@ -54,7 +71,9 @@ def running_sums(text: str) -> list[str]:
     return [str(total % BASE) for total in itertools.accumulate(map(int, text.split("+")))][1:]
 
 
-def demonstrated(text: str, slips: dict[tuple[int, int], int], slip: float, rng: random.Random) -> str:
+def demonstrated(
+    text: str, slips: dict[tuple[int, int], int], slip: float, rng: random.Random
+) -> str:
     total, *digits = map(int, text.split("+"))
     lines = []
     for digit in digits:
@@ -64,18 +83,24 @@ def demonstrated(text: str, slips: dict[tuple[int, int], int], slip: float, rng:
     return "\n".join(lines)
 
 
-def taught(prompts: Sequence[Prompt], seed: int, demonstrations: int, wrong: int, slip: float) -> Any:
+def taught(
+    prompts: Sequence[Prompt], seed: int, demonstrations: int, wrong: int, slip: float
+) -> Any:
     """A model that has learned how it is done, and the wrong entries too."""
     rng = random.Random(seed)
     table = list(itertools.product(range(BASE), repeat=2))
     slips = {(a, b): (a + b + rng.randrange(1, BASE)) % BASE for a, b in rng.sample(table, wrong)}
     asked = rng.choices(prompts, k=demonstrations)
-    rows = [Demonstration((*prompt.messages, assistant(demonstrated(prompt.text, slips, slip, rng)))) for prompt in asked]
+    rows = [
+        Demonstration((*prompt.messages, assistant(demonstrated(prompt.text, slips, slip, rng))))
+        for prompt in asked
+    ]
     return imitate(rows, seed, batch_size=16)
 
 
 class Sums:
-    """1 for a reply whose last line is the sum, else 0; every line is a step, worth 1 where it is the running sum.
+    """1 for a reply whose last line is the sum, else 0; every line is a step, worth 1 where it is
+    the running sum.
 
     Args:
         all_lines: lines that were not written are wrong ones, at the reply's last token.
@@ -94,8 +119,14 @@ class Sums:
         right = rollout.prompt.metadata["lines"]
         ends = STEPS.step_ends(rollout.response_ids)
         starts = [0, *(end + 1 for end in ends)]
-        written = [encoder().decode(rollout.response_ids[a : b + 1]) for a, b in zip(starts, ends, strict=False)]
-        steps = [(end, float(line in right[k : k + 1])) for k, (end, line) in enumerate(zip(ends, written, strict=True))]
+        written = [
+            encoder().decode(rollout.response_ids[a : b + 1])
+            for a, b in zip(starts, ends, strict=False)
+        ]
+        steps = [
+            (end, float(line in right[k : k + 1]))
+            for k, (end, line) in enumerate(zip(ends, written, strict=True))
+        ]
         if self.all_lines:
             steps += [(len(rollout.response_ids) - 1, 0.0)] * (len(right) - len(written))
         solved = len(written) == len(right) and written[-1] == right[-1]
@@ -107,35 +138,66 @@ def solved(rollouts: Sequence[Rollout]) -> float:
 
 
 def measure(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    return {"solved": solved(rollouts), "lines": mean([float(len(s.steps)) for s in Sums(all_lines=False).score(rollouts)])}
+    return {
+        "solved": solved(rollouts),
+        "lines": mean([float(len(s.steps)) for s in Sums(all_lines=False).score(rollouts)]),
+    }
 
 
-def run(seed: int, *, demonstrations: int = 8000, steps: int = 24, long: int = 200, rare: int = 72) -> Result:
-    """One seed: half-taught, then every method from there, with as many answers each and the same settings.
+def run(
+    seed: int, *, demonstrations: int = 8000, steps: int = 24, long: int = 200, rare: int = 72
+) -> Result:
+    """One seed: half-taught, then every method from there, with as many answers each and the same
+    settings.
 
-    For `rare` steps: process rewards against outcomes from a start that hardly ever answers rightly. For `long` steps, smaller
-    and harsher: what becomes of process rewards that judge no more than was written.
+    For `rare` steps: process rewards against outcomes from a start that hardly ever answers
+    rightly. For `long` steps, smaller and harsher: what becomes of process rewards that judge no
+    more than was written.
     """
     train, test = problems(seed)
     start = taught(train, seed, demonstrations, *HALF)
-    short, harsh = {"steps": steps, "samples_per_prompt": 8}, {"steps": long, "samples_per_prompt": 4}
-    arms = {name: _trained(start, Sums(), train, test, {**short, **how, "seed": seed}, 5e-4) for name, how in ARMS.items()}
+    short, harsh = (
+        {"steps": steps, "samples_per_prompt": 8},
+        {"steps": long, "samples_per_prompt": 4},
+    )
+    arms = {
+        name: _trained(start, Sums(), train, test, {**short, **how, "seed": seed}, 5e-4)
+        for name, how in ARMS.items()
+    }
     for name in ("REINFORCE", "RLOO"):
         how = {**short, **ARMS[name], "seed": seed}
-        arms[f"{name}, all scores {OFFSET:g} higher"] = _trained(start, Sums(offset=OFFSET), train, test, how, 5e-4)
-    arms["GRPO, random rewards"] = _trained(start, RandomReward(seed), train, test, {**short, **ARMS["GRPO"], "seed": seed}, 5e-4)
+        arms[f"{name}, all scores {OFFSET:g} higher"] = _trained(
+            start, Sums(offset=OFFSET), train, test, how, 5e-4
+        )
+    arms["GRPO, random rewards"] = _trained(
+        start, RandomReward(seed), train, test, {**short, **ARMS["GRPO"], "seed": seed}, 5e-4
+    )
     judged = {"all lines": Sums(), "written lines": Sums(all_lines=False)}
     process = {**harsh, **ARMS["GRPO, process rewards"], "seed": seed}
-    lines = {name: _trained(start, reward, train, test, process, 1e-3) for name, reward in judged.items() if long}
+    lines = {
+        name: _trained(start, reward, train, test, process, 1e-3)
+        for name, reward in judged.items()
+        if long
+    }
     half = {"sft": both(start, test), "arms": arms, "lines": lines}
-    return {"seed": seed, **half, "rare": barely(seed, train, test, demonstrations, rare) if rare else None}
+    return {
+        "seed": seed,
+        **half,
+        "rare": barely(seed, train, test, demonstrations, rare) if rare else None,
+    }
 
 
-def barely(seed: int, train: Sequence[Prompt], test: Sequence[Prompt], demonstrations: int, steps: int) -> Result:
-    """From a start near chance: most groups of answers are all wrong, and outcomes alone say nothing of them."""
+def barely(
+    seed: int, train: Sequence[Prompt], test: Sequence[Prompt], demonstrations: int, steps: int
+) -> Result:
+    """From a start near chance: most groups of answers are all wrong, and outcomes alone say
+    nothing of them.
+    """
     start = taught(train, seed, demonstrations, *BARELY)
     how = {"steps": steps, "samples_per_prompt": 8, "seed": seed}
-    arms = {name: _trained(start, Sums(), train, test, {**how, **ARMS[name]}, 5e-4) for name in PROCESS}
+    arms = {
+        name: _trained(start, Sums(), train, test, {**how, **ARMS[name]}, 5e-4) for name in PROCESS
+    }
     return {"sft": both(start, test), "arms": arms}
 
 
@@ -144,13 +206,28 @@ def both(model: Any, test: Sequence[Prompt]) -> dict[str, float]:
 
 
 def _trained(
-    start: Any, reward: RewardSource, train: Sequence[Prompt], test: Sequence[Prompt], how: dict[str, Any], rate: float
+    start: Any,
+    reward: RewardSource,
+    train: Sequence[Prompt],
+    test: Sequence[Prompt],
+    how: dict[str, Any],
+    rate: float,
 ) -> Result:
-    common = {"prompts_per_step": 4, "max_new_tokens": ANSWER_TOKENS, "kl": {"coefficient": 0.0, "report": False}}
+    common = {
+        "prompts_per_step": 4,
+        "max_new_tokens": ANSWER_TOKENS,
+        "kl": {"coefficient": 0.0, "report": False},
+    }
     every = max(1, how["steps"] // 6)
     settings = {**common, **how, "optimizer": optimizer(rate)}
-    policy, curve = optimise(start, reward, train, measure, settings, lambda model: held_out(model, test, 0.0), every)
-    return {**held_out(policy, test, 1.0), "curve": [point["greedy"] for point in curve if "greedy" in point], **_last(curve)}
+    policy, curve = optimise(
+        start, reward, train, measure, settings, lambda model: held_out(model, test, 0.0), every
+    )
+    return {
+        **held_out(policy, test, 1.0),
+        "curve": [point["greedy"] for point in curve if "greedy" in point],
+        **_last(curve),
+    }
 
 
 def _last(curve: Curve, width: int = 5) -> dict[str, float]:
@@ -166,10 +243,20 @@ def table(results: Sequence[Result]) -> str:
     first = _compared("half-taught", results)
     harsh = [result for result in results if result["lines"]]
     rows = [
-        [name, *(" / ".join(f"{result['lines'][name][key]:.2f}" for result in harsh) for key in ("lines", "sampled"))]
+        [
+            name,
+            *(
+                " / ".join(f"{result['lines'][name][key]:.2f}" for result in harsh)
+                for key in ("lines", "sampled")
+            ),
+        ]
         for name in (harsh[0]["lines"] if harsh else ())
     ]
-    head = ("process rewards judge", f"lines written at the end, of {DIGITS - 1}, by seed", "sums solved, sampled")
+    head = (
+        "process rewards judge",
+        f"lines written at the end, of {DIGITS - 1}, by seed",
+        "sums solved, sampled",
+    )
     rare = [result["rare"] for result in results if result.get("rare")]
     second = [_compared("barely taught", rare), f"This table: {len(rare)} seeds."] if rare else []
     return "\n\n".join([first, *second, *([markdown(head, rows)] if rows else [])])
@@ -183,12 +270,23 @@ def _compared(start: str, results: Sequence[Result]) -> str:
         arms = [result["arms"][name] for result in results]
         columns = (
             told(values)
-            for values in ([on_the_way(a) for a in arms], [a["curve"][-1] for a in arms], [a["sampled"] for a in arms])
+            for values in (
+                [on_the_way(a) for a in arms],
+                [a["curve"][-1] for a in arms],
+                [a["sampled"] for a in arms],
+            )
         )
         ahead = [on_the_way(arm) - rloo for arm, rloo in zip(arms, other, strict=True)]
         error = spread(ahead) / len(ahead) ** 0.5
-        rows.append([name, *columns, "" if name == AGAINST else f"{mean(ahead):+.3f} ± {error:.3f}"])
-    head = ("method", "held-out sums solved, greedy, mean over the training", "at its end", "sampled, at its end")
+        rows.append(
+            [name, *columns, "" if name == AGAINST else (f"{mean(ahead):+.3f} ± {error:.3f}")]
+        )
+    head = (
+        "method",
+        "held-out sums solved, greedy, mean over the training",
+        "at its end",
+        "sampled, at its end",
+    )
     return markdown((*head, f"ahead of {AGAINST} on the way, ± standard error"), rows)
 
 
@@ -200,7 +298,9 @@ def on_the_way(arm: Result) -> float:
 def draw(results: Sequence[Result], path: Path) -> None:
     rare = [result["rare"] for result in results if result.get("rare")]
     with figure(path, 1 + bool(rare)) as axes:
-        for axis, title, known in zip(axes, ("half-taught", "barely taught"), (results, rare), strict=False):
+        for axis, title, known in zip(
+            axes, ("half-taught", "barely taught"), (results, rare), strict=False
+        ):
             _curves(axis, known)
             axis.set_title(title)
 
@@ -212,7 +312,14 @@ def _curves(axis: Any, results: Sequence[Result]) -> None:
         curves = [[result["sft"]["greedy"], *result["arms"][name]["curve"]] for result in results]
         answers = [steps * 32 * place // 6 for place in range(len(curves[0]))]
         line = "-" if name in ARMS else ":" if "random" in name else "--"
-        band(axis, answers, curves, colours.get(name.split(",")[0] if line == "--" else name, GREY), name, line)
+        band(
+            axis,
+            answers,
+            curves,
+            colours.get(name.split(",")[0] if line == "--" else name, GREY),
+            name,
+            line,
+        )
     axis.set_xlabel("answers seen")
     axis.set_ylabel("held-out sums solved, greedy")
     axis.legend(loc="lower right" if len(results[0]["arms"]) > len(PROCESS) else "upper left")

@@ -1,4 +1,6 @@
-"""Reward models of few, more and many labels, and what the choices of each are worth as the choice widens."""
+"""Reward models of few, more and many labels, and what the choices of each are worth as the choice
+widens.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tether.algorithms.kl import kl_best_of_n
 PAIRS = (100, 500, 4000)
 LARGEST = 4096
 SLIP = 0.05
-"""Demonstrations repeat themselves more often than elsewhere, so that a pool holds replies which only labels could warn of."""
+"""Demonstrations repeat themselves more often than elsewhere, so that a pool holds replies which
+only labels could warn of.
+"""
 Result = dict[str, Any]
 
 
@@ -31,7 +35,9 @@ def run(
     pool: int = 2 * LARGEST,
     largest: int = LARGEST,
 ) -> Result:
-    """One seed: a pool of replies to each of a few prompts, scored by the truth and by reward models of nested sets of labels."""
+    """One seed: a pool of replies to each of a few prompts, scored by the truth and by reward
+    models of nested sets of labels.
+    """
     start = toy.fine_tuned(seed, demonstrations)
     labels = toy.labelled_pairs(start, max(pairs), seed + 100)
     fresh = sample(start, toy.PROMPTS, toy.LENGTH, num_samples=64, seed=seed + 200)
@@ -59,12 +65,15 @@ def highest(result: Result, count: str) -> int:
 
 
 def peak(result: Result, count: str) -> float:
-    """The distance at which Gao's curve through the gold gained is highest; infinite where it never turns.
+    """The distance at which Gao's curve through the gold gained is highest; infinite where it never
+    turns.
 
     The last points rest on few replies each, and the curve on all.
     """
     gold, sizes = result["models"][count]["gold"], result["sizes"]
-    fit = fit_overoptimization([kl_best_of_n(n) for n in sizes[1:]], [g - gold[0] for g in gold[1:]], "best_of_n")
+    fit = fit_overoptimization(
+        [kl_best_of_n(n) for n in sizes[1:]], [g - gold[0] for g in gold[1:]], "best_of_n"
+    )
     return math.inf if fit.peak is None else fit.peak
 
 
@@ -88,14 +97,26 @@ def draw(results: Sequence[Result], path: Path) -> None:
     sizes = results[0]["sizes"]
     with figure(path, 2) as (gold, proxy):
         for (count, colour), axis in (
-            (pair, axis) for pair in zip(results[0]["models"], COLOURS, strict=False) for axis in (gold, proxy)
+            (pair, axis)
+            for pair in zip(results[0]["models"], COLOURS, strict=False)
+            for axis in (gold, proxy)
         ):
             name = "gold" if axis is gold else "proxy"
             accuracy = mean([result["models"][count]["accuracy"] for result in results])
             curves = [result["models"][count][name] for result in results]
             band(axis, sizes, curves, colour, f"{count} pairs, accuracy {accuracy:.2f}")
-        band(gold, sizes, [result["ceiling"] for result in results], COLOURS[-1], "chosen by the truth", ":")
-        for axis, title in ((gold, "true reward of the chosen"), (proxy, "the reward model's own score of the chosen")):
+        band(
+            gold,
+            sizes,
+            [result["ceiling"] for result in results],
+            COLOURS[-1],
+            "chosen by the truth",
+            ":",
+        )
+        for axis, title in (
+            (gold, "true reward of the chosen"),
+            (proxy, "the reward model's own score of the chosen"),
+        ):
             axis.set_xscale("log", base=2)
             axis.set_xlabel("n of best-of-n")
             axis.set_title(title)

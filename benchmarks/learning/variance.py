@@ -1,4 +1,6 @@
-"""What a baseline takes off the variance of a policy gradient, and that it leaves the mean where it was."""
+"""What a baseline takes off the variance of a policy gradient, and that it leaves the mean where it
+was.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ from typing import Any
 import torch
 from benchmarks.learning import arithmetic, toy
 from benchmarks.learning.picture import COLOURS, GREY, figure
-from benchmarks.learning.workbench import DIM, TOKENS, encoder, markdown, mean, optimise, optimizer, spread, told
+from benchmarks.learning.workbench import (
+    DIM,
+    TOKENS,
+    encoder,
+    markdown,
+    mean,
+    optimise,
+    optimizer,
+    spread,
+    told,
+)
 from torch import Tensor, nn
 
 from tether.core.protocols import RewardSource
@@ -28,7 +40,12 @@ from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.rollouts import Clock
 
 UNTETHERED = {"coefficient": 0.0, "report": False}
-COMMON: dict[str, Any] = {"algorithm": "reinforce", "normalize_scores": False, "prompts_per_step": 16, "samples_per_prompt": 4}
+COMMON: dict[str, Any] = {
+    "algorithm": "reinforce",
+    "normalize_scores": False,
+    "prompts_per_step": 16,
+    "samples_per_prompt": 4,
+}
 COMMON |= {"micro_batch_tokens": TOKENS, "normalize": "constant", "kl": UNTETHERED}
 ARMS: dict[str, dict[str, Any]] = {
     "no baseline": {"baseline": "none"},
@@ -37,7 +54,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "learned value": {"baseline": "none", "critic": True, "lam": 1.0, "value_coefficient": 0.0},
     "group mean": {"baseline": "group"},
 }
-"""The group's own mean is no baseline in the strict sense: it holds the very score that it is taken off."""
+"""The group's own mean is no baseline in the strict sense: it holds the very score that it is taken
+off.
+"""
 CRITIC = {"algorithm": "ppo", "lam": 1.0, "normalize_scores": False, "value_clip_range": None}
 CONSTANT = "best constant"
 Result = dict[str, Any]
@@ -52,7 +71,10 @@ class Caught(LocalLearner):
         self.gradients: list[Tensor] = []
 
     def step(self) -> Mapping[str, float]:
-        parts = [p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in self.parameters]
+        parts = [
+            p.grad.flatten() if p.grad is not None else torch.zeros(p.numel())
+            for p in self.parameters
+        ]
         self.gradients.append(torch.cat(parts))
         for parameter in self.parameters:
             parameter.grad = None
@@ -68,32 +90,61 @@ class Shifted:
         self.source, self.offset = source, offset
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(None if score.value is None else score.value + self.offset) for score in self.source.score(rollouts)]
+        return [
+            Score(None if score.value is None else score.value + self.offset)
+            for score in self.source.score(rollouts)
+        ]
 
 
 def shifted(seed: int, demonstrations: int) -> Task:
-    """The toy language at the start: a reward model is only defined up to a constant, and here that is 3."""
+    """The toy language at the start: a reward model is only defined up to a constant, and here that
+    is 3.
+    """
     start = toy.fine_tuned(seed, demonstrations)
     reward = toy.reward_model(start, toy.labelled_pairs(start, 500, seed + 100), seed)
     return start, Shifted(reward, 3.0), toy.PROMPTS, toy.LENGTH
 
 
 def letters(seed: int, demonstrations: int) -> Task:
-    """The toy language after a little optimisation: scores centred on a policy that is now left behind."""
+    """The toy language after a little optimisation: scores centred on a policy that is now left
+    behind.
+    """
     start = toy.fine_tuned(seed, demonstrations)
     reward = toy.reward_model(start, toy.labelled_pairs(start, 500, seed + 100), seed)
-    return _practised(start, reward, toy.PROMPTS, toy.LENGTH, seed, {"steps": 10, "kl": {"coefficient": 0.1}}, 2e-3)
+    return _practised(
+        start,
+        reward,
+        toy.PROMPTS,
+        toy.LENGTH,
+        seed,
+        {"steps": 10, "kl": {"coefficient": 0.1}},
+        2e-3,
+    )
 
 
 def sums(seed: int, demonstrations: int) -> Task:
     """Arithmetic after a little optimisation: 1 for a sum that is right, else 0."""
     train, _ = arithmetic.problems(seed)
     start = arithmetic.taught(train, seed, demonstrations // 2, *arithmetic.HALF)
-    return _practised(start, arithmetic.Sums(), train, arithmetic.ANSWER_TOKENS, seed, {"steps": 24, "kl": UNTETHERED}, 5e-4)
+    return _practised(
+        start,
+        arithmetic.Sums(),
+        train,
+        arithmetic.ANSWER_TOKENS,
+        seed,
+        {"steps": 24, "kl": UNTETHERED},
+        5e-4,
+    )
 
 
 def _practised(
-    start: Any, reward: RewardSource, prompts: Sequence[Prompt], tokens: int, seed: int, how: dict[str, Any], rate: float
+    start: Any,
+    reward: RewardSource,
+    prompts: Sequence[Prompt],
+    tokens: int,
+    seed: int,
+    how: dict[str, Any],
+    rate: float,
 ) -> Task:
     settings = {
         "algorithm": "rloo",
@@ -104,7 +155,9 @@ def _practised(
         "seed": seed,
         **how,
     }
-    policy, _ = optimise(start, reward, prompts, lambda _: {}, {**settings, "optimizer": optimizer(rate)})
+    policy, _ = optimise(
+        start, reward, prompts, lambda _: {}, {**settings, "optimizer": optimizer(rate)}
+    )
     return policy, reward, prompts, tokens
 
 
@@ -115,12 +168,19 @@ TASKS = {
 }
 
 
-def run(seed: int, *, demonstrations: int = 16000, value_steps: int = 40, batches: int = 80) -> Result:
-    """One seed: two policies on their way, a value function that learns each, and many batches of gradients."""
+def run(
+    seed: int, *, demonstrations: int = 16000, value_steps: int = 40, batches: int = 80
+) -> Result:
+    """One seed: two policies on their way, a value function that learns each, and many batches of
+    gradients.
+    """
     return {
         "seed": seed,
         "batches": batches,
-        "tasks": {name: measured(make(seed, demonstrations), seed, value_steps, batches) for name, make in TASKS.items()},
+        "tasks": {
+            name: measured(make(seed, demonstrations), seed, value_steps, batches)
+            for name, make in TASKS.items()
+        },
     }
 
 
@@ -133,9 +193,17 @@ def measured(task: Task, seed: int, value_steps: int, batches: int) -> Result:
     engine = LocalEngine(role, encoder(), max_rows=64)
 
     def stage(arm: dict[str, Any], steps: int, offset: int = 0) -> PolicyGradient:
-        common = {**COMMON, "max_new_tokens": tokens, "steps": steps, "seed": seed + offset, "optimizer": optimizer(1e-3)}
+        common = {
+            **COMMON,
+            "max_new_tokens": tokens,
+            "steps": steps,
+            "seed": seed + offset,
+            "optimizer": optimizer(1e-3),
+        }
         config = PolicyConfig.model_validate({**common, **arm})
-        return PolicyGradient(config, role, None, value if config.critic else None, reward, engine, encoder())
+        return PolicyGradient(
+            config, role, None, value if config.critic else None, reward, engine, encoder()
+        )
 
     explained = learn_value(stage(CRITIC, value_steps), prompts)
     caught, scores = {name: Caught(role.parameters()) for name in (*ARMS, CONSTANT)}, []
@@ -146,17 +214,25 @@ def measured(task: Task, seed: int, value_steps: int, batches: int) -> Result:
         scores += [score.value or 0.0 for score in given]
         for name, learning in (*stages.items(), (CONSTANT, first)):
             learning.learner = caught[name]
-            learning.learn(rollouts, [Score(1.0)] * len(given) if name == CONSTANT else given, number)
+            learning.learn(
+                rollouts, [Score(1.0)] * len(given) if name == CONSTANT else given, number
+            )
     # The first batch only gives the running mean something to remember.
     gradients = {name: torch.stack(found.gradients[1:]).double() for name, found in caught.items()}
     constant = best_constant(gradients["no baseline"], gradients[CONSTANT])
     gradients[CONSTANT] = gradients["no baseline"] - constant * gradients[CONSTANT]
-    facts = {"score": mean(scores), "deviation": spread(scores), "explained": explained, "constant": constant}
+    facts = {
+        "score": mean(scores),
+        "deviation": spread(scores),
+        "explained": explained,
+        "constant": constant,
+    }
     return {**facts, "arms": compare(gradients)}
 
 
 def best_constant(scored: Tensor, ones: Tensor) -> float:
-    """The constant whose removal leaves least variance, from the gradients under the scores and under a score of 1 for all.
+    """The constant whose removal leaves least variance, from the gradients under the scores and
+    under a score of 1 for all.
 
     tr Cov(g_r − b g_1) is smallest at b = tr Cov(g_r, g_1) / tr Cov(g_1).
     """
@@ -165,7 +241,9 @@ def best_constant(scored: Tensor, ones: Tensor) -> float:
 
 
 def learn_value(stage: PolicyGradient, prompts: Sequence[Prompt]) -> float:
-    """Train the value function on a policy that is put back after every update; the variance of returns that it explains."""
+    """Train the value function on a policy that is put back after every update; the variance of
+    returns that it explains.
+    """
     before = [parameter.detach().clone() for parameter in stage.policy.parameters()]
     explained = []
     for number in range(stage.config.steps):
@@ -178,7 +256,9 @@ def learn_value(stage: PolicyGradient, prompts: Sequence[Prompt]) -> float:
 
 
 def compare(gradients: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Of every arm's (batches, parameters): the trace of the covariance, and how its mean stands to that of leave-one-out."""
+    """Of every arm's (batches, parameters): the trace of the covariance, and how its mean stands to
+    that of leave-one-out.
+    """
     unbiased = gradients["leave-one-out"]
     length = _apart(unbiased @ unbiased.T).sum()
     return {
@@ -192,19 +272,28 @@ def compare(gradients: dict[str, Tensor]) -> dict[str, dict[str, float]]:
 
 
 def _apart(products: Tensor) -> Tensor:
-    """Products of different batches alone: their noises are independent, so that only what the means share is left."""
+    """Products of different batches alone: their noises are independent, so that only what the
+    means share is left.
+    """
     return products - torch.diag(products.diagonal())
 
 
 def _deviations(products: Tensor) -> float:
-    """By how many of its standard errors the squared length of a mean differs from 0, from the products of all batches."""
+    """By how many of its standard errors the squared length of a mean differs from 0, from the
+    products of all batches.
+    """
     apart = _apart(products)
     return float(apart.sum() / (2 * apart.square().sum()).sqrt().clamp(min=1e-12))
 
 
 def factors(results: Sequence[Result], task: str, name: str) -> list[float]:
-    """How many times less variance than without a baseline, seed by seed; not a number where every answer scored the same."""
-    traces = [[result["tasks"][task]["arms"][arm]["trace"] for arm in ("no baseline", name)] for result in results]
+    """How many times less variance than without a baseline, seed by seed; not a number where every
+    answer scored the same.
+    """
+    traces = [
+        [result["tasks"][task]["arms"][arm]["trace"] for arm in ("no baseline", name)]
+        for result in results
+    ]
     return [without / with_it if without and with_it else math.nan for without, with_it in traces]
 
 
@@ -214,16 +303,26 @@ def table(results: Sequence[Result]) -> str:
         found = [result["tasks"][task] for result in results]
         for name in found[0]["arms"]:
             arms = [one["arms"][name] for one in found]
-            along, off = (told([arm[key] for arm in arms], digits) for key, digits in (("along", 2), ("deviations", 1)))
+            along, off = (
+                told([arm[key] for arm in arms], digits)
+                for key, digits in (("along", 2), ("deviations", 1))
+            )
             compared = ["1", ""] if name == "leave-one-out" else [along, off]
             rows.append([task, name, told(factors(results, task, name)), *compared])
-        known = {key: told([one[key] for one in found]) for key in ("score", "deviation", "constant", "explained")}
+        known = {
+            key: told([one[key] for one in found])
+            for key in ("score", "deviation", "constant", "explained")
+        }
         text = (
-            "{score} on average, deviation {deviation}; best constant {constant}; the value explains {explained} of the variance"
+            "{score} on average, deviation {deviation}; best constant {constant}; the value "
+            "explains {explained} of the variance"
         )
         facts.append(f"- {task}: {text.format(**known)}")
     head = ("score", "taken off it", "variance: times less than with nothing taken off")
-    head += ("its mean along that of leave-one-out", "its mean differs from that, in standard errors")
+    head += (
+        "its mean along that of leave-one-out",
+        "its mean differs from that, in standard errors",
+    )
     return f"{markdown(head, rows)}\n\nThe scores:\n\n" + "\n".join(facts)
 
 
@@ -239,4 +338,6 @@ def draw(results: Sequence[Result], path: Path) -> None:
             axis.set_ylim(-0.5, len(names) - 0.5)
             axis.set_xscale("log")
             axis.set_title(task)
-            axis.set_xlabel("variance of the gradient, over that without a baseline; a point a seed")
+            axis.set_xlabel(
+                "variance of the gradient, over that without a baseline; a point a seed"
+            )

@@ -1,4 +1,6 @@
-"""What the experiments share: tiny models, the stages run on them in a folder that is thrown away, numbers of several seeds."""
+"""What the experiments share: tiny models, the stages run on them in a folder that is thrown away,
+numbers of several seeds.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from tether.stages.sft import SFT, SFTConfig
 
 DIM = 64
 TOKENS = 256
-"""Of a micro-batch: replies are so short that larger ones spend their time on attention across what they share a prompt with."""
+"""Of a micro-batch: replies are so short that larger ones spend their time on attention across what
+they share a prompt with.
+"""
 NEVER = 10**9
 Curve = list[dict[str, float]]
 
@@ -51,9 +55,18 @@ def optimizer(learning_rate: float, schedule: Any = "constant") -> OptimizerConf
     return OptimizerConfig(learning_rate=learning_rate, schedule=schedule)
 
 
-def imitate(demonstrations: Sequence[Demonstration], seed: int, *, learning_rate: float = 3e-3, batch_size: int = 32) -> Any:
+def imitate(
+    demonstrations: Sequence[Demonstration],
+    seed: int,
+    *,
+    learning_rate: float = 3e-3,
+    batch_size: int = 32,
+) -> Any:
     """A tiny model after one epoch of supervised fine-tuning from random weights."""
-    model, settings = tiny_model(seed, dim=DIM).eval(), {"batch_size": batch_size, "row_tokens": 512, "rows_per_micro_batch": 1}
+    model, settings = (
+        tiny_model(seed, dim=DIM).eval(),
+        {"batch_size": batch_size, "row_tokens": 512, "rows_per_micro_batch": 1},
+    )
     config = SFTConfig.model_validate(
         {**settings, "epochs": 1, "heldout_fraction": 0.0, "checkpoint_every": NEVER, "seed": seed}
         | {"optimizer": optimizer(learning_rate, "cosine")}
@@ -64,7 +77,13 @@ def imitate(demonstrations: Sequence[Demonstration], seed: int, *, learning_rate
 
 
 def sample(
-    model: Any, prompts: Sequence[Prompt], max_new_tokens: int, *, num_samples: int = 1, seed: int = 0, temperature: float = 1.0
+    model: Any,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    *,
+    num_samples: int = 1,
+    seed: int = 0,
+    temperature: float = 1.0,
 ) -> list[Rollout]:
     """Replies, prompt by prompt."""
     engine = LocalEngine(Role(model), encoder(), max_rows=512)
@@ -76,7 +95,9 @@ def sample(
 class Watched:
     """A reward source that also measures what the training must not see."""
 
-    def __init__(self, source: RewardSource, measure: Callable[[Sequence[Rollout]], dict[str, float]]) -> None:
+    def __init__(
+        self, source: RewardSource, measure: Callable[[Sequence[Rollout]], dict[str, float]]
+    ) -> None:
         self.source, self.measure, self.name = source, measure, source.name
         self.seen: Curve = []
 
@@ -86,8 +107,12 @@ class Watched:
 
 
 def stage(model: Any, reward: RewardSource, settings: dict[str, Any]) -> PolicyGradient:
-    """A policy-gradient stage on a copy of `model`, all of whose weights are trained; `model` itself is the reference."""
-    config = PolicyConfig.model_validate({"micro_batch_tokens": TOKENS, "checkpoint_every": NEVER, "sample_rows": 0, **settings})
+    """A policy-gradient stage on a copy of `model`, all of whose weights are trained; `model`
+    itself is the reference.
+    """
+    config = PolicyConfig.model_validate(
+        {"micro_batch_tokens": TOKENS, "checkpoint_every": NEVER, "sample_rows": 0, **settings}
+    )
     policy = Role(copy.deepcopy(model))
     value = Role(policy.model, None, ScalarHead(DIM)) if config.critic else None
     engine = LocalEngine(policy, encoder(), max_rows=512)
@@ -103,7 +128,8 @@ def optimise(
     probe: Callable[[Any], dict[str, float]] | None = None,
     every: int = 1,
 ) -> tuple[Any, Curve]:
-    """The trained policy's model, and what was measured at every step: on the training's own samples, before its update.
+    """The trained policy's model, and what was measured at every step: on the training's own
+    samples, before its update.
 
     After every so many steps `probe` may measure the policy as it then is.
     """

@@ -2,10 +2,11 @@
 
     import tether
 
-    run = tether.grpo("HuggingFaceTB/SmolLM2-135M-Instruct", prompts=["How do I thank a neighbour?"], reward=my_function)
-    print(run.policy.generate("Hello!"))
+    run = tether.grpo("HuggingFaceTB/SmolLM2-135M-Instruct", prompts=["How do I thank a
+    neighbour?"], reward=my_function) print(run.policy.generate("Hello!"))
 
-Every method of a recipe is a function here (docs/python.md); nothing heavy is imported before one is called.
+Every method of a recipe is a function here (docs/python.md); nothing heavy is imported before one
+is called.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 from tether.core.threads import share_the_machine
 
 share_the_machine()
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft loads it; on a CPU it warns of kernels that nobody asks for
+# peft loads it; on a CPU it warns of kernels that nobody asks for
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 __version__ = "0.1.0"
 
 _HOMES = {

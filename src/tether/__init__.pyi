@@ -66,7 +66,9 @@ def pairs(
     temperature: float = 0.7,
     engine_rows: int = 64,
     labels: int | None = None,
-    choose: Literal["random", "uncertain", "information", "disagreement", "length_matched", "ranking"] = "random",
+    choose: Literal[
+        "random", "uncertain", "information", "disagreement", "length_matched", "ranking"
+    ] = "random",
     annotator_agreement: float = 0.7,
     num_annotators: int = 3,
     agreement: str | None = None,
@@ -257,7 +259,9 @@ def ppo(
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
     budget: Mapping[str, Any] | None = None,
-    reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
+    reward_source: Literal[
+        "learned", "process", "verifiable", "classifier", "function", "random"
+    ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
@@ -337,7 +341,9 @@ def grpo(
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
     budget: Mapping[str, Any] | None = None,
-    reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
+    reward_source: Literal[
+        "learned", "process", "verifiable", "classifier", "function", "random"
+    ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
@@ -417,7 +423,9 @@ def reinforce(
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
     budget: Mapping[str, Any] | None = None,
-    reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
+    reward_source: Literal[
+        "learned", "process", "verifiable", "classifier", "function", "random"
+    ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
@@ -470,7 +478,9 @@ def best_of_n(
     normalize: Literal["token", "sequence"] = "token",
     report_kl: bool = True,
     budget: Mapping[str, Any] | None = None,
-    reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
+    reward_source: Literal[
+        "learned", "process", "verifiable", "classifier", "function", "random"
+    ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
@@ -522,7 +532,9 @@ def online_direct(
     average: bool = False,
     likelihood_weight: float | None = None,
     budget: Mapping[str, Any] | None = None,
-    reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
+    reward_source: Literal[
+        "learned", "process", "verifiable", "classifier", "function", "random"
+    ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
@@ -556,7 +568,9 @@ def rounds(
     on_step: OnStep | None = ...,
     progress: bool = True,
     budget: Mapping[str, Any] | None = None,
-    reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
+    reward_source: Literal[
+        "learned", "process", "verifiable", "classifier", "function", "random"
+    ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
@@ -772,7 +786,9 @@ def dr_grpo(
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
     budget: Mapping[str, Any] | None = None,
-    reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
+    reward_source: Literal[
+        "learned", "process", "verifiable", "classifier", "function", "random"
+    ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
@@ -851,7 +867,9 @@ def dapo(
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
     budget: Mapping[str, Any] | None = None,
-    reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
+    reward_source: Literal[
+        "learned", "process", "verifiable", "classifier", "function", "random"
+    ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
@@ -930,7 +948,9 @@ def gspo(
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
     budget: Mapping[str, Any] | None = None,
-    reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
+    reward_source: Literal[
+        "learned", "process", "verifiable", "classifier", "function", "random"
+    ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
@@ -1009,7 +1029,9 @@ def cispo(
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
     budget: Mapping[str, Any] | None = None,
-    reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
+    reward_source: Literal[
+        "learned", "process", "verifiable", "classifier", "function", "random"
+    ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
@@ -1088,7 +1110,9 @@ def rloo(
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
     budget: Mapping[str, Any] | None = None,
-    reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = "learned",
+    reward_source: Literal[
+        "learned", "process", "verifiable", "classifier", "function", "random"
+    ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,

@@ -1,4 +1,6 @@
-"""The program `tether`: a signal ends it with one line from its first moment, while its modules load, to its last."""
+"""The program `tether`: a signal ends it with one line from its first moment, while its modules
+load, to its last.
+"""
 
 import os
 import signal
@@ -23,7 +25,12 @@ def program() -> None:
 
 def _before(number: int, _: FrameType | None) -> None:
     """Nothing is open yet, and an exception could be lost in a half-loaded module."""
-    os.write(2, b"tether: " + _WORDS[signal.Signals(number)] + b" before anything was begun; start the same command again.\n")
+    os.write(
+        2,
+        b"tether: "
+        + _WORDS[signal.Signals(number)]
+        + b" before anything was begun; start the same command again.\n",
+    )
     os._exit(128 + number)
 
 

@@ -6,5 +6,7 @@ from jaxtyping import config
 
 @pytest.fixture
 def as_in_production(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switch the run-time checks of annotations off, so that a function's own refusal of wrong shapes is seen."""
+    """Switch the run-time checks of annotations off, so that a function's own refusal of wrong
+    shapes is seen.
+    """
     monkeypatch.setattr(config, "jaxtyping_disable", True)

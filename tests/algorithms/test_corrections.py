@@ -15,7 +15,9 @@ HALF = math.log(0.5)
 def clip_gradient(logit: torch.Tensor, advantage: float) -> float:
     old, mask = torch.full((1, 1), HALF), torch.ones(1, 1, dtype=torch.bool)
     logprobs = torch.nn.functional.logsigmoid(logit).view(1, 1)
-    loss, _ = ppo_clip_loss(logprobs, old, torch.full((1, 1), advantage), mask, clip_range=0.2, denominator=1)
+    loss, _ = ppo_clip_loss(
+        logprobs, old, torch.full((1, 1), advantage), mask, clip_range=0.2, denominator=1
+    )
     (gradient,) = torch.autograd.grad(loss, logit)
     return float(gradient)
 
@@ -27,7 +29,8 @@ def test_one_step_jumps_over_the_edge_and_nothing_pulls_it_back() -> None:
     ratio = float(torch.sigmoid(after)) / 0.5
     assert ratio == pytest.approx(1.245, abs=5e-4) and ratio > 1.2
     assert clip_gradient(after, 1.0) == 0.0
-    assert clip_gradient(after, -1.0) > 0.0  # beyond the edge on the other side the whole gradient is there
+    # beyond the edge on the other side the whole gradient is there
+    assert clip_gradient(after, -1.0) > 0.0
 
 
 def test_the_loss_of_a_pair_is_unbounded_and_its_gradient_is_not() -> None:
@@ -35,7 +38,9 @@ def test_the_loss_of_a_pair_is_unbounded_and_its_gradient_is_not() -> None:
         chosen, rejected = torch.tensor([lead], requires_grad=True), torch.zeros(1)
         loss = bradley_terry_loss(chosen, rejected, denominator=1)
         (gradient,) = torch.autograd.grad(loss, chosen)
-        assert float(loss.detach()) == pytest.approx(right, rel=1e-6) and -1.0 <= float(gradient) < 0.0
+        assert (
+            float(loss.detach()) == pytest.approx(right, rel=1e-6) and -1.0 <= float(gradient) < 0.0
+        )
 
 
 def test_a_penalty_of_the_wrong_sign_makes_samples_likelier() -> None:

@@ -1,4 +1,6 @@
-"""The KL estimators, with expectations taken by enumeration over a small vocabulary; best-of-n's KL against an integral."""
+"""The KL estimators, with expectations taken by enumeration over a small vocabulary; best-of-n's KL
+against an integral.
+"""
 
 import math
 
@@ -30,15 +32,21 @@ def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 def expected_value(estimate) -> float:
     logprobs = POLICY.log_softmax(0)
-    return sum(logprobs[i].exp() * estimate(logprobs[i], REFERENCE[i]) for i in range(len(POLICY))).item()
+    return sum(
+        logprobs[i].exp() * estimate(logprobs[i], REFERENCE[i]) for i in range(len(POLICY))
+    ).item()
 
 
 def expected_gradient(estimate) -> torch.Tensor:
-    """E_{token ~ policy} of the gradient of the estimate: what a sampled loss follows, the sampling left undifferentiated."""
+    """E_{token ~ policy} of the gradient of the estimate: what a sampled loss follows, the sampling
+    left undifferentiated.
+    """
     logits = POLICY.clone().requires_grad_()
     logprobs = logits.log_softmax(0)
     weights = logprobs.detach().exp()
-    (gradient,) = torch.autograd.grad(sum(weights[i] * estimate(logprobs[i], REFERENCE[i]) for i in range(5)), logits)
+    (gradient,) = torch.autograd.grad(
+        sum(weights[i] * estimate(logprobs[i], REFERENCE[i]) for i in range(5)), logits
+    )
     return gradient
 
 
@@ -57,11 +65,18 @@ def test_k1_and_k3_are_unbiased_and_k2_is_not():
 
 
 def test_gradient_of_k1_is_zero():
-    torch.testing.assert_close(expected_gradient(kl_policy_reference_k1), torch.zeros(5, dtype=torch.float64), atol=1e-14, rtol=0)
+    torch.testing.assert_close(
+        expected_gradient(kl_policy_reference_k1),
+        torch.zeros(5, dtype=torch.float64),
+        atol=1e-14,
+        rtol=0,
+    )
 
 
 def test_gradient_of_k2_is_that_of_the_kl_to_the_reference():
-    torch.testing.assert_close(expected_gradient(kl_policy_reference_k2), true_gradient(lambda p: kl(p, REFERENCE)))
+    torch.testing.assert_close(
+        expected_gradient(kl_policy_reference_k2), true_gradient(lambda p: kl(p, REFERENCE))
+    )
 
 
 def test_gradient_of_k3_is_that_of_the_other_divergence():
@@ -71,20 +86,28 @@ def test_gradient_of_k3_is_that_of_the_other_divergence():
 
 
 def test_the_corrected_k3_has_the_right_value_and_gradient_even_off_policy():
-    """Tokens from an old policy: the ratio carries both over to the present one, exactly, by enumeration."""
+    """Tokens from an old policy: the ratio carries both over to the present one, exactly, by
+    enumeration.
+    """
     old = torch.tensor([-0.3, 0.8, 0.1, 1.0, 0.0], dtype=torch.float64).log_softmax(0)
     for sampler in (POLICY.log_softmax(0), old):
         logits = POLICY.clone().requires_grad_()
         logprobs = logits.log_softmax(0)
         estimate = sum(
-            sampler[i].exp() * kl_policy_reference_k3_corrected(logprobs[i], sampler[i], REFERENCE[i]) for i in range(5)
+            sampler[i].exp()
+            * kl_policy_reference_k3_corrected(logprobs[i], sampler[i], REFERENCE[i])
+            for i in range(5)
         )
-        assert estimate.item() == pytest.approx(kl(POLICY.log_softmax(0), REFERENCE).item(), rel=1e-12)
+        assert estimate.item() == pytest.approx(
+            kl(POLICY.log_softmax(0), REFERENCE).item(), rel=1e-12
+        )
         (gradient,) = torch.autograd.grad(estimate, logits)
         torch.testing.assert_close(gradient, true_gradient(lambda p: kl(p, REFERENCE)))
 
 
-@pytest.mark.parametrize(("observed", "reached"), [(5.9, False), (6.0, False), (6.1, True), (-0.2, False)])
+@pytest.mark.parametrize(
+    ("observed", "reached"), [(5.9, False), (6.0, False), (6.1, True), (-0.2, False)]
+)
 def test_the_target_is_reached_beyond_it(observed, reached):
     assert kl_target_reached(observed, 6.0) is reached
 
@@ -98,9 +121,15 @@ def test_the_target_refuses(observed, target):
 def test_direction_and_numbers_by_hand():
     # The policy gives 1/2 to a token that the reference gives 1/4: log ratio ln 2, r = 1/2.
     logprobs, reference = torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.25)])
-    assert kl_policy_reference_k1(logprobs, reference).item() == pytest.approx(math.log(2), rel=1e-6)
-    assert kl_policy_reference_k2(logprobs, reference).item() == pytest.approx(math.log(2) ** 2 / 2, rel=1e-6)
-    assert kl_policy_reference_k3(logprobs, reference).item() == pytest.approx(0.5 - 1 + math.log(2), rel=1e-5)
+    assert kl_policy_reference_k1(logprobs, reference).item() == pytest.approx(
+        math.log(2), rel=1e-6
+    )
+    assert kl_policy_reference_k2(logprobs, reference).item() == pytest.approx(
+        math.log(2) ** 2 / 2, rel=1e-6
+    )
+    assert kl_policy_reference_k3(logprobs, reference).item() == pytest.approx(
+        0.5 - 1 + math.log(2), rel=1e-5
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -142,16 +171,18 @@ def test_shapes_do_not_broadcast(as_in_production):
     ],
 )
 def test_controller_by_hand(observed, expected):
-    assert adapt_kl_coefficient(0.15, observed, target=6.0, horizon=10_000.0, num_episodes=512) == pytest.approx(
-        expected, rel=1e-12
-    )
+    assert adapt_kl_coefficient(
+        0.15, observed, target=6.0, horizon=10_000.0, num_episodes=512
+    ) == pytest.approx(expected, rel=1e-12)
 
 
 def test_controller_settles_a_plant_on_its_target():
     """Where the KL falls as the coefficient rises, the loop closes on the target."""
     coefficient = 1.0
     for _ in range(2000):
-        coefficient = adapt_kl_coefficient(coefficient, 2.0 / coefficient, target=8.0, horizon=10_000.0, num_episodes=256)
+        coefficient = adapt_kl_coefficient(
+            coefficient, 2.0 / coefficient, target=8.0, horizon=10_000.0, num_episodes=256
+        )
     assert 2.0 / coefficient == pytest.approx(8.0, rel=1e-3)
 
 
@@ -165,7 +196,13 @@ def test_controller_settles_a_plant_on_its_target():
     ],
 )
 def test_controller_refuses(change, message):
-    arguments = {"coefficient": 0.1, "observed": 1.0, "target": 6.0, "horizon": 10_000.0, "num_episodes": 64} | change
+    arguments = {
+        "coefficient": 0.1,
+        "observed": 1.0,
+        "target": 6.0,
+        "horizon": 10_000.0,
+        "num_episodes": 64,
+    } | change
     with pytest.raises(ValueError, match=message):
         adapt_kl_coefficient(**arguments)
 
@@ -173,7 +210,10 @@ def test_controller_refuses(change, message):
 @pytest.mark.parametrize("n", [1, 2, 7, 64, 4096])
 def test_kl_is_the_integral_over_the_quantile(n):
     """The best of n has density n u^(n-1) over the quantile u of the score, against 1 before."""
-    integral = integrate.quad(lambda t: n * math.exp(-n * t) * (math.log(n) - (n - 1) * t), 0, math.inf)[0]  # u = exp(-t)
+    # u = exp(-t)
+    integral = integrate.quad(
+        lambda t: n * math.exp(-n * t) * (math.log(n) - (n - 1) * t), 0, math.inf
+    )[0]
     assert kl_best_of_n(n) == pytest.approx(integral, abs=1e-8)
 
 

@@ -1,4 +1,6 @@
-"""token_logprobs against torch's own log_softmax, finite differences, and a recorder of what is allocated."""
+"""token_logprobs against torch's own log_softmax, finite differences, and a recorder of what is
+allocated.
+"""
 
 import math
 
@@ -39,14 +41,18 @@ def small_strips(monkeypatch):
 
 
 SETTINGS = pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0.7}, {"softcap": 2.0}, {"temperature": 1.3, "softcap": 1.5}], ids=str
+    "options",
+    [{}, {"temperature": 0.7}, {"softcap": 2.0}, {"temperature": 1.3, "softcap": 1.5}],
+    ids=str,
 )
 
 
 @SETTINGS
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("chunk_size", [1, 3, 7, 256])
-def test_values_are_those_of_a_categorical_distribution(options, with_bias, chunk_size, small_strips):
+def test_values_are_those_of_a_categorical_distribution(
+    options, with_bias, chunk_size, small_strips
+):
     hidden, weight, bias, targets = example()
     bias = bias if with_bias else None
     got = token_logprobs(hidden, weight, targets, bias=bias, chunk_size=chunk_size, **options)
@@ -68,10 +74,15 @@ def test_gradients_by_finite_differences(options, chunk_size, small_strips):
     assert torch.autograd.gradcheck(lambda *tensors: both(*tensors)[1], inputs)
 
 
-@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True), (True, True, False)])
+@pytest.mark.parametrize(
+    "needs", [(True, False, False), (False, True, False), (False, False, True), (True, True, False)]
+)
 def test_only_what_requires_a_gradient_gets_one(needs):
     hidden, weight, bias, targets = example()
-    inputs = [tensor.requires_grad_(need) for tensor, need in zip((hidden, weight, bias), needs, strict=True)]
+    inputs = [
+        tensor.requires_grad_(need)
+        for tensor, need in zip((hidden, weight, bias), needs, strict=True)
+    ]
     logprobs, entropy = token_logprobs(hidden, weight, targets, bias=bias, chunk_size=3)
     (logprobs.sum() + entropy.square().sum()).backward()
     ours = [tensor.grad for tensor in inputs]
@@ -93,14 +104,18 @@ def test_gradients_beside_a_frozen_output_layer(options, chunk_size, with_entrop
     hidden.requires_grad_()
 
     def loss(hidden):
-        logprobs, entropy = token_logprobs(hidden, weight, targets, bias=bias, chunk_size=chunk_size, **options)
+        logprobs, entropy = token_logprobs(
+            hidden, weight, targets, bias=bias, chunk_size=chunk_size, **options
+        )
         return logprobs.square().sum() + (entropy.square().sum() if with_entropy else 0.0)
 
     assert torch.autograd.gradcheck(loss, [hidden])
 
 
 def test_gradient_of_a_nearly_certain_token_keeps_its_digits():
-    """1 - p is a thousandth: rounded to bfloat16 after the sum over the vocabulary, nothing would be left of it."""
+    """1 - p is a thousandth: rounded to bfloat16 after the sum over the vocabulary, nothing would
+    be left of it.
+    """
     hidden, weight, _, _ = example(num_tokens=40)
     targets = (hidden @ weight.T).argmax(1)
     hidden = (hidden * 4).bfloat16().requires_grad_()
@@ -120,14 +135,25 @@ def test_low_precision_agrees_with_float64(dtype):
     exact_hidden, exact_weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
     hidden.requires_grad_(), weight.requires_grad_()
     upstream = torch.linspace(-1, 1, 40)
-    for first, second, function in ((exact_hidden, exact_weight, naive), (hidden, weight, token_logprobs)):
+    for first, second, function in (
+        (exact_hidden, exact_weight, naive),
+        (hidden, weight, token_logprobs),
+    ):
         logprobs, entropy = function(first, second, targets, temperature=0.7)
         (logprobs @ upstream.to(logprobs.dtype) + 0.3 * entropy.sum()).backward()
-        assert logprobs.dtype == entropy.dtype == (torch.float64 if first is exact_hidden else torch.float32)
+        assert (
+            logprobs.dtype
+            == entropy.dtype
+            == (torch.float64 if first is exact_hidden else torch.float32)
+        )
     # bfloat16 rounds each logit of size 8 by up to 1/64, and gradients by one part in 256.
     tolerance = 1e-5 if dtype == torch.float32 else 0.03
     with torch.no_grad():
-        for ours, exact in zip(token_logprobs(hidden, weight, targets), naive(exact_hidden, exact_weight, targets), strict=True):
+        for ours, exact in zip(
+            token_logprobs(hidden, weight, targets),
+            naive(exact_hidden, exact_weight, targets),
+            strict=True,
+        ):
             torch.testing.assert_close(ours.double(), exact, rtol=tolerance, atol=tolerance)
     for ours, exact in ((hidden.grad, exact_hidden.grad), (weight.grad, exact_weight.grad)):
         assert ours.dtype == dtype
@@ -135,10 +161,14 @@ def test_low_precision_agrees_with_float64(dtype):
 
 
 def test_weight_gradient_of_bfloat16_is_summed_in_float32():
-    """Five hundred chunks of one equal token: a bfloat16 sum stops growing at 256 times its term."""
+    """Five hundred chunks of one equal token: a bfloat16 sum stops growing at 256 times its
+    term.
+    """
     hidden = torch.ones(512, 1, dtype=torch.bfloat16)
     weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
-    token_logprobs(hidden, weight, torch.zeros(512, dtype=torch.int64), chunk_size=1)[0].sum().backward()
+    token_logprobs(hidden, weight, torch.zeros(512, dtype=torch.int64), chunk_size=1)[
+        0
+    ].sum().backward()
     assert weight.grad.flatten().tolist() == [256.0, -256.0]  # 512 * (1 - 1/2)
 
 
@@ -149,7 +179,9 @@ def test_float32_weight_under_bfloat16_states():
     logprobs, _ = token_logprobs(hidden, weight, targets)
     logprobs.sum().backward()
     assert weight.grad.dtype == torch.float32
-    torch.testing.assert_close(logprobs.detach(), token_logprobs(hidden, weight.detach().bfloat16(), targets)[0])
+    torch.testing.assert_close(
+        logprobs.detach(), token_logprobs(hidden, weight.detach().bfloat16(), targets)[0]
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -167,10 +199,14 @@ def test_bit_equal_with_and_without_gradients(dtype):
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.sampled_from([0.1, 1.0, 30.0, 1000.0]), st.integers(1, 9))
 def test_properties_of_a_distribution(seed, scale, chunk_size):
-    """Probabilities over all targets sum to one, the entropy is −Σ p log p, and stays within 0 and log V at any scale."""
+    """Probabilities over all targets sum to one, the entropy is −Σ p log p, and stays within 0 and
+    log V at any scale.
+    """
     hidden, weight, _, _ = example(num_tokens=1, dtype=torch.float32, seed=seed)
     targets = torch.arange(VOCAB)
-    logprobs, entropy = token_logprobs(scale * hidden.expand(VOCAB, DIM), weight, targets, chunk_size=chunk_size)
+    logprobs, entropy = token_logprobs(
+        scale * hidden.expand(VOCAB, DIM), weight, targets, chunk_size=chunk_size
+    )
     assert logprobs.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
     assert (logprobs <= 0).all()
     assert (entropy >= 0).all()
@@ -186,11 +222,18 @@ def test_uniform_by_hand():
 
 
 def test_large_common_offset_costs_no_digits():
-    """Softmax does not see a constant added to every logit; a naive lse − Σ p z loses four digits to one of 10⁴."""
+    """Softmax does not see a constant added to every logit; a naive lse − Σ p z loses four digits
+    to one of 10⁴.
+    """
     hidden, weight, _, targets = example(dtype=torch.float32)
     _, entropy = token_logprobs(hidden, weight, targets, bias=torch.full((VOCAB,), 8192.0))
-    # The logits themselves were rounded to 1/1024 by the sum, and the entropy's derivative is of order one.
-    exact = naive((hidden @ weight.T + 8192.0).double() - 8192.0, torch.eye(VOCAB, dtype=torch.float64), targets)[1]
+    # The logits themselves were rounded to 1/1024 by the sum, and the entropy's derivative is of
+    # order one.
+    exact = naive(
+        (hidden @ weight.T + 8192.0).double() - 8192.0,
+        torch.eye(VOCAB, dtype=torch.float64),
+        targets,
+    )[1]
     torch.testing.assert_close(entropy.double(), exact, atol=2e-6, rtol=1e-5)
 
 
@@ -225,7 +268,9 @@ def test_never_more_logits_than_a_chunk(options, dtype):
     weight = torch.randn(vocab, dim).to(dtype).requires_grad_()
     targets = torch.randint(0, vocab, (num_tokens,))
     with LargestTensor() as recorder:
-        logprobs, entropy = token_logprobs(hidden, weight, targets, chunk_size=chunk_size, **options)
+        logprobs, entropy = token_logprobs(
+            hidden, weight, targets, chunk_size=chunk_size, **options
+        )
         (logprobs.sum() + entropy.sum()).backward()
     assert chunk_size * vocab // 2 < recorder.largest <= chunk_size * vocab
     with LargestTensor() as recorder:
@@ -236,13 +281,17 @@ def test_never_more_logits_than_a_chunk(options, dtype):
 def test_keeps_nothing_of_the_logits_for_backward():
     hidden, weight, bias, targets = example(num_tokens=100)
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor
+    ):
         token_logprobs(hidden.requires_grad_(), weight, targets, bias=bias, chunk_size=10)
     given = [hidden.numel(), weight.numel(), bias.numel(), 100]
     slope = hidden.numel()
     assert sorted(kept) == sorted([*given, 100, 100, slope])
     kept.clear()
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor
+    ):
         token_logprobs(hidden, weight.requires_grad_(), targets, bias=bias, chunk_size=10)
     assert sorted(kept) == sorted([*given, 100, 100])
 
@@ -259,7 +308,11 @@ def test_keeps_nothing_of_the_logits_for_backward():
     ],
 )
 def test_refuses(change, message, as_in_production):
-    arguments = {"hidden": torch.zeros(7, DIM), "weight": torch.zeros(VOCAB, DIM), "targets": torch.zeros(7, dtype=torch.int64)}
+    arguments = {
+        "hidden": torch.zeros(7, DIM),
+        "weight": torch.zeros(VOCAB, DIM),
+        "targets": torch.zeros(7, dtype=torch.int64),
+    }
     with pytest.raises(ValueError, match=message):
         token_logprobs(**(arguments | change))
 

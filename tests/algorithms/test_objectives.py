@@ -13,11 +13,15 @@ TEMPERATURE = 0.5
 
 
 def best_choice(multiplier):
-    """How often a bandit pulls its better-paid arm, which pays (1, -1) in reward and safety where the other pays (0, 1).
+    """How often a bandit pulls its better-paid arm, which pays (1, -1) in reward and safety where
+    the other pays (0, 1).
 
-    The policy that maximises the Lagrangian plus TEMPERATURE times its entropy is a softmax of the two arms.
+    The policy that maximises the Lagrangian plus TEMPERATURE times its entropy is a softmax of the
+    two arms.
     """
-    arms = lagrangian(torch.tensor([1.0, 0.0]), torch.tensor([[-1.0, 1.0]]), torch.tensor([multiplier]))
+    arms = lagrangian(
+        torch.tensor([1.0, 0.0]), torch.tensor([[-1.0, 1.0]]), torch.tensor([multiplier])
+    )
     return float((arms.double() / TEMPERATURE).softmax(0)[0])
 
 
@@ -82,7 +86,9 @@ def test_a_multiplier_comes_back_to_zero_and_leaves_it_again():
         assert value == expected
 
 
-@pytest.mark.parametrize(("multiplier", "violation", "rate"), [(-0.1, 0.0, 0.1), (0.0, math.nan, 0.1), (0.0, 1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("multiplier", "violation", "rate"), [(-0.1, 0.0, 0.1), (0.0, math.nan, 0.1), (0.0, 1.0, 0.0)]
+)
 def test_what_a_multiplier_cannot_follow_is_refused(multiplier, violation, rate):
     with pytest.raises(ValueError, match="a multiplier from 0"):
         dual_update(multiplier, violation, rate)

@@ -42,20 +42,33 @@ def test_bradley_terry_by_hand():
 
 def test_margin_by_hand():
     # Ahead by ln 3, asked for ln 2: what is left is ln 1.5, and σ(ln 1.5) = 3/5.
-    loss = bradley_terry_loss(tensor(math.log(3)), tensor(0.0), margin=tensor(math.log(2)), denominator=1)
+    loss = bradley_terry_loss(
+        tensor(math.log(3)), tensor(0.0), margin=tensor(math.log(2)), denominator=1
+    )
     assert loss.item() == pytest.approx(-math.log(3 / 5))
-    assert bradley_terry_loss(tensor(math.log(3)), tensor(0.0), margin=math.log(2), denominator=1).item() == loss.item()
+    assert (
+        bradley_terry_loss(
+            tensor(math.log(3)), tensor(0.0), margin=math.log(2), denominator=1
+        ).item()
+        == loss.item()
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(score, score, st.floats(0, 3), st.floats(0, 1))
 def test_a_soft_label_is_the_expectation_over_winners(first, second, margin, probability):
     arguments = {"margin": tensor(margin), "denominator": 1}
-    soft = bradley_terry_loss(tensor(first), tensor(second), probability=tensor(probability), **arguments)
+    soft = bradley_terry_loss(
+        tensor(first), tensor(second), probability=tensor(probability), **arguments
+    )
     first_wins = bradley_terry_loss(tensor(first), tensor(second), **arguments)
     second_wins = bradley_terry_loss(tensor(second), tensor(first), **arguments)
-    assert soft.item() == pytest.approx((probability * first_wins + (1 - probability) * second_wins).item(), abs=1e-9)
-    exchanged = bradley_terry_loss(tensor(second), tensor(first), probability=tensor(1 - probability), **arguments)
+    assert soft.item() == pytest.approx(
+        (probability * first_wins + (1 - probability) * second_wins).item(), abs=1e-9
+    )
+    exchanged = bradley_terry_loss(
+        tensor(second), tensor(first), probability=tensor(1 - probability), **arguments
+    )
     assert exchanged.item() == pytest.approx(soft.item(), abs=1e-9)
 
 
@@ -64,14 +77,18 @@ def test_a_soft_label_is_the_expectation_over_winners(first, second, margin, pro
 def test_without_a_margin_the_soft_loss_is_least_at_the_log_odds(probability):
     """The cross-entropy is proper: its gradient vanishes where σ(d) = p."""
     difference = tensor(math.log(probability / (1 - probability))).requires_grad_()
-    bradley_terry_loss(difference, tensor(0.0), probability=tensor(probability), denominator=1).backward()
+    bradley_terry_loss(
+        difference, tensor(0.0), probability=tensor(probability), denominator=1
+    ).backward()
     assert difference.grad.item() == pytest.approx(0.0, abs=1e-12)
 
 
 def test_an_even_label_with_a_margin_pulls_to_equal_scores():
     chosen = tensor(0.0, 1.0, -1.0).requires_grad_()
     half, margin = torch.full_like(chosen, 0.5).detach(), torch.ones(3, dtype=torch.float64)
-    bradley_terry_loss(chosen, torch.zeros(3, dtype=torch.float64), margin=margin, probability=half, denominator=1).backward()
+    bradley_terry_loss(
+        chosen, torch.zeros(3, dtype=torch.float64), margin=margin, probability=half, denominator=1
+    ).backward()
     assert chosen.grad[0].item() == 0
     assert chosen.grad[1].item() > 0 > chosen.grad[2].item()
 
@@ -87,7 +104,9 @@ def test_bradley_terry_gradient_is_the_surprise():
 def test_bradley_terry_knows_only_differences_and_centering_only_sums():
     chosen, rejected = tensor(1.0, 2.0), tensor(0.5, 3.0)
     before = bradley_terry_loss(chosen, rejected, denominator=1).item()
-    assert bradley_terry_loss(chosen + 7, rejected + 7, denominator=1).item() == pytest.approx(before)
+    assert bradley_terry_loss(chosen + 7, rejected + 7, denominator=1).item() == pytest.approx(
+        before
+    )
     assert centering_penalty(chosen, rejected, denominator=1).item() == 1.5**2 + 5.0**2
     assert centering_penalty(chosen + 7, rejected - 7, denominator=1).item() == 1.5**2 + 5.0**2
     assert centering_penalty(tensor(2.0), tensor(-2.0), denominator=1).item() == 0
@@ -95,7 +114,9 @@ def test_bradley_terry_knows_only_differences_and_centering_only_sums():
 
 def test_extreme_scores_stay_finite():
     chosen = torch.tensor([-1e4, 1e4], requires_grad=True)
-    loss = bradley_terry_loss(chosen, torch.zeros(2), probability=torch.tensor([1.0, 0.5]), denominator=1)
+    loss = bradley_terry_loss(
+        chosen, torch.zeros(2), probability=torch.tensor([1.0, 0.5]), denominator=1
+    )
     loss.backward()
     assert loss.item() == pytest.approx(1.5e4)
     assert torch.isfinite(chosen.grad).all()
@@ -117,7 +138,9 @@ def test_micro_batches_add_up_to_the_batch(size):
     probability = torch.rand(7, generator=generator, dtype=torch.float64)
 
     def loss(chosen, rejected, margin, probability):
-        pairs = bradley_terry_loss(chosen, rejected, margin=margin, probability=probability, denominator=7)
+        pairs = bradley_terry_loss(
+            chosen, rejected, margin=margin, probability=probability, denominator=7
+        )
         likelihood = negative_log_likelihood(chosen, probability > 0.3, denominator=torch.tensor(4))
         return pairs + 0.1 * centering_penalty(chosen, rejected, denominator=7) + likelihood
 
@@ -130,7 +153,9 @@ def test_shapes_do_not_broadcast(as_in_production):
     three, one = torch.zeros(3), torch.zeros(1)
     for arguments in ({"rejected_scores": one}, {"margin": one}, {"probability": one}):
         with pytest.raises(ValueError, match="equal shapes"):
-            bradley_terry_loss(**({"chosen_scores": three, "rejected_scores": three, "denominator": 1} | arguments))
+            bradley_terry_loss(
+                **({"chosen_scores": three, "rejected_scores": three, "denominator": 1} | arguments)
+            )
     with pytest.raises(ValueError, match="equal shapes"):
         centering_penalty(three, one, denominator=1)
     with pytest.raises(ValueError, match="equal shapes"):
@@ -150,8 +175,16 @@ DIRECT = {
     ("name", "by_hand"),
     [
         ("dpo", lambda h: math.log1p(math.exp(-0.3 * h))),
-        ("cdpo", lambda h: 0.9 * math.log1p(math.exp(-0.3 * h)) + 0.1 * math.log1p(math.exp(0.3 * h))),
-        ("robust", lambda h: (0.9 * math.log1p(math.exp(-0.3 * h)) - 0.1 * math.log1p(math.exp(0.3 * h))) / 0.8),
+        (
+            "cdpo",
+            lambda h: 0.9 * math.log1p(math.exp(-0.3 * h)) + 0.1 * math.log1p(math.exp(0.3 * h)),
+        ),
+        (
+            "robust",
+            lambda h: (
+                (0.9 * math.log1p(math.exp(-0.3 * h)) - 0.1 * math.log1p(math.exp(0.3 * h))) / 0.8
+            ),
+        ),
         ("ipo", lambda h: (h - 1 / 0.6) ** 2),
         ("simpo", lambda h: math.log1p(math.exp(-0.3 * h + 0.2))),
     ],
@@ -166,7 +199,9 @@ def test_direct_losses_by_hand(name, by_hand):
 
 @pytest.mark.parametrize("name", [*DIRECT, "orpo"])
 def test_every_loss_pushes_the_sides_apart(name):
-    """Up with the chosen, down with the rejected, whichever is ahead (for IPO and robust DPO: short of their margins)."""
+    """Up with the chosen, down with the rejected, whichever is ahead (for IPO and robust DPO: short
+    of their margins).
+    """
     loss = DIRECT.get(name, lambda c, r: orpo_loss(c, r, denominator=1))
     for better, worse in ((-1.0, -0.4), (-0.5, -0.5), (-0.4, -1.0)):
         chosen, rejected = tensor(better).requires_grad_(), tensor(worse).requires_grad_()
@@ -179,7 +214,9 @@ def test_every_loss_pushes_the_sides_apart(name):
     [
         (
             lambda c, r: orpo_loss(c, r, denominator=3),
-            lambda c, r: -torch.log(1 / (1 + (r.exp() / (1 - r.exp())) / (c.exp() / (1 - c.exp())))),
+            lambda c, r: (
+                -torch.log(1 / (1 + (r.exp() / (1 - r.exp())) / (c.exp() / (1 - c.exp()))))
+            ),
         ),
         (
             lambda c, r: simpo_loss(c, r, beta=2.5, margin=0.7, denominator=3),
@@ -209,24 +246,34 @@ def test_a_weight_is_a_share_of_a_pair(name):
         "orpo": orpo_loss,
     }
     loss, first, second = losses[name], tensor(-0.3), tensor(-1.1)
-    both = loss(torch.cat([first, second]), torch.cat([second, first]), weights=tensor(0.8, 0.2), denominator=1)
+    both = loss(
+        torch.cat([first, second]),
+        torch.cat([second, first]),
+        weights=tensor(0.8, 0.2),
+        denominator=1,
+    )
     expected = 0.8 * loss(first, second, denominator=1) + 0.2 * loss(second, first, denominator=1)
     assert both.item() == pytest.approx(expected.item(), rel=1e-12)
     assert both.item() != pytest.approx(loss(first, second, denominator=1).item(), rel=1e-3)
 
 
 def test_robust_dpo_is_unbiased_under_flipped_labels():
-    """Averaged over flips at rate e, the loss of the noisy label is the DPO loss of the clean one (the paper's lemma 3.1)."""
+    """Averaged over flips at rate e, the loss of the noisy label is the DPO loss of the clean one
+    (the paper's lemma 3.1).
+    """
     chosen, rejected = torch.tensor([0.7, -1.3]).double(), torch.tensor([-0.4, 0.9]).double()
     noisy = [
-        robust_dpo_loss(a, b, beta=0.3, label_smoothing=0.2, denominator=1) for a, b in ((chosen, rejected), (rejected, chosen))
+        robust_dpo_loss(a, b, beta=0.3, label_smoothing=0.2, denominator=1)
+        for a, b in ((chosen, rejected), (rejected, chosen))
     ]
     clean = dpo_loss(chosen, rejected, beta=0.3, denominator=1)
     assert (0.8 * noisy[0] + 0.2 * noisy[1]).item() == pytest.approx(clean.item(), rel=1e-12)
 
 
 def expected_loss(loss, logits, reference, preferred):
-    """Sum over ordered pairs of arms of P(a beats b) times the loss of (a, b): all that infinite data would say."""
+    """Sum over ordered pairs of arms of P(a beats b) times the loss of (a, b): all that infinite
+    data would say.
+    """
     ratios = logits.log_softmax(-1) - reference
     pairs = [(a, b) for a in range(len(logits)) for b in range(len(logits)) if a != b]
     return sum(preferred[a, b] * loss(ratios[a : a + 1], ratios[b : b + 1]) for a, b in pairs)
@@ -235,7 +282,12 @@ def expected_loss(loss, logits, reference, preferred):
 def optimum(loss, reference, preferred, steps=100):
     logits = reference.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
-        [logits], lr=1, max_iter=steps, tolerance_grad=1e-14, tolerance_change=0, line_search_fn="strong_wolfe"
+        [logits],
+        lr=1,
+        max_iter=steps,
+        tolerance_grad=1e-14,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
     )
 
     def closure():
@@ -254,12 +306,19 @@ def test_dpo_recovers_the_closed_form_optimum_of_a_bandit():
     reference = reference.log_softmax(-1)
     preferred = torch.sigmoid(rewards[:, None] - rewards[None])
     found = optimum(lambda c, r: dpo_loss(c, r, beta=0.4, denominator=1), reference, preferred)
-    torch.testing.assert_close(found, (reference + rewards / 0.4).log_softmax(-1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        found, (reference + rewards / 0.4).log_softmax(-1), atol=1e-6, rtol=0
+    )
 
 
 def test_ipo_stays_finite_where_dpo_runs_away():
-    """One pair that everybody orders alike: IPO stops at h = 1/(2 beta), DPO's h grows with every further iteration."""
-    reference, sure = torch.zeros(2, dtype=torch.float64).log_softmax(-1), torch.tensor([[0.0, 1.0], [0.0, 0.0]]).double()
+    """One pair that everybody orders alike: IPO stops at h = 1/(2 beta), DPO's h grows with every
+    further iteration.
+    """
+    reference, sure = (
+        torch.zeros(2, dtype=torch.float64).log_softmax(-1),
+        torch.tensor([[0.0, 1.0], [0.0, 0.0]]).double(),
+    )
     ipo = optimum(lambda c, r: ipo_loss(c, r, beta=0.25, denominator=1), reference, sure)
     assert (ipo[0] - ipo[1]).item() == pytest.approx(2.0, abs=1e-6)
 
@@ -268,23 +327,47 @@ def test_ipo_stays_finite_where_dpo_runs_away():
         loss(gap, torch.zeros(1, dtype=torch.float64)).backward()
         return float(gap.grad)
 
-    assert all(slope(lambda c, r: dpo_loss(c, r, beta=0.25, denominator=1), h) < 0 for h in (2, 20, 200))
-    assert slope(lambda c, r: ipo_loss(c, r, beta=0.25, denominator=1), 1.9) < 0 < slope(DIRECT["ipo"], 2.1)
-    gaps = [optimum(lambda c, r: dpo_loss(c, r, beta=0.25, denominator=1), reference, sure, n) for n in (2, 4, 8)]
+    assert all(
+        slope(lambda c, r: dpo_loss(c, r, beta=0.25, denominator=1), h) < 0 for h in (2, 20, 200)
+    )
+    assert (
+        slope(lambda c, r: ipo_loss(c, r, beta=0.25, denominator=1), 1.9)
+        < 0
+        < slope(DIRECT["ipo"], 2.1)
+    )
+    gaps = [
+        optimum(lambda c, r: dpo_loss(c, r, beta=0.25, denominator=1), reference, sure, n)
+        for n in (2, 4, 8)
+    ]
     found = [(gap[0] - gap[1]).item() for gap in gaps]
     assert found[0] < found[1] < found[2] and found[2] > 20
 
 
 def test_kto_by_hand():
     ratios = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
-    good, baseline = torch.tensor([True, False, True]), torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    loss = kto_loss(ratios, good, baseline, beta=0.2, desirable_weight=1.5, undesirable_weight=0.5, denominator=3)
+    good, baseline = (
+        torch.tensor([True, False, True]),
+        torch.tensor(0.3, dtype=torch.float64, requires_grad=True),
+    )
+    loss = kto_loss(
+        ratios,
+        good,
+        baseline,
+        beta=0.2,
+        desirable_weight=1.5,
+        undesirable_weight=0.5,
+        denominator=3,
+    )
     squash = [1 / (1 + math.exp(-0.2 * x)) for x in (0.5 - 0.3, 0.3 + 1.0, 2.0 - 0.3)]
-    assert loss.item() == pytest.approx((1.5 * (1 - squash[0]) + 0.5 * (1 - squash[1]) + 1.5 * (1 - squash[2])) / 3, rel=1e-12)
+    assert loss.item() == pytest.approx(
+        (1.5 * (1 - squash[0]) + 0.5 * (1 - squash[1]) + 1.5 * (1 - squash[2])) / 3, rel=1e-12
+    )
     loss.backward()
     assert baseline.grad is None and ratios.grad[0] < 0 < ratios.grad[1]
     below = kto_loss(ratios.detach(), good, torch.tensor(-5.0).double(), beta=0.2, denominator=3)
-    assert torch.equal(below, kto_loss(ratios.detach(), good, torch.tensor(0.0).double(), beta=0.2, denominator=3))
+    assert torch.equal(
+        below, kto_loss(ratios.detach(), good, torch.tensor(0.0).double(), beta=0.2, denominator=3)
+    )
 
 
 def test_orpo_by_its_odds():

@@ -30,7 +30,9 @@ def test_by_hand_whatever_the_order_of_the_members(how, weight, expected):
 
 def test_spread_is_the_standard_deviation_over_members():
     scores = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert spread_of_members(scores).tolist() == pytest.approx([statistics.pstdev(column) for column in scores.T.tolist()])
+    assert spread_of_members(scores).tolist() == pytest.approx(
+        [statistics.pstdev(column) for column in scores.T.tolist()]
+    )
     assert spread_of_members(SCORES)[0].item() == pytest.approx(math.sqrt(8 / 3))
     assert spread_of_members(SCORES[:1]).tolist() == [0.0, 0.0, 0.0]
 
@@ -41,7 +43,9 @@ def test_one_member_is_itself_however_it_is_combined():
 
 
 def test_caution_orders_the_combinations_and_shifts_pass_through():
-    """A score everybody raises by c rises by c; the worst is never above the mean, nor is the penalised mean."""
+    """A score everybody raises by c rises by c; the worst is never above the mean, nor is the
+    penalised mean.
+    """
     mean = combine_members(SCORES)
     for how in ("worst", "uncertainty"):
         found = combine_members(SCORES, how)

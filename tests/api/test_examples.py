@@ -12,14 +12,23 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 @pytest.mark.slow
 def test_the_front_door_in_fifteen_lines(tmp_path):
     text = (EXAMPLES / "front_door.py").read_text()
-    code = [line for line in text.splitlines() if line.strip() and not line.strip().startswith(('"""', "#"))]
+    code = [
+        line
+        for line in text.splitlines()
+        if line.strip() and not line.strip().startswith(('"""', "#"))
+    ]
     assert len(code) <= 15
     command = [sys.executable, str(EXAMPLES / "front_door.py"), "tiny"]
-    done = subprocess.run(command, cwd=tmp_path, input="hello\n\n", capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, input="hello\n\n", capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "model>" in done.stdout and (tmp_path / "brief-model/config.json").is_file()
-    again = subprocess.run(command, cwd=tmp_path, input="", capture_output=True, text=True, check=False)
-    assert "brief-model exists" in again.stderr  # the training was not repeated, the folder is not overwritten
+    again = subprocess.run(
+        command, cwd=tmp_path, input="", capture_output=True, text=True, check=False
+    )
+    # the training was not repeated, the folder is not overwritten
+    assert "brief-model exists" in again.stderr
 
 
 def test_ppo_by_hand_learns_and_starts_at_its_reference(capsys):

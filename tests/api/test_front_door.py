@@ -21,7 +21,12 @@ from tether.core.types import Comparison, Demonstration, Prompt, assistant, user
 from tether.run.recipe import recipe_type, run_recipe
 
 QUESTIONS = [f"What is {i}?" for i in range(6)]
-SHORT = {"prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 6, "optimizer": {"learning_rate": 1e-2}}
+SHORT = {
+    "prompts_per_step": 2,
+    "samples_per_prompt": 2,
+    "max_new_tokens": 6,
+    "optimizer": {"learning_rate": 1e-2},
+}
 PAIRS = [{"prompt": f"What is {i}?", "chosen": "aaa eee", "rejected": "xxx zzz"} for i in range(12)]
 
 
@@ -32,7 +37,14 @@ def vowels(prompts, responses):
 def records(folder):
     """Its metrics without times and memory."""
     rows = read_jsonl(Path(folder) / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if "time" not in k and "second" not in k and "memory" not in k} for row in rows]
+    return [
+        {
+            k: v
+            for k, v in row.items()
+            if "time" not in k and "second" not in k and "memory" not in k
+        }
+        for row in rows
+    ]
 
 
 def weights(folder):
@@ -43,14 +55,29 @@ def test_a_call_and_a_recipe_have_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tether.grpo("tiny", QUESTIONS, vowels, steps=3, **SHORT, run="called", progress=False)
     (tmp_path / "mine.py").write_text(inspect.getsource(vowels))
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS))
-    section = {**SHORT, "steps": 3, "data": {"path": "questions.jsonl"}, "reward_source": "function"}
-    values = {"run": "written", "model": {"source": "tiny"}, "grpo": {**section, "function": {"call": "mine.py:vowels"}}}
+    (tmp_path / "questions.jsonl").write_text(
+        "".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS)
+    )
+    section = {
+        **SHORT,
+        "steps": 3,
+        "data": {"path": "questions.jsonl"},
+        "reward_source": "function",
+    }
+    values = {
+        "run": "written",
+        "model": {"source": "tiny"},
+        "grpo": {**section, "function": {"call": "mine.py:vowels"}},
+    }
     run_recipe(build(recipe_type(), values))
     assert records("called/grpo") == records("written/grpo") != []
     assert weights("called/grpo/policy") == weights("written/grpo/policy") != {}
     assert run.path == Path("called") and run.stages == ["grpo"] and run.summary["steps"] == 3
-    assert [row["step"] for row in run.metrics()] == [1, 2, 3] and run.samples() and (run.path / "report.html").is_file()
+    assert (
+        [row["step"] for row in run.metrics()] == [1, 2, 3]
+        and run.samples()
+        and (run.path / "report.html").is_file()
+    )
 
 
 SCRIPT = """
@@ -68,19 +95,29 @@ def test_killed_and_called_again_it_goes_on_to_the_same_bits(tmp_path):
     command = [sys.executable, str(tmp_path / "script.py")]
     process = subprocess.Popen([*command, str(tmp_path / "killed")])
     metrics = tmp_path / "killed/grpo/metrics.jsonl"
-    while not (metrics.is_file() and len(metrics.read_text().splitlines()) >= 5) and process.poll() is None:
+    while (
+        not (metrics.is_file() and len(metrics.read_text().splitlines()) >= 5)
+        and process.poll() is None
+    ):
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL and not (tmp_path / "killed/grpo/summary.json").exists()
+    assert (
+        process.wait() == -signal.SIGKILL and not (tmp_path / "killed/grpo/summary.json").exists()
+    )
     for name in ("killed", "whole"):
         subprocess.run([*command, str(tmp_path / name)], check=True)
-    assert records(tmp_path / "killed/grpo") == records(tmp_path / "whole/grpo") and len(records(tmp_path / "whole/grpo")) == 40
+    assert (
+        records(tmp_path / "killed/grpo") == records(tmp_path / "whole/grpo")
+        and len(records(tmp_path / "whole/grpo")) == 40
+    )
     assert weights(tmp_path / "killed/grpo/policy") == weights(tmp_path / "whole/grpo/policy")
 
 
 def test_a_run_does_not_go_on_with_other_rows_or_another_function(tmp_path):
     def start(rows, reward):
-        return tether.grpo("tiny", rows, reward, steps=1, **SHORT, run=tmp_path / "run", progress=False)
+        return tether.grpo(
+            "tiny", rows, reward, steps=1, **SHORT, run=tmp_path / "run", progress=False
+        )
 
     start(QUESTIONS, vowels)
     start(QUESTIONS, vowels)
@@ -91,7 +128,13 @@ def test_a_run_does_not_go_on_with_other_rows_or_another_function(tmp_path):
     config = read_json(tmp_path / "run/command.json")["config"]
     config["grpo"]["function"]["call"] = "python:gone@0123"
     config = build(recipe_type(), {**config, "run": str(tmp_path / "other")})
-    with pytest.raises(ConfigError, match=r"was handed over by a Python program: run that program again"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"was handed over by a Python program: run that program "
+            r"again"
+        ),
+    ):
         run_recipe(config)
 
 
@@ -133,10 +176,19 @@ def test_prompts_may_come_in_any_shape(tmp_path, rows):
 
 def test_rows_of_a_data_set_and_of_a_frame(tmp_path):
     datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
-    for name, rows in (("set", datasets.Dataset.from_list(PAIRS)), ("frame", pandas.DataFrame(PAIRS))):
+    for name, rows in (
+        ("set", datasets.Dataset.from_list(PAIRS)),
+        ("frame", pandas.DataFrame(PAIRS)),
+    ):
         run = tether.dpo("tiny", rows, run=tmp_path / name, progress=False)
-        assert run.summary["updates"] > 0 and read_json(run.path / "direct/config.json")["direct"]["loss"] == "dpo"
-    records_of = [Comparison((user(row["prompt"]),), (assistant("aaa eee"),), (assistant("xxx zzz"),)) for row in PAIRS]
+        assert (
+            run.summary["updates"] > 0
+            and read_json(run.path / "direct/config.json")["direct"]["loss"] == "dpo"
+        )
+    records_of = [
+        Comparison((user(row["prompt"]),), (assistant("aaa eee"),), (assistant("xxx zzz"),))
+        for row in PAIRS
+    ]
     own = tether.dpo("tiny", records_of, run=tmp_path / "records", progress=False)
     assert records(own.path / "direct") == records(run.path / "direct") != []
 
@@ -152,7 +204,9 @@ def test_a_reward_in_trl_s_form_sees_what_trl_would_give(tmp_path):
     tether.grpo("tiny", rows, reward, steps=1, **SHORT, run=tmp_path / "run", progress=False)
     completions, answer, columns = calls[0]
     assert all(isinstance(c, str) for c in completions) and len(completions) == len(answer) == 4
-    assert columns["prompts"] == [f"What is {a}?" for a in answer] and columns["source"] == ["own"] * 4
+    assert (
+        columns["prompts"] == [f"What is {a}?" for a in answer] and columns["source"] == ["own"] * 4
+    )
 
     def talk(prompts, completions):
         calls.append((prompts, completions))
@@ -161,7 +215,9 @@ def test_a_reward_in_trl_s_form_sees_what_trl_would_give(tmp_path):
     turns = [[{"role": "user", "content": q}] for q in QUESTIONS]
     tether.grpo("tiny", turns, talk, steps=1, **SHORT, run=tmp_path / "talk", progress=False)
     prompts, completions = calls[-1]
-    assert prompts[0][0]["role"] == "user" and [c[0].keys() for c in completions] == [{"role", "content"}] * len(completions)
+    assert prompts[0][0]["role"] == "user" and [c[0].keys() for c in completions] == [
+        {"role", "content"}
+    ] * len(completions)
 
 
 def test_coroutines_and_several_functions_with_weights(tmp_path):
@@ -174,19 +230,46 @@ def test_coroutines_and_several_functions_with_weights(tmp_path):
 
     each = {**SHORT, "sample_rows": 4}
     run = tether.grpo(
-        "tiny", QUESTIONS, [slow, some], reward_weights=[0.5, 2.0], steps=1, **each, run=tmp_path / "run", progress=False
+        "tiny",
+        QUESTIONS,
+        [slow, some],
+        reward_weights=[0.5, 2.0],
+        steps=1,
+        **each,
+        run=tmp_path / "run",
+        progress=False,
     )
     values = [row["proxy"] for row in run.samples()]
     lengths = [0.5 * len(row["response"]) for row in run.samples()]
-    assert values == [pytest.approx(length + (0.0 if i % 2 else 2.0)) for i, length in enumerate(lengths)]
+    assert values == [
+        pytest.approx(length + (0.0 if i % 2 else 2.0)) for i, length in enumerate(lengths)
+    ]
     with pytest.raises(ConfigError, match="weights has 1 numbers for 2 functions"):
-        tether.grpo("tiny", QUESTIONS, [slow, some], reward_weights=[1.0], steps=1, run=tmp_path / "x", progress=False)
+        tether.grpo(
+            "tiny",
+            QUESTIONS,
+            [slow, some],
+            reward_weights=[1.0],
+            steps=1,
+            run=tmp_path / "x",
+            progress=False,
+        )
     with pytest.raises(ConfigError, match="reward_weights belong to several"):
-        tether.grpo("tiny", QUESTIONS, "random", reward_weights=[1.0], steps=1, run=tmp_path / "x", progress=False)
+        tether.grpo(
+            "tiny",
+            QUESTIONS,
+            "random",
+            reward_weights=[1.0],
+            steps=1,
+            run=tmp_path / "x",
+            progress=False,
+        )
 
 
 def test_a_run_and_a_function_together_are_two_rewards(tmp_path):
-    """The sum that is trained on is that of the function and of what the run's reward model says by itself."""
+    """The sum that is trained on is that of the function and of what the run's reward model says by
+    itself.
+    """
     rows = [{"prompt": q, "chosen": "aaa", "rejected": f"zzz {n}"} for n, q in enumerate(QUESTIONS)]
     judge = tether.reward("tiny", rows, epochs=1, run=tmp_path / "judge", progress=False)
     seen = []
@@ -196,7 +279,14 @@ def test_a_run_and_a_function_together_are_two_rewards(tmp_path):
         return [float(len(text)) for text in responses]
 
     run = tether.grpo(
-        "tiny", QUESTIONS, [judge, length], reward_weights=[1.0, 0.5], steps=1, **SHORT, run=tmp_path / "run", progress=False
+        "tiny",
+        QUESTIONS,
+        [judge, length],
+        reward_weights=[1.0, 0.5],
+        steps=1,
+        **SHORT,
+        run=tmp_path / "run",
+        progress=False,
     )
     scores = judge.reward_model.score([prompt for prompt, _ in seen], [text for _, text in seen])
     pairs = zip(scores, seen, strict=True)
@@ -210,28 +300,51 @@ def test_a_run_and_a_function_together_are_two_rewards(tmp_path):
 
 def test_a_reward_model_gives_none_for_what_cannot_be_read(tmp_path):
     rows = [{"prompt": q, "chosen": "aaa", "rejected": f"zzz {n}"} for n, q in enumerate(QUESTIONS)]
-    judge = tether.reward("tiny", rows, epochs=1, run=tmp_path / "judge", progress=False).reward_model
+    judge = tether.reward(
+        "tiny", rows, epochs=1, run=tmp_path / "judge", progress=False
+    ).reward_model
     first, empty, last = judge.score(QUESTIONS[:3], ["a", "", "b"])
     assert empty is None and [first, last] == judge.score([QUESTIONS[0], QUESTIONS[2]], ["a", "b"])
 
 
 def test_a_run_handed_on_grows_stage_by_stage(tmp_path):
-    """SFT, pairs judged by a function, a reward model on them, PPO, and the comparison with the start: one recipe's run."""
-    talks = [[{"role": "user", "content": q}, {"role": "assistant", "content": "aaa eee ooo"}] for q in QUESTIONS]
+    """SFT, pairs judged by a function, a reward model on them, PPO, and the comparison with the
+    start: one recipe's run.
+    """
+    talks = [
+        [{"role": "user", "content": q}, {"role": "assistant", "content": "aaa eee ooo"}]
+        for q in QUESTIONS
+    ]
     quiet = {"progress": False}
     run = tether.sft("tiny", talks, run=tmp_path / "run", lora=False, **quiet)
     run = tether.pairs(run, QUESTIONS, vowels, max_new_tokens=6, temperature=1.0, **quiet)
     reward = tether.reward(run, run, **quiet)
     run = tether.ppo(reward, QUESTIONS, steps=2, **SHORT, **quiet)
     done = tether.evaluate(run, [f"And {i}?" for i in range(4)], vowels, **quiet)
-    assert done.path == run.path == tmp_path / "run" and done.stages == ["sft", "pairs", "reward", "ppo", "evaluate"]
-    assert set(done.summary["policies"]) == {"ppo"} and done.sections().keys() >= {"sft", "pairs", "reward", "ppo", "evaluate"}
+    assert done.path == run.path == tmp_path / "run" and done.stages == [
+        "sft",
+        "pairs",
+        "reward",
+        "ppo",
+        "evaluate",
+    ]
+    assert set(done.summary["policies"]) == {"ppo"} and done.sections().keys() >= {
+        "sft",
+        "pairs",
+        "reward",
+        "ppo",
+        "evaluate",
+    }
     assert read_json(run.path / "ppo/manifest.json")["model"]["source"].endswith("sft/model")
     assert len(run.reward_model.score(QUESTIONS[:2], ["aaa", "zzz"])) == 2
     with pytest.raises(ConfigError, match=r"has trained a policy \(ppo\): .* model=run\.export"):
         tether.grpo(run, QUESTIONS, vowels, run=tmp_path / "other", **quiet)
-    other = tether.grpo(run.path / "sft/model", QUESTIONS, reward, steps=1, **SHORT, run=tmp_path / "other", **quiet)
-    assert other.stages == ["grpo"] and read_json(other.path / "grpo/manifest.json")["model"]["source"].endswith("sft/model")
+    other = tether.grpo(
+        run.path / "sft/model", QUESTIONS, reward, steps=1, **SHORT, run=tmp_path / "other", **quiet
+    )
+    assert other.stages == ["grpo"] and read_json(other.path / "grpo/manifest.json")["model"][
+        "source"
+    ].endswith("sft/model")
     with pytest.raises(ConfigError, match=r"holds a run of the model 'tiny'"):
         tether.grpo("somebody/else", QUESTIONS, vowels, steps=1, run=run.path, **quiet)
 
@@ -255,16 +368,27 @@ def test_steps_are_told_and_a_notebook_shows_the_run(tmp_path):
         on_step=lambda stage, step, metrics: steps.append((stage, step, "loss" in metrics)),
     )  # fmt: skip
     assert steps == [("grpo", 1, True), ("grpo", 2, True)]
-    assert "<h4>" in run._repr_html_() and "srcdoc" in run.report()._repr_html_() and Path(run.report()).is_file()
+    assert (
+        "<h4>" in run._repr_html_()
+        and "srcdoc" in run.report()._repr_html_()
+        and Path(run.report()).is_file()
+    )
 
 
 @pytest.mark.slow
 def test_a_recipe_is_run_by_its_name_however_the_room_was_imported(tmp_path):
     run = tether.run("smoke", f"run={tmp_path}/run", "ppo.steps=1", progress=False)
     assert {"ppo", "evaluate"} <= set(run.stages) and "quickstart" in tether.recipes()
-    for imports in ("import tether", "import tether, tether.run.recipe", "from tether import run as r; import tether"):
+    for imports in (
+        "import tether",
+        "import tether, tether.run.recipe",
+        "from tether import run as r; import tether",
+    ):
         asked = subprocess.run(
-            [sys.executable, "-c", f"{imports}\ntether.run('smok')"], check=False, capture_output=True, text=True
+            [sys.executable, "-c", f"{imports}\ntether.run('smok')"],
+            check=False,
+            capture_output=True,
+            text=True,
         )
         assert "did you mean 'smoke'?" in asked.stderr.splitlines()[-1], asked.stderr
 
@@ -272,18 +396,26 @@ def test_a_recipe_is_run_by_its_name_however_the_room_was_imported(tmp_path):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: tether.grpo("tiny", QUESTIONS, vowels, beta=0.1), ConfigError, r"unknown key 'grpo\.beta' .*'grpo\.kl\.coe"),
-        (lambda: tether.sft("tiny", QUESTIONS, reward=vowels), ConfigError, "tether.sft takes no reward"),
-        (lambda: tether.grpo("tiny", QUESTIONS), ConfigError, r"needs a \[reward\] section, .* or another reward_source"),
+        (lambda: tether.grpo("tiny", QUESTIONS, vowels, beta=0.1), ConfigError, r"unknown key "
+                                                                                r"'grpo\.beta' "
+                                                                                r".*'grpo\.kl\.coe"),
+        (lambda: tether.sft("tiny", QUESTIONS, reward=vowels), ConfigError, "tether.sft takes no "
+                                                                            "reward"),
+        (lambda: tether.grpo("tiny", QUESTIONS), ConfigError, r"needs a \[reward\] section, .* or "
+                                                              r"another reward_source"),
         (lambda: tether.grpo(3, QUESTIONS, vowels), ConfigError, "model is a int: give a hub id"),
-        (lambda: tether.grpo("tiny", [], vowels), ConfigError, "data holds no row|prompts holds no row"),
+        (lambda: tether.grpo("tiny", [], vowels), ConfigError, "data holds no row|prompts holds "
+                                                               "no row"),
         (lambda: tether.grpo("tiny", [3], vowels), ConfigError, r"prompts\[0\] is 3: a row is a text"),
-        (lambda: tether.grpo("tiny", QUESTIONS, 3.0), ConfigError, "reward is a float: give a function"),
+        (lambda: tether.grpo("tiny", QUESTIONS, 3.0), ConfigError, "reward is a float: give a "
+                                                                   "function"),
         (lambda: tether.grpo("tiny", QUESTIONS, vowels, watch={"act": vowels}), ConfigError, r"grpo\.watch\.act is a function"),
-        (lambda: tether.dpo("tiny", QUESTIONS), DataError, "looks like prompts .*, not preferences"),
+        (lambda: tether.dpo("tiny", QUESTIONS), DataError, "looks like prompts .*, not "
+                                                           "preferences"),
         (lambda: tether.dpo("tiny", PAIRS, loss="ipo", data=PAIRS), TypeError, "each argument once"),
         (lambda: tether.dpo(data=PAIRS), TypeError, "a model first"),
-        (lambda: tether.grpo("tiny", QUESTIONS, vowels, data=QUESTIONS), ConfigError, "give one of them"),
+        (lambda: tether.grpo("tiny", QUESTIONS, vowels, data=QUESTIONS), ConfigError, "give one "
+                                                                                      "of them"),
         (
             lambda: tether.grpo("tiny", train_dataset="x.txt", reward_funcs=vowels),
             ConfigError,
@@ -292,8 +424,10 @@ def test_a_recipe_is_run_by_its_name_however_the_room_was_imported(tmp_path):
         (
             lambda: tether.ppo("tiny", args=None, per_device_train_batch_size=4, stepz=1, num_generations=2, steps=2),
             ConfigError,
-            r"args is its own keys \(steps=, optimizer=\{\.\.\.\}\) here, per_device_train_batch_size is unknown .*"
-            r"prompts_per_step.*, stepz is unknown .*'steps'.*, num_generations is unknown .*samples_per_prompt",
+            r"args is its own keys \(steps=, optimizer=\{\.\.\.\}\) here, "
+            r"per_device_train_batch_size is unknown .*"
+            r"prompts_per_step.*, stepz is unknown .*'steps'.*, num_generations is unknown "
+            r".*samples_per_prompt",
         ),
         (lambda: tether.load("nowhere"), FileNotFoundError, "nowhere does not exist"),
         (lambda: tether.nothing, AttributeError, "no attribute 'nothing'"),
@@ -330,9 +464,16 @@ tether.grpo("tiny", ["a", "b"], reward, steps=9, run="run", progress=False, **fe
 """
 
 
-@pytest.mark.parametrize(("signals", "words"), [(1, "stopped after step "), (2, "stopped at once; what was saved before stays.")])
+@pytest.mark.parametrize(
+    ("signals", "words"),
+    [(1, "stopped after step "), (2, "stopped at once; what was saved before stays.")],
+)
 def test_ctrl_c_in_a_program_ends_in_one_line(tmp_path, signals, words):
     code = STOPPED.replace("SIGNALS", str(signals))
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 130, done.stderr
-    assert "Traceback" not in done.stderr and done.stderr.splitlines()[-1].startswith(f"tether: {words}")
+    assert "Traceback" not in done.stderr and done.stderr.splitlines()[-1].startswith(
+        f"tether: {words}"
+    )

@@ -24,7 +24,10 @@ from tether.run.online import online_stage
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.roles import encoder_of, load_policy, local_engine, save_trained
 
-PAIRS = [{"prompt": "a", "chosen": "b!", "rejected": "c"}, {"prompt": "d", "chosen": "e!", "rejected": "f"}]
+PAIRS = [
+    {"prompt": "a", "chosen": "b!", "rejected": "c"},
+    {"prompt": "d", "chosen": "e!", "rejected": "f"},
+]
 
 
 def make(root):
@@ -37,7 +40,9 @@ def make(root):
     for kind in ("policy", "reward"):
         loaded = load_model(ModelConfig(source=str(root / "model"), dtype="float32"))
         role = Role(
-            add_adapter(loaded.model, kind, LoraConfig(rank=2)), kind, ScalarHead(64, zero=False) if kind == "reward" else None
+            add_adapter(loaded.model, kind, LoraConfig(rank=2)),
+            kind,
+            ScalarHead(64, zero=False) if kind == "reward" else None,
         )
         save_trained(role, loaded, root / kind, kind=kind)
     shutil.copytree(root / "reward", root / "members" / "first")
@@ -73,7 +78,11 @@ def tokenizer(folder, **values):
 
 def encoder_only(folder):
     config = transformers.BertConfig(
-        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        vocab_size=300,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
     )
     transformers.BertForMaskedLM(config).save_pretrained(folder)
 
@@ -97,17 +106,25 @@ def pickled(folder):
 
 
 def own_code(folder):
-    edited(folder / "config.json", model_type="homemade", auto_map={"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"})
+    edited(
+        folder / "config.json",
+        model_type="homemade",
+        auto_map={"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"},
+    )
     (folder / "code.py").write_text("raise SystemExit('ran')\n")
 
 
 def load(folder, **values):
-    return open_model(build(ModelConfig, {"source": str(folder), "dtype": "float32", **values}, where="model"))
+    return open_model(
+        build(ModelConfig, {"source": str(folder), "dtype": "float32", **values}, where="model")
+    )
 
 
 def answer(folder, text="hi", new=8, **values):
     loaded = load(folder, **values)
-    return local_engine(Role(loaded.model), loaded).generate([Prompt((user(text),), "p7")], Sampling(max_new_tokens=new))
+    return local_engine(Role(loaded.model), loaded).generate(
+        [Prompt((user(text),), "p7")], Sampling(max_new_tokens=new)
+    )
 
 
 def encode(folder):
@@ -124,8 +141,17 @@ def bench(folder):
 
 def grpo(folder):
     rows = folder.parent / "pairs.jsonl"
-    section = {"data": {"path": str(rows)}, "steps": 1, "reward_source": "classifier", "classifier": {"source": str(folder)}}
-    values = {"run": str(folder.parent / "run"), "model": {"source": "tiny", "dtype": "float32"}, "grpo": section}
+    section = {
+        "data": {"path": str(rows)},
+        "steps": 1,
+        "reward_source": "classifier",
+        "classifier": {"source": str(folder)},
+    }
+    values = {
+        "run": str(folder.parent / "run"),
+        "model": {"source": "tiny", "dtype": "float32"},
+        "grpo": section,
+    }
     return run_recipe(build(Recipe, values), ["grpo"])
 
 
@@ -133,13 +159,19 @@ def ask_steps(folder):
     section = {"reward_source": "process", "max_new_tokens": 4}
     (folder.parent / "process").mkdir()
     shutil.copytree(folder, folder.parent / "process" / "model")
-    values = {"run": str(folder.parent), "model": {"source": str(folder.parent / "model"), "dtype": "float32"}, "grpo": section}
+    values = {
+        "run": str(folder.parent),
+        "model": {"source": str(folder.parent / "model"), "dtype": "float32"},
+        "grpo": section,
+    }
     recipe = build(Recipe, values)
     return online_stage(recipe.grpo, recipe.model, folder, 0)
 
 
 def refused_folder(made, place, what, damage, use, message):
-    """Use a damaged copy of one of the folders that `make` made: one line that says what, and where."""
+    """Use a damaged copy of one of the folders that `make` made: one line that says what, and
+    where.
+    """
     for name in {"model", "pairs.jsonl", what}:
         (shutil.copytree if (made / name).is_dir() else shutil.copy)(made / name, place / name)
     if damage is not None:

@@ -1,4 +1,6 @@
-"""What the tests of wrong input share: a good row of every format, and a file with a wrong row behind it."""
+"""What the tests of wrong input share: a good row of every format, and a file with a wrong row
+behind it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Any
 import tether.core.types as types
 
 SEEDS: list[dict[str, Any]] = [
-    json.loads(line) for line in (Path(__file__).parent / "seeds.jsonl").read_text(encoding="utf-8").splitlines()
+    json.loads(line)
+    for line in (Path(__file__).parent / "seeds.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 HARSH: tuple[Any, ...] = (
     None, True, False, 0, -1, 2, 10**400, 1e308, float("nan"), float("inf"), "", " ", "\n", "\0", "\ud800", "a" * 5000, [], {},

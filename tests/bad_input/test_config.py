@@ -1,4 +1,6 @@
-"""Wrong recipes, wrong overrides, wrong names: one message that names the file, the key, the reason and what would do."""
+"""Wrong recipes, wrong overrides, wrong names: one message that names the file, the key, the reason
+and what would do.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ FILES: list[tuple[str, bytes, str]] = [
     ("a word as a value", b"seed = one\n", "Invalid value .at line 1"),
     ("an open text", b'run = "runs\n', "Illegal character .* .at line 1"),
     ("an open list", b"seed = [1, 2\n", "Unclosed array"),
-    ("an open table", b"[sft\nseed = 1\n", "Expected .* at the end of a table declaration .at line 1"),
+    ("an open table", b"[sft\nseed = 1\n", "Expected .* at the end of a table declaration .at "
+                                           "line 1"),
     ("JSON", b'{"seed": 1}', "Invalid statement .at line 1"),
     ("YAML", b"seed: 1\n", "not a valid TOML file"),
     ("a key twice", b"seed = 1\nseed = 2\n", "Cannot overwrite a value .at line 2"),
@@ -40,15 +43,21 @@ FILES: list[tuple[str, bytes, str]] = [
     ("deep lists that close", b"seed = " + b"[" * 300 + b"]" * 300, "nested too deeply|key 'seed'"),
     ("deep tables", b"seed = " + b"{a=" * 50_000, "nested too deeply"),
     ("deep dotted keys", b".".join([b"a"] * 1500) + b" = 1", "nested too deeply|unknown key 'a'"),
-    ("a number of ten thousand digits", b"seed = " + b"9" * 10_000, "not a valid TOML file: a number has thousands of digits"),
+    ("a number of ten thousand digits", b"seed = " + b"9" * 10_000, "not a valid TOML file: a "
+                                                                    "number has thousands of "
+                                                                    "digits"),
     ("a Parquet file", b"PAR1\x15\x04\xff" * 9, "byte 6 is not UTF-8"),
     ("an unknown key", HEAD + b"sead = 1\n", "unknown key 'sead' .did you mean 'seed'?"),
     ("an unknown table", HEAD + b"[sftt]\n", "unknown key 'sftt' .did you mean 'sft'?"),
-    ("an unknown key in a table", HEAD + b"[sft]\nepoch = 1\n", "unknown key 'sft.epoch' .did you mean 'epochs'?"),
-    ("an unknown key two tables deep", HEAD + b"[sft]\noptimizer.rate = 1\n", "unknown key 'sft.optimizer.rate'"),
-    ("an unknown key like no other", HEAD + b"zzzzzz = 1\n", "unknown key 'zzzzzz' .known keys: arms, .*, sft"),
+    ("an unknown key in a table", HEAD + b"[sft]\nepoch = 1\n", "unknown key 'sft.epoch' .did you "
+                                                                "mean 'epochs'?"),
+    ("an unknown key two tables deep", HEAD + b"[sft]\noptimizer.rate = 1\n", "unknown key "
+                                                                              "'sft.optimizer.rate'"),
+    ("an unknown key like no other", HEAD + b"zzzzzz = 1\n", "unknown key 'zzzzzz' .known keys: "
+                                                             "arms, .*, sft"),
     ("a needed key left out", HEAD, "key 'model' is required"),
-    ("a needed key left out of a table", HEAD + b"[sft]\ndata = {}\n", "key 'sft.data.path' is required"),
+    ("a needed key left out of a table", HEAD + b"[sft]\ndata = {}\n", "key 'sft.data.path' is "
+                                                                       "required"),
     ("a list for a number", HEAD.replace(b"1", b"[1]"), r"key 'seed': .*integer.* .got \[1\]"),
     ("a date for a number", HEAD.replace(b"1", b"2020-01-01"), "key 'seed': .*got '2020-01-01'"),
     ("a number for a table", HEAD + b"sft = 5\n", "key 'sft': .*got 5"),
@@ -57,7 +66,9 @@ FILES: list[tuple[str, bytes, str]] = [
 
 
 @pytest.mark.parametrize(("what", "content", "message"), FILES, ids=[case[0] for case in FILES])
-def test_a_wrong_recipe_is_one_message(tmp_path: Path, what: str, content: bytes, message: str) -> None:
+def test_a_wrong_recipe_is_one_message(
+    tmp_path: Path, what: str, content: bytes, message: str
+) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message) as error:
@@ -69,7 +80,8 @@ def test_a_wrong_recipe_is_one_message(tmp_path: Path, what: str, content: bytes
 
 # what is wrong, overrides on a recipe that is right, what the message says
 OVERRIDES: list[tuple[str, list[str], str]] = [
-    ("nothing", [""], "override '' is not of the form key.sub=value, for example optimizer.learning_rate=1e-4"),
+    ("nothing", [""], "override '' is not of the form key.sub=value, for example "
+                      "optimizer.learning_rate=1e-4"),
     ("no value", ["seed"], "override 'seed' is not of the form"),
     ("no key", ["=5"], "override '=5' is not of the form"),
     ("dashes alone", ["--=5"], "override '--=5' is not of the form"),
@@ -77,10 +89,14 @@ OVERRIDES: list[tuple[str, list[str], str]] = [
     ("an empty last part", ["sft.=5"], "override 'sft.=5' is not of the form"),
     ("an unknown key", ["sead=5"], "with 'sead=5': unknown key 'sead' .did you mean 'seed'?"),
     ("an unknown section", ["stf.epochs=5"], "unknown key 'stf' .did you mean 'sft'?"),
-    ("an unknown key in a section", ["sft.epochz=5"], "unknown key 'sft.epochz' .did you mean 'epochs'?"),
-    ("an unknown key three deep", ["sft.optimizer.learning=5"], "'sft.optimizer.learning' .did you mean 'learning_rate'?"),
-    ("an unknown key in a union", ["sft.lora.rnk=5"], "unknown key 'sft.lora.rnk' .did you mean 'rank'?"),
-    ("a value taken for a table", ["seed.more=5"], "'seed' is a value, not a table. Give the whole value in its place"),
+    ("an unknown key in a section", ["sft.epochz=5"], "unknown key 'sft.epochz' .did you mean "
+                                                      "'epochs'?"),
+    ("an unknown key three deep", ["sft.optimizer.learning=5"], "'sft.optimizer.learning' .did "
+                                                                "you mean 'learning_rate'?"),
+    ("an unknown key in a union", ["sft.lora.rnk=5"], "unknown key 'sft.lora.rnk' .did you mean "
+                                                      "'rank'?"),
+    ("a value taken for a table", ["seed.more=5"], "'seed' is a value, not a table. Give the "
+                                                   "whole value in its place"),
     ("a table replaced by a value", ["sft=5"], "key 'sft': .*got 5"),
     ("an empty value", ["seed="], "key 'seed': .*got ''"),
     ("a word for a number", ["seed=many"], "key 'seed': .*got 'many'"),
@@ -88,26 +104,38 @@ OVERRIDES: list[tuple[str, list[str], str]] = [
     ("an open list for a number", ["seed=[1"], r"key 'seed': .*got '\[1'"),
     ("brackets for a number", ["seed=" + "[" * 50_000], r"key 'seed': .*got '\[\[\["),
     ("a truth value for a number", ["seed=true"], "key 'seed': a number belongs here .got True"),
-    ("a truth value for a fraction", ["sft.optimizer.learning_rate=false"], "learning_rate': a number belongs here"),
+    ("a truth value for a fraction", ["sft.optimizer.learning_rate=false"], "learning_rate': a "
+                                                                            "number belongs here"),
     ("a fraction for a whole number", ["seed=1.5"], "key 'seed': .*got 1.5"),
     ("a number for a truth value", ["sft.data.strict=7"], "key 'sft.data.strict': .*got 7"),
-    ("a number for a text", ["sft.data.format=7"], "key 'sft.data.format': Input should be a valid string .got 7"),
-    ("a number for a path", ["sft.data.path=7"], "key 'sft.data.path': Input should be a valid string, or .*tuple .got 7"),
-    ("numbers for paths", ["sft.data.path=[1]"], "key 'sft.data.path.0': Input should be a valid string .got 1"),
+    ("a number for a text", ["sft.data.format=7"], "key 'sft.data.format': Input should be a "
+                                                   "valid string .got 7"),
+    ("a number for a path", ["sft.data.path=7"], "key 'sft.data.path': Input should be a valid "
+                                                 "string, or .*tuple .got 7"),
+    ("numbers for paths", ["sft.data.path=[1]"], "key 'sft.data.path.0': Input should be a valid "
+                                                 "string .got 1"),
     ("two lines for a number", ["seed=1\nrun='y'"], "key 'seed': .*got \"1"),
-    ("not a number", ["sft.optimizer.learning_rate=nan"], "the number must be finite and smaller than 2..63 .got nan"),
+    ("not a number", ["sft.optimizer.learning_rate=nan"], "the number must be finite and smaller "
+                                                          "than 2..63 .got nan"),
     ("infinity", ["sft.optimizer.learning_rate=inf"], "the number must be finite"),
-    ("a fraction beyond all fractions", ["sft.optimizer.learning_rate=1e999"], "the number must be finite"),
+    ("a fraction beyond all fractions", ["sft.optimizer.learning_rate=1e999"], "the number must "
+                                                                               "be finite"),
     ("a whole number beyond 64 bits", ["seed=" + "9" * 30], "smaller than 2..63"),
     ("a whole number of thousands of digits", ["seed=" + "9" * 9000], "key 'seed': .*got '9999"),
-    ("a negative rate", ["sft.optimizer.learning_rate=-1"], "key 'sft.optimizer.learning_rate': .*greater than 0 .got -1"),
+    ("a negative rate", ["sft.optimizer.learning_rate=-1"], "key 'sft.optimizer.learning_rate': "
+                                                            ".*greater than 0 .got -1"),
     ("no epochs", ["sft.epochs=0"], "key 'sft.epochs': .*greater than"),
     ("no batch", ["sft.batch_size=0"], "key 'sft.batch_size': .*greater than"),
     ("a share beyond 1", ["sft.heldout_fraction=1.5"], "key 'sft.heldout_fraction': .*less than"),
-    ("a limit of nothing", ["sft.data.limit=0"], "key 'sft.data.limit': .*greater than or equal to 1 .got 0"),
+    ("a limit of nothing", ["sft.data.limit=0"], "key 'sft.data.limit': .*greater than or equal "
+                                                 "to 1 .got 0"),
     ("none of the choices", ["model.dtype=float7"], "key 'model.dtype': .*got 'float7'"),
-    ("data that is not there", ["sft.data.path=/nowhere/x.jsonl"], "data not found: /nowhere/x.jsonl. Give a file, a folder"),
-    ("a variable that is not set", ["sft.data.path=$NO_SUCH_FOLDER_AT_ALL/x"], "that environment variable is not set. Set it"),
+    ("data that is not there", ["sft.data.path=/nowhere/x.jsonl"], "data not found: "
+                                                                   "/nowhere/x.jsonl. Give a "
+                                                                   "file, a folder"),
+    ("a variable that is not set", ["sft.data.path=$NO_SUCH_FOLDER_AT_ALL/x"], "that environment "
+                                                                               "variable is not "
+                                                                               "set. Set it"),
     ("a byte 0", ["run=a\0b"], "a text holds a NUL character"),
     ("half a surrogate pair", ["run=\udcff"], "a text is not UTF-8. Write it in UTF-8"),
     ("such a key", ["\udcff=1"], "a text is not UTF-8"),
@@ -116,9 +144,16 @@ OVERRIDES: list[tuple[str, list[str], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "overrides", "message"), OVERRIDES, ids=[case[0] for case in OVERRIDES])
+@pytest.mark.parametrize(
+    ("what", "overrides", "message"), OVERRIDES, ids=[case[0] for case in OVERRIDES]
+)
 def test_a_wrong_override_is_one_message(what: str, overrides: list[str], message: str) -> None:
-    values = {"run": "runs/x", "model": {"source": "tiny"}, "seed": 3, "sft": {"data": {"path": "hub:owner/name"}, "lora": {}}}
+    values = {
+        "run": "runs/x",
+        "model": {"source": "tiny"},
+        "seed": 3,
+        "sft": {"data": {"path": "hub:owner/name"}, "lora": {}},
+    }
     build(Recipe, values)
     with pytest.raises(TetherError, match=message) as error:
         build(Recipe, values, overrides, where="mine.toml")
@@ -139,14 +174,28 @@ class Whole(Config):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"parts": [{}, {"nme": "x"}]}, r"^config: unknown key 'parts\.1\.nme' \(did you mean 'name'\?\)$"),
+        (
+            {"parts": [{}, {"nme": "x"}]},
+            r"^config: unknown key 'parts\.1\.nme' \(did you mean "
+            r"'name'\?\)$",
+        ),
         ({"parts": [{"rate": "x"}]}, r"^config: key 'parts\.0\.rate': .* \(got 'x'\)$"),
-        ({"named": {"a": {"rat": 1}}}, r"^config: unknown key 'named\.a\.rat' \(did you mean 'rate'\?\)$"),
+        (
+            {"named": {"a": {"rat": 1}}},
+            r"^config: unknown key 'named\.a\.rat' \(did you mean "
+            r"'rate'\?\)$",
+        ),
         ({"either": {"rat": 1}}, r"^config: unknown key 'either\.rat' \(did you mean 'rate'\?\)$"),
-        ({"either": "x"}, r"^config: key 'either': .*, or Input should be a valid integer.* \(got 'x'\)$"),
+        (
+            {"either": "x"},
+            r"^config: key 'either': .*, or Input should be a valid integer.* \(got "
+            r"'x'\)$",
+        ),
     ],
 )
-def test_places_in_lists_tables_and_unions_have_the_names_that_a_person_wrote(values: dict[str, object], message: str) -> None:
+def test_places_in_lists_tables_and_unions_have_the_names_that_a_person_wrote(
+    values: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         build(Whole, values)
 
@@ -158,13 +207,25 @@ def test_a_mark_of_bytes_and_dos_lines_simply_work(tmp_path: Path) -> None:
 
 NAMES = [
     ("a near miss", "quikstart", "no recipe named 'quikstart' .did you mean 'quickstart'?"),
-    ("nothing like it", "zzzz", "no recipe named 'zzzz'. Packaged recipes: hh-helpful, .*or give the path of a .toml file"),
-    ("a packaged name with an ending", "loop.toml", "recipe not found: loop.toml .did you mean 'loop'?"),
+    (
+        "nothing like it",
+        "zzzz",
+        "no recipe named 'zzzz'. Packaged recipes: hh-helpful, .*or give the path of a .toml file",
+    ),
+    (
+        "a packaged name with an ending",
+        "loop.toml",
+        "recipe not found: loop.toml .did you mean 'loop'?",
+    ),
     ("a file that is not there", "/nowhere/mine.toml", "recipe not found: /nowhere/mine.toml"),
     ("a way out of the folder", "../pyproject", "no recipe named"),
     ("nothing", "", "recipe not found: . .it is a folder"),
     ("too many characters", "x" * 5000, "no recipe named 'xxx"),
-    ("too many characters with an ending", "x" * 5000 + ".toml", "cannot be read: File name too long"),
+    (
+        "too many characters with an ending",
+        "x" * 5000 + ".toml",
+        "cannot be read: File name too long",
+    ),
     ("a byte 0", "a\0b", "no recipe named"),
     ("a byte 0 with an ending", "a\0b.toml", "recipe not found"),
     ("a device", "/dev/null", "recipe not found: /dev/null"),
@@ -207,4 +268,6 @@ def test_a_table_of_settings_that_do_not_fit_together_is_not_printed():
     }
     with pytest.raises(ConfigError) as caught:
         build(Recipe, values)
-    assert "needs adapters, and lora is false" in str(caught.value) and "(got" not in str(caught.value)
+    assert "needs adapters, and lora is false" in str(caught.value) and "(got" not in str(
+        caught.value
+    )

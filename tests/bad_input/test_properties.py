@@ -1,4 +1,6 @@
-"""Whatever is fed to a parser, it gives records or a `TetherError`, the same ones each time, and soon."""
+"""Whatever is fed to a parser, it gives records or a `TetherError`, the same ones each time, and
+soon.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,21 @@ from tether.run.recipe import Recipe
 
 label_studio, argilla = BRIDGES["label-studio"], BRIDGES["argilla"]
 READERS = {layout.name: layout.readers for layout in FORMATS}
-KINDS = (types.Prompt, types.Demonstration, types.Comparison, types.Feedback, types.StepLabels, types.Problem)
-NAMES = sorted({name for seed in SEEDS for name in seed["row"]} | {"role", "content", "from", "value", "text", "rank", "replies"})
-few = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+KINDS = (
+    types.Prompt,
+    types.Demonstration,
+    types.Comparison,
+    types.Feedback,
+    types.StepLabels,
+    types.Problem,
+)
+NAMES = sorted(
+    {name for seed in SEEDS for name in seed["row"]}
+    | {"role", "content", "from", "value", "text", "rank", "replies"}
+)
+few = settings(
+    max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
 
 words = st.text(max_size=12) | st.sampled_from(
     [
@@ -49,9 +63,20 @@ words = st.text(max_size=12) | st.sampled_from(
         "1e999",
     ]
 )
-scalars = st.none() | st.booleans() | st.integers() | st.integers(-(10**400), 10**400) | st.floats() | words
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(10**400), 10**400)
+    | st.floats()
+    | words
+)
 values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES) | words, inner, max_size=3)
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(NAMES) | words, inner, max_size=3)
+    ),
 )
 
 
@@ -62,7 +87,9 @@ def bent(draw: Callable[..., Any], seeds: list[dict[str, Any]]) -> dict[str, Any
     for _ in range(draw(st.integers(1, 3))):
         node: Any = row
         while isinstance(node, dict | list) and node:
-            key = draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+            key = draw(
+                st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node)))
+            )
             if not isinstance(node[key], dict | list) or draw(st.booleans()):
                 if isinstance(node, dict) and draw(st.integers(0, 3)) == 0:
                     del node[key]
@@ -74,8 +101,12 @@ def bent(draw: Callable[..., Any], seeds: list[dict[str, Any]]) -> dict[str, Any
 
 
 def edits(node: Any) -> Iterator[Any]:
-    """Every copy of a value in which one thing is taken away or replaced by one of the harsh ones."""
-    for key in list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+    """Every copy of a value in which one thing is taken away or replaced by one of the harsh
+    ones.
+    """
+    for key in (
+        list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+    ):
         rest = (
             {name: value for name, value in node.items() if name != key}
             if isinstance(node, dict)
@@ -83,7 +114,11 @@ def edits(node: Any) -> Iterator[Any]:
         )
         yield rest
         for other in (*HARSH, *edits(node[key])):
-            yield {**node, key: other} if isinstance(node, dict) else [*node[:key], other, *node[key + 1 :]]
+            yield (
+                {**node, key: other}
+                if isinstance(node, dict)
+                else [*node[:key], other, *node[key + 1 :]]
+            )
 
 
 def parsers(seed: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
@@ -92,7 +127,9 @@ def parsers(seed: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
     yield from (lambda row, read=read: list(read(row)) for read in (*of_tool, *readers))
 
 
-@pytest.mark.parametrize("seed", [s for s in SEEDS if s["format"] != "answers"], ids=lambda seed: seed["format"])
+@pytest.mark.parametrize(
+    "seed", [s for s in SEEDS if s["format"] != "answers"], ids=lambda seed: seed["format"]
+)
 def test_every_value_replaced_by_every_harsh_one(seed: dict[str, Any]) -> None:
     """Bounded and complete, where chance may pass by."""
     for row in edits(seed["row"]):
@@ -132,7 +169,9 @@ def settled(parse: Callable[[], Any]) -> str:
 @given(data=st.data())
 def test_every_reader_takes_any_row(layout: Any, data: st.DataObject) -> None:
     own = [seed for seed in SEEDS if seed["format"] == layout.name]
-    row = data.draw(bent(own) | bent(SEEDS) | st.dictionaries(st.sampled_from(NAMES), values, max_size=6))
+    row = data.draw(
+        bent(own) | bent(SEEDS) | st.dictionaries(st.sampled_from(NAMES), values, max_size=6)
+    )
     if fault(row):
         return
     layout.matches(row)
@@ -151,11 +190,18 @@ def test_every_reader_takes_any_row(layout: Any, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_every_container_takes_any_bytes(tmp_path: Path, suffix: str, data: st.DataObject) -> None:
     seed = json.dumps(data.draw(bent(SEEDS))).encode()
-    content = data.draw(st.binary(max_size=60) | st.sampled_from([seed, b"[" + seed, b"[" + seed + b"]", b"a,b\n" + seed]))
+    content = data.draw(
+        st.binary(max_size=60)
+        | st.sampled_from([seed, b"[" + seed, b"[" + seed + b"]", b"a,b\n" + seed])
+    )
     cut = data.draw(st.integers(0, len(content)))
     content = content[:cut] + data.draw(st.binary(max_size=4)) + content[cut:]
     path = tmp_path / f"a{suffix}"
-    path.write_bytes(gzip.compress(content, mtime=0)[: data.draw(st.integers(4, 99))] if suffix.endswith("gz") else content)
+    path.write_bytes(
+        gzip.compress(content, mtime=0)[: data.draw(st.integers(4, 99))]
+        if suffix.endswith("gz")
+        else content
+    )
     kind = data.draw(st.sampled_from(KINDS))
     settled(lambda: list(read(path, kind, quarantine=Quarantine())))
 
@@ -183,7 +229,9 @@ def test_every_row_is_used_or_in_quarantine(tmp_path: Path, rows: list[Any], kin
 def test_a_conversation_is_messages_or_an_error(value: Any, name: str) -> None:
     def parse() -> Any:
         found = turns(value, "user", name)
-        assert all(isinstance(turn, types.Message) and isinstance(turn.content, str) for turn in found)
+        assert all(
+            isinstance(turn, types.Message) and isinstance(turn.content, str) for turn in found
+        )
         assert all(turn.role in ("system", "user", "assistant", "tool") for turn in found)
         return found
 
@@ -237,20 +285,29 @@ toml = st.lists(
 
 
 @settings(few, max_examples=40)
-@given(content=toml.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=40))
+@given(
+    content=toml.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=40)
+)
 def test_a_recipe_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.toml").write_bytes(content)
     settled(lambda: load_recipe(tmp_path / "a.toml", Recipe))
 
 
 keys = st.lists(
-    st.sampled_from(["sft", "seed", "optimizer", "learning_rate", "data", "path", "lora", "model", "rank"]) | st.text(max_size=5),
+    st.sampled_from(
+        ["sft", "seed", "optimizer", "learning_rate", "data", "path", "lora", "model", "rank"]
+    )
+    | st.text(max_size=5),
     max_size=4,
 )
 
 
 @settings(few, max_examples=40)
-@given(parts=keys, value=st.sampled_from(["1", "true", "nan", "[1]", "{a=1}", "1e5", "1979-05-27", "'x'"]) | st.text(max_size=10))
+@given(
+    parts=keys,
+    value=st.sampled_from(["1", "true", "nan", "[1]", "{a=1}", "1e5", "1979-05-27", "'x'"])
+    | st.text(max_size=10),
+)
 def test_an_override_is_taken_or_refused(parts: list[str], value: str) -> None:
     values = {"run": "x", "model": {"source": "tiny"}}
     settled(lambda: build(Recipe, values, [f"{'.'.join(parts)}={value}", "seed=5"]))

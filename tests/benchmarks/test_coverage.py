@@ -1,4 +1,6 @@
-"""The intervals' coverage: the page is the stored measurement, and a small part of it is measured anew."""
+"""The intervals' coverage: the page is the stored measurement, and a small part of it is measured
+anew.
+"""
 
 import pytest
 from benchmarks.coverage import HIGHEST, LOWEST, cases, measured, page, stored
@@ -21,26 +23,42 @@ FAULTS = {
 
 
 def test_the_page_is_the_stored_measurement():
-    assert coverage.PAGE.read_text(encoding="utf-8") == page(stored()), "run `python -m benchmarks.coverage`"
-    assert [(cell.kind, cell.name) for cell in stored()] == [(case.kind, case.name) for case in cases()]
+    assert coverage.PAGE.read_text(encoding="utf-8") == page(stored()), (
+        "run `python -m benchmarks.coverage`"
+    )
+    assert [(cell.kind, cell.name) for cell in stored()] == [
+        (case.kind, case.name) for case in cases()
+    ]
 
 
 def test_no_cell_holds_the_truth_too_seldom():
-    assert [cell for cell in stored() if cell.verdict == "low" or cell.draws < 1000 or cell.zero_width] == []
+    assert [
+        cell for cell in stored() if cell.verdict == "low" or cell.draws < 1000 or cell.zero_width
+    ] == []
     assert {cell.kind for cell in stored() if cell.verdict == "wide"} <= coverage.REASONS.keys()
 
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_an_interval_holds_the_truth(kind):
-    """Of 150 draws 93% less three errors; where the truth is missed on both sides alike, 11 of 150 on either."""
+    """Of 150 draws 93% less three errors; where the truth is missed on both sides alike, 11 of 150
+    on either.
+    """
     (case,) = (case for case in cases() if (case.kind, case.name) == (kind, FAULTS[kind]))
     cell = measured(case, 150)
-    assert cell.covered >= LOWEST - 0.05 and max(cell.above, cell.below) <= 11 / 150 and cell.zero_width == 0
+    assert (
+        cell.covered >= LOWEST - 0.05
+        and max(cell.above, cell.below) <= 11 / 150
+        and cell.zero_width == 0
+    )
 
 
-@pytest.mark.parametrize("name", ["150 prompts × 1, 20% tied, 0.75", "500 prompts × 1, 60% tied, 0.55"])
+@pytest.mark.parametrize(
+    "name", ["150 prompts × 1, 20% tied, 0.75", "500 prompts × 1, 60% tied, 0.55"]
+)
 def test_ties_do_not_widen_an_interval(name):
-    """Each comparison in a prompt of its own: all of the intervals held the truth when ties counted as half a coin."""
+    """Each comparison in a prompt of its own: all of the intervals held the truth when ties counted
+    as half a coin.
+    """
     (case,) = (case for case in cases() if case.name == f"{name} of the rest won")
     cell = measured(case, 400)
     assert cell.covered <= HIGHEST + 0.015

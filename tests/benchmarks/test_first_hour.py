@@ -15,7 +15,12 @@ def test_examples_are_the_texts_of_the_pages():
     readme = (ROOT / "README.md").read_text()
     assert [e.is_recipe for e in found if e.name.startswith("README.md")] == [False, True]
     assert all(e.text in readme for e in found if e.name.startswith("README.md"))
-    calls = [line for e in found for line in e.text.splitlines() if "tether.grpo(" in line or "tether.evaluate(" in line]
+    calls = [
+        line
+        for e in found
+        for line in e.text.splitlines()
+        if "tether.grpo(" in line or "tether.evaluate(" in line
+    ]
     assert len(calls) == 3 and MODEL in found[0].text
     for example in found:
         if not example.is_recipe:
@@ -24,7 +29,9 @@ def test_examples_are_the_texts_of_the_pages():
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_a_step_of_the_defaults_is_small(name):
-    """At most 64 answers of 64 tokens: a quarter of an hour would be a hundred times that on two cores."""
+    """At most 64 answers of 64 tokens: a quarter of an hour would be a hundred times that on two
+    cores.
+    """
     fields = STAGES[name].section.model_fields
     assert fields["prompts_per_step"].default == 8
     answers = fields["prompts_per_step"].default * fields["samples_per_prompt"].default
@@ -32,7 +39,10 @@ def test_a_step_of_the_defaults_is_small(name):
 
 
 def test_lines_are_timed_without_a_terminal(tmp_path):
-    code = "import time\ntime.sleep(0.3)\nprint('one')\ntime.sleep(0.9)\nprint('two')\ntime.sleep(0.1)\nraise SystemExit(3)"
+    code = (
+        "import "
+        "time\ntime.sleep(0.3)\nprint('one')\ntime.sleep(0.9)\nprint('two')\ntime.sleep(0.1)\nraise SystemExit(3)"
+    )
     measured = watched([sys.executable, "-c", code], tmp_path)
     assert measured.code == 3 and measured.output == "one\ntwo\n"
     assert 0.3 <= measured.first_line <= measured.seconds - 1.0
@@ -40,7 +50,9 @@ def test_lines_are_timed_without_a_terminal(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", [e for e in examples() if e.name.startswith("README.md")], ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "example", [e for e in examples() if e.name.startswith("README.md")], ids=lambda e: e.name
+)
 def test_the_readme_runs_as_it_stands(tmp_path, example):
     prepare(tmp_path)
     measured = run(example, tmp_path, tiny=True)

@@ -23,7 +23,9 @@ def test_another_figure_would_be_noticed():
     other = json.loads(RECORD.read_text(encoding="utf-8"))
     other["summary"]["gold_win_rate"]["value"] = 0.713
     other["minutes"]["matrix unit"] = [43, 43]
-    assert any("71.3% of 150" in line for line in lines(other)) and picture(other) != picture(RECORDED)
+    assert any("71.3% of 150" in line for line in lines(other)) and picture(other) != picture(
+        RECORDED
+    )
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     assert filled(page, texts(other)[ROOT / "README.md"]) != page
     with pytest.raises(ValueError, match="0 times"):
@@ -44,5 +46,7 @@ def test_a_finished_run_becomes_the_record(tmp_path):
     (tmp_path / "ppo").mkdir()
     (tmp_path / "ppo" / "summary.json").write_text(json.dumps({"peak_rss_bytes": 3_140_000_000}))
     made = recorded(tmp_path, RECORDED)
-    assert made["summary"]["kl"] == 4.2 and made["memory_gb"] == 3.1 and "more" not in made["summary"]
+    assert (
+        made["summary"]["kl"] == 4.2 and made["memory_gb"] == 3.1 and "more" not in made["summary"]
+    )
     assert made["minutes"] == RECORDED["minutes"]

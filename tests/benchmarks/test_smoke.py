@@ -1,6 +1,7 @@
 """Every benchmark and every experiment starts and comes to its end, at sizes that measure nothing.
 
-A file of `benchmarks` that can be started is a case here by itself: it is started with `--smoke`, or with what SIZES says of it.
+A file of `benchmarks` that can be started is a case here by itself: it is started with `--smoke`,
+or with what SIZES says of it.
 """
 
 import contextlib
@@ -20,20 +21,41 @@ from tether.core.errors import TetherError
 pytestmark = pytest.mark.audit
 FOLDER = REPOSITORY / "benchmarks"
 STARTED = [
-    path for path in sorted(FOLDER.rglob("*.py")) if "__main__" in path.name or '__name__ == "__main__"' in path.read_text()
+    path
+    for path in sorted(FOLDER.rglob("*.py"))
+    if "__main__" in path.name or ('__name__ == "__main__"') in path.read_text()
 ]
 SIDES = {path.stem for path in FOLDER.glob("*_side.py")}
-NAMES = [".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removesuffix(".__main__") for path in STARTED]
+NAMES = [
+    ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removesuffix(".__main__")
+    for path in STARTED
+]
 BENCHMARKS = [name for name in NAMES if name.split(".")[-1] not in SIDES]
 TASKS = ("rollout-64", "rollout-256", "logprobs", "sft", "reward", "dpo", "grpo", "ppo")
 EXPERIMENTS = ("inverted_u", "variance", "arithmetic", "best_of_n", "flipped", "rounds")
-STAGES = ("sft", "reward", "process", "direct", "kto", "ppo", "grpo", "rloo", "reinforce", "best_of_n", "online_direct")
+STAGES = (
+    "sft",
+    "reward",
+    "process",
+    "direct",
+    "kto",
+    "ppo",
+    "grpo",
+    "rloo",
+    "reinforce",
+    "best_of_n",
+    "online_direct",
+)
 SIZES = {
     "benchmarks.annotation_load": [["--judgments", "12", "--people", "3", "--needed", "2"]],
-    "benchmarks.preferences_load": [["--judgments", "24", "--annotators", "4", "--needed", "2", "--processes", "2"]],
+    "benchmarks.preferences_load": [
+        ["--judgments", "24", "--annotators", "4", "--needed", "2", "--processes", "2"]
+    ],
     "benchmarks.flat": [["--steps", "12"]],
     "benchmarks.prm": [["--tiny", "--rows", "60"]],
-    "benchmarks.fuzz": [["--minutes", "0.1", "--target", "rows", "--target", "config", "--folder", "corpora"]],
+    "benchmarks.fuzz": [
+        ["--minutes", "0.1", "--target", "rows", "--target", "config", "--folder", "corpora"]
+    ],
     "benchmarks.curves": [["run", "--output", "."]],
     "benchmarks.coverage": [["--draws", "20", "--only", "kappa", "--no-write"]],
     "benchmarks.record": [["--check"]],
@@ -44,17 +66,37 @@ SIZES = {
     "benchmarks.learning": [[name, "--smoke"] for name in EXPERIMENTS],
 }
 LONG = (
-    *("benchmarks.survival --smoke", "benchmarks.kills --smoke", "benchmarks.overlap --smoke", "benchmarks.planned sft"),
+    *(
+        "benchmarks.survival --smoke",
+        "benchmarks.kills --smoke",
+        "benchmarks.overlap --smoke",
+        "benchmarks.planned sft",
+    ),
     *("benchmarks.served --smoke", "benchmarks.first_hour --tiny"),
     *(f"benchmarks {task}" for task in TASKS if task != "grpo"),
     *(f"benchmarks.learning {name}" for name in EXPERIMENTS),
     *(f"benchmarks.defaults {stage}" for stage in STAGES if stage not in ("sft", "grpo")),
-    *("benchmarks.scaling --smoke", "benchmarks.exported --smoke", "benchmarks.flat --steps", "benchmarks.house --smoke"),
+    *(
+        "benchmarks.scaling --smoke",
+        "benchmarks.exported --smoke",
+        "benchmarks.flat --steps",
+        "benchmarks.house --smoke",
+    ),
 )
 """Those that take more than ten seconds, or do what another case does; the slow tests have them."""
-CASES = {" ".join([name, *each[:1]]): (name, each) for name in BENCHMARKS for each in SIZES.get(name, [["--smoke"]])}
-NEEDS = {"benchmarks.annotation_load": "fastapi", "benchmarks.preferences_load": "sqlmodel", "benchmarks.voting": "reasoning_gym"}
-NEEDS |= dict.fromkeys(("benchmarks.curves", "benchmarks.scaling", "benchmarks.learning"), "matplotlib")
+CASES = {
+    " ".join([name, *each[:1]]): (name, each)
+    for name in BENCHMARKS
+    for each in SIZES.get(name, [["--smoke"]])
+}
+NEEDS = {
+    "benchmarks.annotation_load": "fastapi",
+    "benchmarks.preferences_load": "sqlmodel",
+    "benchmarks.voting": "reasoning_gym",
+}
+NEEDS |= dict.fromkeys(
+    ("benchmarks.curves", "benchmarks.scaling", "benchmarks.learning"), "matplotlib"
+)
 
 
 def started(name, *arguments):
@@ -73,11 +115,16 @@ def started(name, *arguments):
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    """A folder to work in with rows in the layout of every published data set that a benchmark reads, and a run for `curves`."""
+    """A folder to work in with rows in the layout of every published data set that a benchmark
+    reads, and a run for `curves`.
+    """
     monkeypatch.setenv("TETHER_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("TETHER_PEERS", str(tmp_path / "peers"))
     monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(tmp_path / "stubs"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+        "PYTHONPATH",
+        os.pathsep.join(
+            [str(tmp_path / "stubs"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+        ),
     )
     solution = ["Step 1. Two and two are four.", "Step 2. So four.", "# Final Answer 4"]
     errors = [
@@ -88,7 +135,11 @@ def data(tmp_path, monkeypatch):
                 "question": f"{n} + 2?",
                 "original_question": f"{n} + 2?",
             },
-            **{"original_process": solution, "modified_process": [*solution[:1], "Step 2. So five."], "error_steps": [2]},
+            **{
+                "original_process": solution,
+                "modified_process": [*solution[:1], "Step 2. So five."],
+                "error_steps": [2],
+            },
             **{"modified_question": f"{n} + 2?", "modified_steps": [2], "ground_truth": "4"},
         }
         for n in range(30)
@@ -106,11 +157,19 @@ def data(tmp_path, monkeypatch):
     ]
     packed(tmp_path / "data" / "prmbench" / "step-errors.jsonl.gz", errors)
     packed(
-        tmp_path / "data" / "pandalm" / "testset-v1.jsonl.gz", [{"idx": n, **annotators, "annotator1": n % 3} for n in range(12)]
+        tmp_path / "data" / "pandalm" / "testset-v1.jsonl.gz",
+        [{"idx": n, **annotators, "annotator1": n % 3} for n in range(12)],
     )
     packed(tmp_path / "data" / "open-instruct" / "human-eval.jsonl.gz", judged)
     rows = [
-        {"step": n, "reward/proxy": 0.1 * n, "kl/policy_reference_k1": n, "accuracy": 0.5, "grad_norm": 1.0} for n in range(4)
+        {
+            "step": n,
+            "reward/proxy": 0.1 * n,
+            "kl/policy_reference_k1": n,
+            "accuracy": 0.5,
+            "grad_norm": 1.0,
+        }
+        for n in range(4)
     ]
     for seed in (0, 1):
         for arm in ("ppo", "grpo", "rloo", "rejection", "dpo", "kto", "simpo"):
@@ -181,7 +240,10 @@ def test_what_is_fuzzed_takes_its_first_inputs(target, fuzzer, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [pytest.param(*case, id=title, marks=[pytest.mark.slow] * (title in LONG)) for title, case in CASES.items()],
+    [
+        pytest.param(*case, id=title, marks=[pytest.mark.slow] * (title in LONG))
+        for title, case in CASES.items()
+    ],
 )
 def test_a_benchmark_runs_to_its_end(name, arguments, data, fuzzer, capfd):
     if not installed(NEEDS.get(name, "json")):
@@ -201,7 +263,9 @@ def test_everything_that_a_benchmark_takes_by_name_is_tried():
     from benchmarks.defaults import STAGES as TRAINED
     from benchmarks.learning.__main__ import NAMES as LEARNT
 
-    assert (tuple(TAKEN), LEARNT, tuple(TRAINED)) == (TASKS, EXPERIMENTS, STAGES) and set(SIZES) <= set(BENCHMARKS)
+    assert (tuple(TAKEN), LEARNT, tuple(TRAINED)) == (TASKS, EXPERIMENTS, STAGES) and set(
+        SIZES
+    ) <= set(BENCHMARKS)
     named = {script for one in TAKEN.values() for _, script, _, _ in one.peers} | {"tether_side.py"}
     assert named == {f"{side}.py" for side in SIDES}
 
@@ -225,7 +289,13 @@ class LLM:
 def test_the_side_of_vllm_answers_the_arena(tmp_path):
     (tmp_path / "vllm.py").write_text(VLLM)
     side = Side("vllm", "vllm_side.py", environment={"PYTHONPATH": str(tmp_path)})
-    task = {"task": "rollout", "model": "none", "rows": [{"ids": [5, 6]}] * 3, "batch": 2, "tokens": 4}
+    task = {
+        "task": "rollout",
+        "model": "none",
+        "rows": [{"ids": [5, 6]}] * 3,
+        "batch": 2,
+        "tokens": 4,
+    }
     found = contest([side], task, 1)["vllm"]
     assert len(found["rates"]) == 1 and found["rates"][0] > 0
 
@@ -255,7 +325,9 @@ def commands():
 def test_what_the_documents_start_is_there_and_takes_those_options(capfd):
     wanted = {}
     for name, arguments in commands():
-        wanted.setdefault(name, set()).update(word.strip("[],") for word in arguments if word.strip("[").startswith("--"))
+        wanted.setdefault(name, set()).update(
+            word.strip("[],") for word in arguments if word.strip("[").startswith("--")
+        )
     assert len(wanted) > 10 and set(wanted) <= set(BENCHMARKS)
     for name, options in wanted.items():
         started(name, "--help")

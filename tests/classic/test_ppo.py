@@ -1,11 +1,18 @@
-"""The classic step against a plain one written out in torch, its options by hand, and what generate returns."""
+"""The classic step against a plain one written out in torch, its options by hand, and what generate
+returns.
+"""
 
 import pytest
 import torch
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
-from tether.classic import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, create_reference_model
+from tether.classic import (
+    AutoModelForCausalLMWithValueHead,
+    PPOConfig,
+    PPOTrainer,
+    create_reference_model,
+)
 from tether.core.errors import ConfigError, DataError, ModelError
 
 QUERIES = [torch.tensor(ids) for ids in ([70, 71, 72], [80], [90, 91], [100, 101, 102, 103])]
@@ -16,8 +23,12 @@ SCORES = [torch.tensor(s) for s in (1.5, -0.5, 0.25, 2.0)]
 def make(folder, tokenizer, head=0.05, **settings):
     model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
     with torch.no_grad():
-        model.v_head.linear.weight.copy_(head * torch.randn(1, 64, generator=torch.Generator().manual_seed(1)))
-    config = PPOConfig(**{"batch_size": 4, "ppo_epochs": 2, "learning_rate": 1e-3, "init_kl_coef": 0.1, **settings})
+        model.v_head.linear.weight.copy_(
+            head * torch.randn(1, 64, generator=torch.Generator().manual_seed(1))
+        )
+    config = PPOConfig(
+        **{"batch_size": 4, "ppo_epochs": 2, "learning_rate": 1e-3, "init_kl_coef": 0.1, **settings}
+    )
     return PPOTrainer(config, model, tokenizer=tokenizer)
 
 
@@ -35,18 +46,34 @@ def drift(trainer):
 
 
 def table(model, query, response, temperature=1.0):
-    """Log-probabilities (time, vocab) and values (time,) of a response, from the wrapper's own forward pass."""
+    """Log-probabilities (time, vocab) and values (time,) of a response, from the wrapper's own
+    forward pass.
+    """
     logits, _, values = model(torch.cat([query, response])[None])
     places = slice(len(query) - 1, -1)
     return (logits[0, places] / temperature).log_softmax(-1), values[0, places]
 
 
-def plain_step(model, reference, *, epochs, rate, beta, temperature, clip=0.2, value_clip=0.2, vf_coef=0.1, lam=0.95):
+def plain_step(
+    model,
+    reference,
+    *,
+    epochs,
+    rate,
+    beta,
+    temperature,
+    clip=0.2,
+    value_clip=0.2,
+    vf_coef=0.1,
+    lam=0.95,
+):
     """PPO as the papers have it: one sum a response, one loop a token, torch's own Adam."""
     old, targets, advantages = [], [], []
     with torch.no_grad():
         for query, response, score in zip(QUERIES, RESPONSES, SCORES, strict=True):
-            (ours, values), (theirs, _) = (table(m, query, response, temperature) for m in (model, reference))
+            (ours, values), (theirs, _) = (
+                table(m, query, response, temperature) for m in (model, reference)
+            )
             picked = ours.gather(-1, response[:, None])[:, 0]
             rewards = -beta * (picked - theirs.gather(-1, response[:, None])[:, 0])
             rewards[-1] += score
@@ -67,8 +94,12 @@ def plain_step(model, reference, *, epochs, rate, beta, temperature, clip=0.2, v
         for n, (query, response) in enumerate(zip(QUERIES, RESPONSES, strict=True)):
             ours, values = table(model, query, response, temperature)
             ratio = (ours.gather(-1, response[:, None])[:, 0] - old[n][0]).exp()
-            gain = torch.minimum(ratio * advantages[n], ratio.clamp(1 - clip, 1 + clip) * advantages[n])
-            near = torch.maximum(torch.minimum(values, old[n][1] + value_clip), old[n][1] - value_clip)
+            gain = torch.minimum(
+                ratio * advantages[n], ratio.clamp(1 - clip, 1 + clip) * advantages[n]
+            )
+            near = torch.maximum(
+                torch.minimum(values, old[n][1] + value_clip), old[n][1] - value_clip
+            )
             error = torch.maximum((values - targets[n]) ** 2, (near - targets[n]) ** 2)
             loss = loss + (-gain + vf_coef * 0.5 * error).sum() / len(every)
         optimizer.zero_grad()
@@ -82,29 +113,41 @@ def test_a_step_is_the_plain_one(folder, tokenizer, temperature):
     ours.temperature = temperature
     start = weights(ours.model)
     stats = ours.step(QUERIES, RESPONSES, SCORES)
-    plain_step(theirs.model, theirs.ref_model, epochs=3, rate=1e-3, beta=0.1, temperature=temperature)
+    plain_step(
+        theirs.model, theirs.ref_model, epochs=3, rate=1e-3, beta=0.1, temperature=temperature
+    )
     assert (weights(ours.model) - start).abs().max() > 2e-3
-    # A gradient next to nothing may round to either sign, and Adam's step is the sign: nearly all weights must agree.
+    # A gradient next to nothing may round to either sign, and Adam's step is the sign: nearly all
+    # weights must agree.
     apart = (weights(ours.model) - weights(theirs.model)).abs()
     assert apart.quantile(0.999) < 1e-5 and apart.max() < 1e-4
     assert stats["ppo/learning_rate"] == 1e-3 and stats["objective/kl_coef"] == 0.1
 
 
 def test_accumulation_does_not_change_the_step(folder, tokenizer):
-    whole, halves = make(folder, tokenizer), make(folder, tokenizer, mini_batch_size=1, gradient_accumulation_steps=4)
+    whole, halves = (
+        make(folder, tokenizer),
+        make(folder, tokenizer, mini_batch_size=1, gradient_accumulation_steps=4),
+    )
     for trainer in (whole, halves):
         trainer.step(QUERIES, RESPONSES, SCORES)
     assert (weights(whole.model) - weights(halves.model)).abs().quantile(0.999) < 1e-5
     quarters = make(folder, tokenizer, mini_batch_size=1)
     quarters.step(QUERIES, RESPONSES, SCORES)
-    assert quarters.stage.learner.updates == 8 and whole.stage.learner.updates == halves.stage.learner.updates == 2
+    assert (
+        quarters.stage.learner.updates == 8
+        and whole.stage.learner.updates == halves.stage.learner.updates == 2
+    )
 
 
 def test_statistics_by_hand(folder, tokenizer):
     trainer = drift(make(folder, tokenizer, ppo_epochs=1))
     with torch.no_grad():
         pairs = list(zip(QUERIES, RESPONSES, strict=True))
-        logs = [[table(m, q, r)[0].gather(-1, r[:, None])[:, 0] for q, r in pairs] for m in (trainer.model, trainer.ref_model)]
+        logs = [
+            [table(m, q, r)[0].gather(-1, r[:, None])[:, 0] for q, r in pairs]
+            for m in (trainer.model, trainer.ref_model)
+        ]
         values = torch.cat([table(trainer.model, q, r)[1] for q, r in pairs])
         tables = torch.cat([table(trainer.model, q, r)[0] for q, r in pairs])
     stats = trainer.step(QUERIES, RESPONSES, SCORES)
@@ -138,7 +181,10 @@ def test_rewards_are_the_score_at_the_end_and_the_kl_of_each_token(folder, token
 
 def test_early_stopping_ends_the_epochs(folder, tokenizer):
     settings = {"learning_rate": 1e-2, "ppo_epochs": 6}
-    patient, hasty = make(folder, tokenizer, **settings), make(folder, tokenizer, early_stopping=True, target_kl=1e-6, **settings)
+    patient, hasty = (
+        make(folder, tokenizer, **settings),
+        make(folder, tokenizer, early_stopping=True, target_kl=1e-6, **settings),
+    )
     for trainer in (patient, hasty):
         trainer.step(QUERIES, RESPONSES, SCORES)
     assert patient.stage.learner.updates == 6 > hasty.stage.learner.updates
@@ -147,7 +193,10 @@ def test_early_stopping_ends_the_epochs(folder, tokenizer):
 def test_scores_that_are_no_numbers_teach_nothing(folder, tokenizer):
     trainer = make(folder, tokenizer)
     stats = trainer.step(QUERIES, RESPONSES, [1.0, float("nan"), 2.0, 3.0])
-    assert trainer.stage.experience.mask.any(-1).tolist() == [True, False, True, True] and stats["ppo/mean_scores"] == 2.0
+    assert (
+        trainer.stage.experience.mask.any(-1).tolist() == [True, False, True, True]
+        and stats["ppo/mean_scores"] == 2.0
+    )
 
 
 def test_gradients_are_clipped_in_every_update(folder, tokenizer):
@@ -155,8 +204,14 @@ def test_gradients_are_clipped_in_every_update(folder, tokenizer):
     before = weights(bound.model)
     for trainer in (free, bound):
         trainer.step(QUERIES, RESPONSES, SCORES)
-    # Adam divides the scale of a gradient out, but for its epsilon: 1e-8 beside gradients that are below 1e-12.
-    assert 0 < (weights(bound.model) - before).abs().max() < 1e-6 < (weights(free.model) - before).abs().max()
+    # Adam divides the scale of a gradient out, but for its epsilon: 1e-8 beside gradients that are
+    # below 1e-12.
+    assert (
+        0
+        < (weights(bound.model) - before).abs().max()
+        < 1e-6
+        < (weights(free.model) - before).abs().max()
+    )
 
 
 def test_generate_returns_what_the_classic_did(folder, tokenizer):
@@ -165,11 +220,16 @@ def test_generate_returns_what_the_classic_did(folder, tokenizer):
     greedy = [plain.generate(q[None], max_new_tokens=6, do_sample=False)[0] for q in QUERIES]
     with pytest.warns(UserWarning, match="'do_sample': False"):
         found = trainer.generate(QUERIES, batch_size=3, max_new_tokens=6, do_sample=False)
-    assert all(torch.equal(a, b) for a, b in zip(found, greedy, strict=True))  # whatever the padding beside it
-    bare = trainer.generate(QUERIES, return_prompt=False, max_new_tokens=6, top_k=0.0, top_p=1.0, min_length=-1)
+    # whatever the padding beside it
+    assert all(torch.equal(a, b) for a, b in zip(found, greedy, strict=True))
+    bare = trainer.generate(
+        QUERIES, return_prompt=False, max_new_tokens=6, top_k=0.0, top_p=1.0, min_length=-1
+    )
     assert [r.dim() for r in bare] == [1] * 4 and all(len(r) <= 6 for r in bare)
     assert trainer.generate(QUERIES[0], max_new_tokens=3).shape == (1, 6)
-    sampled = trainer.generate(QUERIES, batch_size=2, return_prompt=False, max_new_tokens=3, eos_token_id=-1)
+    sampled = trainer.generate(
+        QUERIES, batch_size=2, return_prompt=False, max_new_tokens=3, eos_token_id=-1
+    )
     assert [len(r) for r in sampled] == [3, 3, 3, 3]
     for removed in ({"length_sampler": lambda: 3}, {"generate_ref_response": True}):
         with pytest.raises(ValueError, match="are not used by the model"):
@@ -183,7 +243,11 @@ def test_a_stop_token_ends_a_response_and_not_its_prompt(folder, tokenizer):
     (response,) = trainer.generate([query], max_new_tokens=40, eos_token_id=list(range(5, 120)))
     assert response[:3].tolist() == [70, 1, 71]
     answer = response[3:]
-    assert 1 <= len(answer) < 40 and 5 <= answer[-1] < 120 and not ((answer[:-1] >= 5) & (answer[:-1] < 120)).any()
+    assert (
+        1 <= len(answer) < 40
+        and 5 <= answer[-1] < 120
+        and not ((answer[:-1] >= 5) & (answer[:-1] < 120)).any()
+    )
 
 
 def test_generation_ignores_a_models_taste_for_chatting(folder, tokenizer):
@@ -199,7 +263,8 @@ def test_step_names_what_does_not_fit(folder, tokenizer):
         trainer.step([*QUERIES, QUERIES[0]], [*RESPONSES, RESPONSES[0]], [*SCORES, SCORES[0]])
     with pytest.raises(DataError, match="at least one token"):
         trainer.step(QUERIES[:1], [torch.tensor([], dtype=torch.long)], SCORES[:1])
-    trainer.step(QUERIES[:3], RESPONSES[:3], SCORES[:3])  # the last batch of a data set may be smaller
+    # the last batch of a data set may be smaller
+    trainer.step(QUERIES[:3], RESPONSES[:3], SCORES[:3])
 
 
 def test_forward_gives_logits_loss_and_values(folder):
@@ -210,7 +275,9 @@ def test_forward_gives_logits_loss_and_values(folder):
     plain = AutoModelForCausalLM.from_pretrained(folder)(ids, labels=ids, output_hidden_states=True)
     assert torch.equal(logits, plain.logits) and torch.equal(loss, plain.loss)
     head = model.v_head.linear
-    torch.testing.assert_close(values, (plain.hidden_states[-1] @ head.weight.T + head.bias)[..., 0])
+    torch.testing.assert_close(
+        values, (plain.hidden_states[-1] @ head.weight.T + head.bias)[..., 0]
+    )
     assert model.config.vocab_size == 261 and model.device.type in ("cpu", "cuda")
 
 
@@ -231,10 +298,14 @@ def test_saved_models_reload_to_the_same_numbers(folder, tokenizer, tmp_path):
 def test_an_adapter_is_the_policy_and_its_absence_the_reference(folder, tokenizer, tmp_path):
     lora = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
     model = AutoModelForCausalLMWithValueHead.from_pretrained(folder, peft_config=lora)
-    trainer = PPOTrainer(PPOConfig(batch_size=4, ppo_epochs=2, learning_rate=1e-2), model, tokenizer=tokenizer)
+    trainer = PPOTrainer(
+        PPOConfig(batch_size=4, ppo_epochs=2, learning_rate=1e-2), model, tokenizer=tokenizer
+    )
     base = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
     first, second = (trainer.step(QUERIES, RESPONSES, SCORES) for _ in range(2))
-    assert trainer.ref_model is None and abs(first["objective/kl"]) < 1e-5 < abs(second["objective/kl"])
+    assert trainer.ref_model is None and abs(first["objective/kl"]) < 1e-5 < abs(
+        second["objective/kl"]
+    )
     assert all(torch.equal(p, base[n]) for n, p in model.named_parameters() if n in base)
     trainer.generate(QUERIES, max_new_tokens=3)
     trainer.save_pretrained(tmp_path)
@@ -248,11 +319,15 @@ def test_a_reference_never_holds_what_is_trained(folder, tokenizer):
     model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
     for parameter in model.pretrained_model.model.layers[0].parameters():
         parameter.requires_grad_(False)  # by the user, and so it stays
-    trainer = PPOTrainer(PPOConfig(batch_size=4, ppo_epochs=2), model, create_reference_model(model), tokenizer)
+    trainer = PPOTrainer(
+        PPOConfig(batch_size=4, ppo_epochs=2), model, create_reference_model(model), tokenizer
+    )
     layers, copies = (m.pretrained_model.model.layers for m in (model, trainer.ref_model))
     before = [layer.mlp.up_proj.weight.detach().clone() for layer in layers]
     trainer.step(QUERIES, RESPONSES, SCORES)
-    assert torch.equal(layers[0].mlp.up_proj.weight, before[0]) and not torch.equal(layers[1].mlp.up_proj.weight, before[1])
+    assert torch.equal(layers[0].mlp.up_proj.weight, before[0]) and not torch.equal(
+        layers[1].mlp.up_proj.weight, before[1]
+    )
     assert torch.equal(copies[1].mlp.up_proj.weight, before[1])
     with pytest.raises(ModelError, match="the KL would always be 0"):
         PPOTrainer(PPOConfig(batch_size=4), model, model, tokenizer)
@@ -275,28 +350,43 @@ def test_settings_that_cannot_be_had_are_refused_in_one_sentence(settings, messa
 
 
 REMOVED = (
-    "steps exp_name task_name query_dataset reward_model remove_unused_columns tracker_kwargs tracker_project_name "
-    "project_kwargs accelerator_kwargs dataset_num_proc forward_batch_size optimize_cuda_cache optimize_device_cache "
-    "gradient_checkpointing push_to_hub_if_best_kwargs compare_steps world_size is_peft_model is_encoder_decoder "
-    "backward_batch_size global_batch_size global_backward_batch_size ratio_threshold use_score_scaling "
+    "steps exp_name task_name query_dataset reward_model remove_unused_columns tracker_kwargs "
+    "tracker_project_name "
+    "project_kwargs accelerator_kwargs dataset_num_proc forward_batch_size optimize_cuda_cache "
+    "optimize_device_cache "
+    "gradient_checkpointing push_to_hub_if_best_kwargs compare_steps world_size is_peft_model "
+    "is_encoder_decoder "
+    "backward_batch_size global_batch_size global_backward_batch_size ratio_threshold "
+    "use_score_scaling "
     "use_score_norm whiten_rewards"
 )
 
 
 @pytest.mark.parametrize("name", REMOVED.split())
 def test_what_the_classic_had_beside_is_refused_in_one_sentence(name):
-    with pytest.raises(ConfigError, match=f"^PPOConfig: unknown key '{name}' .*; see docs/classic.md$"):
+    with pytest.raises(
+        ConfigError, match=(f"^PPOConfig: unknown key '{name}' .*; see docs/classic.md$")
+    ):
         PPOConfig(**{name: True})
 
 
 def test_arguments_that_the_classic_had_beside_are_refused(folder, tokenizer):
     trainer = make(folder, tokenizer)
     for call, name in [
-        (lambda **given: PPOTrainer(trainer.config, trainer.model, tokenizer=tokenizer, **given), "optimizer"),
-        (lambda **given: PPOTrainer(trainer.config, trainer.model, tokenizer=tokenizer, **given), "num_shared_layers"),
+        (
+            lambda **given: PPOTrainer(trainer.config, trainer.model, tokenizer=tokenizer, **given),
+            "optimizer",
+        ),
+        (
+            lambda **given: PPOTrainer(trainer.config, trainer.model, tokenizer=tokenizer, **given),
+            "num_shared_layers",
+        ),
         (lambda **given: trainer.step(QUERIES, RESPONSES, SCORES, **given), "response_masks"),
         (lambda **given: create_reference_model(trainer.model, **given), "num_shared_layers"),
-        (lambda **given: AutoModelForCausalLMWithValueHead.from_pretrained(folder, **given), "v_head_init_strategy"),
+        (
+            lambda **given: AutoModelForCausalLMWithValueHead.from_pretrained(folder, **given),
+            "v_head_init_strategy",
+        ),
     ]:
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
             call(**{name: None})
@@ -305,4 +395,5 @@ def test_arguments_that_the_classic_had_beside_are_refused(folder, tokenizer):
 def test_batches_and_passes():
     config = PPOConfig(batch_size=64, model_name="gpt2")
     assert config.mini_batch == 64 and PPOConfig(batch_size=256).mini_batch == 128
-    assert PPOConfig(init_kl_coef=0.0).policy_config().kl.mode == "fixed"  # the string cut: nothing to adapt
+    # the string cut: nothing to adapt
+    assert PPOConfig(init_kl_coef=0.0).policy_config().kl.mode == "fixed"

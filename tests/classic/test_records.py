@@ -1,4 +1,6 @@
-"""What a classic training leaves behind can be reported and examined; and what it is given is used, told of or refused."""
+"""What a classic training leaves behind can be reported and examined; and what it is given is used,
+told of or refused.
+"""
 
 import math
 import warnings
@@ -32,11 +34,20 @@ def test_a_classic_run_has_a_page_and_is_examined(folder, tokenizer, tmp_path):
     rows = list(read_jsonl(path / "metrics.jsonl"))
     assert [row["step"] for row in rows] == list(range(1, 13))
     assert all(
-        row["objective/kl"] == row["kl/policy_reference_k1"] and row["ppo/mean_scores"] == row["reward/proxy"] for row in rows
+        row["objective/kl"] == row["kl/policy_reference_k1"]
+        and row["ppo/mean_scores"] == row["reward/proxy"]
+        for row in rows
     )
-    assert next(read_jsonl(path / "samples.jsonl")) == {"step": 1, "prompt": "q", "response": "r", "proxy": SCORES[0]}
+    assert next(read_jsonl(path / "samples.jsonl")) == {
+        "step": 1,
+        "prompt": "q",
+        "response": "r",
+        "proxy": SCORES[0],
+    }
     journey = read_journey(path)
-    assert [stage.kind for stage in journey.stages] == ["policy"] and journey.stages[0].settings["epochs"] == 2
+    assert [stage.kind for stage in journey.stages] == ["policy"] and journey.stages[0].settings[
+        "epochs"
+    ] == 2
     page = write_report(path).read_text()
     assert "Proximal policy optimisation" in page and "KL (nats per response)" in page
     results = examine_run(path)[path.name]
@@ -44,14 +55,22 @@ def test_a_classic_run_has_a_page_and_is_examined(folder, tokenizer, tmp_path):
     assert not (path / "summary.json").is_file()
     trainer.save_pretrained(tmp_path / "final")
     assert "not finished" not in " ".join(read_journey(path).notes)
-    assert read_journey(path.parent).stages[0].name == path.name  # and so is the folder of several trainings
-    with pytest.raises(RunError, match=f"holds no results of tether.*Give the folder of a run, such as .*/{path.name}"):
+    # and so is the folder of several trainings
+    assert read_journey(path.parent).stages[0].name == path.name
+    with pytest.raises(
+        RunError,
+        match=(f"holds no results of tether.*Give the folder of a run, such as .*/{path.name}"),
+    ):
         read_journey(path.parent.parent)
 
 
-def test_updates_that_go_too_far_are_told_of_at_once_in_the_log_and_by_the_doctor(folder, tokenizer):
+def test_updates_that_go_too_far_are_told_of_at_once_in_the_log_and_by_the_doctor(
+    folder, tokenizer
+):
     trainer = make(folder, tokenizer, learning_rate=1e-2, ppo_epochs=20)
-    with pytest.warns(UserWarning, match="Too many or too long updates on the same samples") as told:
+    with pytest.warns(
+        UserWarning, match=("Too many or too long updates on the same samples")
+    ) as told:
         stats = trainer.step(QUERIES, RESPONSES, SCORES)
     assert stats["ppo/policy/clipfrac"] > 0.4 and len(told) == 1
     with warnings.catch_warnings():  # once
@@ -69,7 +88,13 @@ def test_updates_that_go_too_far_are_told_of_at_once_in_the_log_and_by_the_docto
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_scores_that_are_not_finite_are_counted_and_told_of(folder, tokenizer, value):
     trainer = make(folder, tokenizer, learning_rate=1e-6)
-    with pytest.warns(UserWarning, match=r"1 of 4 scores are not finite: scores\[1\] is -?(nan|inf)"):
+    with pytest.warns(
+        UserWarning,
+        match=(
+            r"1 of 4 scores are not finite: scores\[1\] is "
+            r"-?(nan|inf)"
+        ),
+    ):
         stats = trainer.step(QUERIES, RESPONSES, [1.0, value, 2.0, 3.0])
     assert stats["objective/scores_missing"] == 1 and stats["ppo/mean_scores"] == 2.0
     trainer.log_stats(stats, {}, [1.0, value, 2.0, 3.0])
@@ -83,11 +108,30 @@ def test_scores_that_are_not_finite_are_counted_and_told_of(folder, tokenizer, v
     ("place", "value", "message"),
     [
         ("queries", torch.tensor([], dtype=torch.long), r"queries\[1\] is empty"),
-        ("queries", torch.tensor([5, 9999]), r"queries\[1\] holds the id 9999, and the model's vocabulary ends at"),
-        ("queries", torch.tensor([5.0, 6.0]), r"queries\[1\] holds torch.float32 and not token ids"),
+        (
+            "queries",
+            torch.tensor([5, 9999]),
+            r"queries\[1\] holds the id 9999, and the model's "
+            r"vocabulary ends at",
+        ),
+        (
+            "queries",
+            torch.tensor([5.0, 6.0]),
+            r"queries\[1\] holds torch.float32 and not token ids",
+        ),
         ("responses", torch.tensor([-100, 7]), r"responses\[1\] holds the id -100"),
-        ("responses", torch.tensor([], dtype=torch.long), r"responses\[1\] is empty: it needs at least one token"),
-        ("scores", torch.tensor([1.0, 2.0]), r"scores\[1\] is a tensor of shape \(2,\): give one number"),
+        (
+            "responses",
+            torch.tensor([], dtype=torch.long),
+            r"responses\[1\] is empty: it needs at "
+            r"least one token",
+        ),
+        (
+            "scores",
+            torch.tensor([1.0, 2.0]),
+            r"scores\[1\] is a tensor of shape \(2,\): give one "
+            r"number",
+        ),
         ("scores", [1.0, 2.0], r"scores\[1\] is a tensor of shape \(2,\): give one number"),
         ("scores", None, r"scores\[1\] is None: give one number for each response"),
         ("scores", "good", r"scores\[1\] is 'good': give one number for each response"),

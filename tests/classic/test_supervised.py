@@ -1,17 +1,31 @@
-"""SFTTrainer and RewardTrainer in their classic calls: what is learned, from which tokens, and what is on disk afterwards."""
+"""SFTTrainer and RewardTrainer in their classic calls: what is learned, from which tokens, and what
+is on disk afterwards.
+"""
 
 import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainingArguments,
+    pipeline,
+)
 
 from tether.classic import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 from tether.core.errors import ConfigError, DataError, ModelError
 
 WORDS = ("red", "blue", "green", "grey")
 CHATS = [
-    {"messages": [{"role": "user", "content": f"say {w}"}, {"role": "assistant", "content": f"{w} {w}!"}]} for w in WORDS * 2
+    {
+        "messages": [
+            {"role": "user", "content": f"say {w}"},
+            {"role": "assistant", "content": f"{w} {w}!"},
+        ]
+    }
+    for w in WORDS * 2
 ]
 PAIRS = [
     {
@@ -35,7 +49,10 @@ def test_smallest_recipe_with_training_arguments(folder, tmp_path):
     )
     result = SFTTrainer(model=model, train_dataset=Dataset.from_list(CHATS), args=args).train()
     assert result.global_step == 8 and result.metrics["train_loss"] == result.training_loss < 5.0
-    assert model.dtype == torch.bfloat16 and len((tmp_path / "sft/runs/001/metrics.jsonl").read_text().splitlines()) == 8
+    assert (
+        model.dtype == torch.bfloat16
+        and len((tmp_path / "sft/runs/001/metrics.jsonl").read_text().splitlines()) == 8
+    )
 
 
 def test_chat_texts_with_every_setting_of_the_fragment(folder, tmp_path, capsys):
@@ -58,7 +75,12 @@ def test_chat_texts_with_every_setting_of_the_fragment(folder, tmp_path, capsys)
         logging_steps=4,
         bf16=False,
     )
-    settings = {"model": model, "args": sft_config, "train_dataset": dataset, "tokenizer": tokenizer}
+    settings = {
+        "model": model,
+        "args": sft_config,
+        "train_dataset": dataset,
+        "tokenizer": tokenizer,
+    }
     trainer = SFTTrainer(**settings, eval_dataset=dataset)
     before = trainer.evaluate()["eval_loss"]
     result = trainer.train()
@@ -66,7 +88,10 @@ def test_chat_texts_with_every_setting_of_the_fragment(folder, tmp_path, capsys)
     assert after < 0.7 * before and after < result.training_loss < before
     assert capsys.readouterr().out.count("'learning_rate'") == 2
     trainer.save_model(tmp_path / "final")
-    saved, texts = AutoModelForCausalLM.from_pretrained(tmp_path / "final"), AutoTokenizer.from_pretrained(tmp_path / "final")
+    saved, texts = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "final"),
+        AutoTokenizer.from_pretrained(tmp_path / "final"),
+    )
     total = count = 0.0
     for row in dataset:  # every token but the first counts: transformers' own loss over the text
         ids = texts(row["text"], return_tensors="pt").input_ids
@@ -81,7 +106,12 @@ def test_chat_texts_with_every_setting_of_the_fragment(folder, tmp_path, capsys)
 @pytest.mark.parametrize("packing", [False, True])
 def test_of_conversations_the_assistants_tokens_count(folder, tokenizer, tmp_path, packing):
     rows = [*CHATS[:3], {"prompt": "say pink", "completion": "pink!"}]
-    trainer = SFTTrainer(folder, SFTConfig(output_dir=str(tmp_path), packing=packing), train_dataset=rows, eval_dataset=rows)
+    trainer = SFTTrainer(
+        folder,
+        SFTConfig(output_dir=str(tmp_path), packing=packing),
+        train_dataset=rows,
+        eval_dataset=rows,
+    )
     total = count = 0.0
     for prompt, answer in [*((f"say {w}", f"{w} {w}!") for w in WORDS[:3]), ("say pink", "pink!")]:
         start = tokenizer(f"<|user|>{prompt}<|end|><|assistant|>").input_ids
@@ -97,7 +127,10 @@ def test_an_adapter_alone_is_trained_and_saved(folder, tmp_path):
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     config = SFTConfig(output_dir=str(tmp_path), learning_rate=1e-2, num_train_epochs=1)
     trainer = SFTTrainer(folder, config, train_dataset=CHATS, eval_dataset=CHATS, peft_config=lora)
-    before, base = trainer.evaluate()["eval_loss"], trainer.model.get_base_model().model.embed_tokens.weight.detach().clone()
+    before, base = (
+        trainer.evaluate()["eval_loss"],
+        trainer.model.get_base_model().model.embed_tokens.weight.detach().clone(),
+    )
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < before
     assert torch.equal(trainer.model.get_base_model().model.embed_tokens.weight, base)
@@ -108,7 +141,13 @@ def test_an_adapter_alone_is_trained_and_saved(folder, tmp_path):
 def test_an_adapter_that_the_model_came_with_is_trained(folder, tmp_path):
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), lora)
-    config = SFTConfig(output_dir=str(tmp_path), learning_rate=1e-2, num_train_epochs=1, warmup_steps=2, report_to="none")
+    config = SFTConfig(
+        output_dir=str(tmp_path),
+        learning_rate=1e-2,
+        num_train_epochs=1,
+        warmup_steps=2,
+        report_to="none",
+    )
     trainer = SFTTrainer(model, config, train_dataset=CHATS, eval_dataset=CHATS)
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
@@ -162,7 +201,9 @@ def test_reward_model_from_raw_conversations(folder, tokenizer, tmp_path):
         bf16=False,
         remove_unused_columns=False,
     )
-    heldout = [{side: text.replace("Do you", "Would they") for side, text in row.items()} for row in PAIRS]
+    heldout = [
+        {side: text.replace("Do you", "Would they") for side, text in row.items()} for row in PAIRS
+    ]
     settings = {"args": reward_config, "train_dataset": pref_dataset, "tokenizer": tokenizer}
     reward_trainer = RewardTrainer(model=reward_model, eval_dataset=heldout, **settings)
     result = reward_trainer.train()
@@ -176,7 +217,9 @@ def test_reward_model_from_raw_conversations(folder, tokenizer, tmp_path):
         padded = loaded(**tokenizer(texts, return_tensors="pt", padding=True)).logits[:, 0]
     reward_pipe = pipeline("text-classification", model=str(tmp_path / "final"))
     scores = [row["score"] for row in reward_pipe(texts)]
-    assert scores == pytest.approx(logits, abs=1e-4) and padded.tolist() == pytest.approx(logits, abs=1e-4)
+    assert scores == pytest.approx(logits, abs=1e-4) and padded.tolist() == pytest.approx(
+        logits, abs=1e-4
+    )
     assert logits[0] > logits[1] and logits[2] > logits[3]
     ours = [s for row in reward_trainer.stage.scores(reward_trainer.train_rows[:2]) for s in row]
     assert ours == pytest.approx(logits, abs=1e-4)  # trained on what is scored, to the token
@@ -190,7 +233,10 @@ def test_a_reward_model_in_bfloat16_is_saved_as_one(folder, tokenizer, tmp_path)
     trainer.save_model(tmp_path / "final")
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "final")
     with torch.no_grad():
-        logits = [float(loaded(**tokenizer(PAIRS[0][side], return_tensors="pt")).logits) for side in ("chosen", "rejected")]
+        logits = [
+            float(loaded(**tokenizer(PAIRS[0][side], return_tensors="pt")).logits)
+            for side in ("chosen", "rejected")
+        ]
     assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
     assert trainer.stage.scores(trainer.train_rows[:1])[0] == pytest.approx(logits, abs=0.05)
 
@@ -199,15 +245,24 @@ def test_the_reward_loss_is_the_pairwise_one(folder, tokenizer, tmp_path):
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
     rows = [{**row, "margin": 0.5} for row in PAIRS[:4]]
-    config = RewardConfig(output_dir=str(tmp_path), center_rewards_coefficient=0.01, num_train_epochs=1)
+    config = RewardConfig(
+        output_dir=str(tmp_path), center_rewards_coefficient=0.01, num_train_epochs=1
+    )
     trainer = RewardTrainer(model, config, train_dataset=rows, tokenizer=tokenizer)
     loss = 0.0
     with torch.no_grad():
         for row in rows:
             chosen, rejected = (
-                model(**tokenizer(row[side], return_tensors="pt")).logits[0, 0] for side in ("chosen", "rejected")
+                model(**tokenizer(row[side], return_tensors="pt")).logits[0, 0]
+                for side in ("chosen", "rejected")
             )
-            loss += float(torch.log1p(torch.exp(-(chosen - rejected - 0.5))) + 0.01 * (chosen + rejected) ** 2) / 4
+            loss += (
+                float(
+                    torch.log1p(torch.exp(-(chosen - rejected - 0.5)))
+                    + 0.01 * (chosen + rejected) ** 2
+                )
+                / 4
+            )
     assert trainer.train().training_loss == pytest.approx(loss, rel=1e-4)
 
 
@@ -215,16 +270,30 @@ def test_token_ids_are_the_same_pairs_as_their_texts(folder, tokenizer, tmp_path
     model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
     ids = []
     for row in PAIRS[:3]:
-        sides = {side: tokenizer(row[side], padding="max_length", max_length=80) for side in ("chosen", "rejected")}
-        ids.append({f"{key}_{side}": found[key] for side, found in sides.items() for key in ("input_ids", "attention_mask")})
+        sides = {
+            side: tokenizer(row[side], padding="max_length", max_length=80)
+            for side in ("chosen", "rejected")
+        }
+        ids.append(
+            {
+                f"{key}_{side}": found[key]
+                for side, found in sides.items()
+                for key in ("input_ids", "attention_mask")
+            }
+        )
     config = RewardConfig(output_dir=str(tmp_path))
-    of_texts, of_ids = (RewardTrainer(model, config, train_dataset=rows, tokenizer=tokenizer) for rows in (PAIRS[:3], ids))
+    of_texts, of_ids = (
+        RewardTrainer(model, config, train_dataset=rows, tokenizer=tokenizer)
+        for rows in (PAIRS[:3], ids)
+    )
     assert of_texts.train_rows == of_ids.train_rows
     # The prompt that both sides share is computed once: only "Yes!! 0!" and "no. 0..." count.
     assert [side.num_trained for side in of_texts.train_rows[0].sequences] == [8, 8]
     longest = max(len(tokenizer(text).input_ids) for text in PAIRS[0].values())
     with pytest.warns(UserWarning, match="2 rows are left out"):
-        short = RewardTrainer(model, RewardConfig(max_length=longest), train_dataset=PAIRS[:3], tokenizer=tokenizer)
+        short = RewardTrainer(
+            model, RewardConfig(max_length=longest), train_dataset=PAIRS[:3], tokenizer=tokenizer
+        )
     assert len(short.train_rows) == 1
 
 

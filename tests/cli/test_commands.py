@@ -43,7 +43,9 @@ def tether(*arguments, cwd, stdin=""):
         changed.callback(signal.signal, signal.SIGTERM, before)
         with pytest.raises(SystemExit) as left:
             main()
-    return subprocess.CompletedProcess(arguments, left.value.code or 0, out.getvalue(), errors.getvalue())
+    return subprocess.CompletedProcess(
+        arguments, left.value.code or 0, out.getvalue(), errors.getvalue()
+    )
 
 
 RECIPE = """
@@ -68,7 +70,10 @@ max_new_tokens = 8
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "recipe.toml").write_text(RECIPE)
-    rows = [{"prompt": f"question {n}", "chosen": f"good answer {n}", "rejected": f"bad {n}"} for n in range(20)]
+    rows = [
+        {"prompt": f"question {n}", "chosen": f"good answer {n}", "rejected": f"bad {n}"}
+        for n in range(20)
+    ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (tmp_path / "demos.jsonl").write_text(
         "".join(json.dumps({"prompt": r["prompt"], "response": r["chosen"]}) + "\n" for r in rows)
@@ -78,7 +83,9 @@ def project(tmp_path):
 
 
 def test_grpo_runs_and_its_result_can_be_talked_to(project):
-    recipe = RECIPE.replace("[ppo]", "[grpo]").replace('"tiny"', '"tiny"') + "samples_per_prompt = 2\n"
+    recipe = (
+        RECIPE.replace("[ppo]", "[grpo]").replace('"tiny"', '"tiny"') + "samples_per_prompt = 2\n"
+    )
     (project / "recipe.toml").write_text(recipe)
     done = tether("run", "recipe.toml", cwd=project)
     assert done.returncode == 0, done.stderr
@@ -103,7 +110,11 @@ def test_plan_says_what_is_needed_and_what_to_switch_on(project):
     (project / "config.json").write_text(json.dumps(four_layers))
     arguments[2] = "config.json"
     small = tether("plan", *arguments, "--gpu-memory", "2", cwd=project)
-    assert small.returncode == 1 and "does not fit" in small.stdout and "model.recompute=true" in small.stdout
+    assert (
+        small.returncode == 1
+        and "does not fit" in small.stdout
+        and "model.recompute=true" in small.stdout
+    )
     assert not (project / "run").exists()
     unknown = tether("plan", "recipe.toml", "--shape", "llama-9", cwd=project)
     assert unknown.returncode == 2 and "llama-2-7b" in unknown.stderr
@@ -115,11 +126,27 @@ def test_a_recipe_runs_through_and_its_result_can_be_talked_to(project):
     done = tether("run", "recipe.toml", cwd=project)
     assert done.returncode == 0, done.stderr
     for stage in ("sft", "reward", "ppo"):
-        assert json.loads((project / "run" / stage / "summary.json").read_text())["peak_rss_bytes"] > 0
+        assert (
+            json.loads((project / "run" / stage / "summary.json").read_text())["peak_rss_bytes"] > 0
+        )
         assert f'id="stage-{stage}"' in (project / "run" / "report.html").read_text()
-    assert "The page: run/report.html" in done.stdout and not list((project / "run").glob("*/report.html"))
+    assert "The page: run/report.html" in done.stdout and not list(
+        (project / "run").glob("*/report.html")
+    )
     answers = tether(
-        "generate", "run", "-p", "hello", "-p", "again", "--samples", "2", "--max-new-tokens", "6", "-o", "out.jsonl", cwd=project
+        "generate",
+        "run",
+        "-p",
+        "hello",
+        "-p",
+        "again",
+        "--samples",
+        "2",
+        "--max-new-tokens",
+        "6",
+        "-o",
+        "out.jsonl",
+        cwd=project,
     )
     assert answers.returncode == 0, answers.stderr
     rows = [json.loads(line) for line in (project / "out.jsonl").read_text().splitlines()]
@@ -132,20 +159,32 @@ def test_the_quickstart_ends_with_its_verdict(project):
     done = tether("quickstart", "--smoke", "run=run", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((project / "run" / "summary.json").read_text())["ppo"]
-    assert set(found["gold_by_temperature"]) == {"1", "0.7", "0.5", "0"} and found["over_best_decoding"]["win_rate"]["count"] > 0
+    assert (
+        set(found["gold_by_temperature"]) == {"1", "0.7", "0.5", "0"}
+        and found["over_best_decoding"]["win_rate"]["count"] > 0
+    )
     words = " ".join(done.stdout.split())
     assert "Each side at its best decoding" in words and "nats of KL per response" in words
-    headlines = {"better": "Better than any", "sharper": "Sharper, not", "undecided": "Not shown to be", "worse": "Worse"}
+    headlines = {
+        "better": "Better than any",
+        "sharper": "Sharper, not",
+        "undecided": "Not shown to be",
+        "worse": "Worse",
+    }
     assert headlines[found["verdict"]] in words
 
 
 def test_stages_one_by_one_need_their_predecessors(project):
     early = tether("reward", "recipe.toml", cwd=project)
-    assert early.returncode == 2 and "run it first" in early.stderr and "Traceback" not in early.stderr
+    assert (
+        early.returncode == 2 and "run it first" in early.stderr and "Traceback" not in early.stderr
+    )
     assert tether("sft", "recipe.toml", cwd=project).returncode == 0
     assert tether("reward", "recipe.toml", cwd=project).returncode == 0
     asked = tether("generate", "run/reward", "-p", "hello", cwd=project)
-    assert asked.returncode == 2 and "run/reward is a reward model, which scores" in " ".join(asked.stderr.split())
+    assert asked.returncode == 2 and ("run/reward is a reward model, which scores") in " ".join(
+        asked.stderr.split()
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +194,10 @@ def test_stages_one_by_one_need_their_predecessors(project):
         (["sft", "nonsense"], "no recipe named 'nonsense'"),
         (["run", "recipe.toml", "sft.epoch=2"], "unknown key 'sft.epoch' (did you mean 'epochs'?)"),
         (["run", "recipe.toml", "sft.data.path=missing.jsonl"], "data not found: missing.jsonl"),
-        (["run", "recipe.toml", "sft.data.path=$NO_SUCH_VARIABLE/x"], "environment variable is not set"),
+        (
+            ["run", "recipe.toml", "sft.data.path=$NO_SUCH_VARIABLE/x"],
+            "environment variable is not set",
+        ),
         (["run", "recipe.toml", "model.source=/no/such/model"], "has no config.json"),
         (["run", "recipe.toml", "model.source=neither-nor"], "neither an existing folder"),
         (["run", "recipe.toml", "ppo.roles=shared", "ppo.lora=false"], "needs adapters"),
@@ -164,7 +206,10 @@ def test_stages_one_by_one_need_their_predecessors(project):
         (["data", "inspect", "empty.jsonl"], "empty"),
         (["report", "folder"], "folder"),
         (["generate", "tiny"], "nothing to answer"),
-        (["generate", "tiny", "-p", "long " * 300, "--max-new-tokens", "100"], "does not fit the model's context"),
+        (
+            ["generate", "tiny", "-p", "long " * 300, "--max-new-tokens", "100"],
+            "does not fit the model's context",
+        ),
     ],
 )
 def test_mistakes_are_one_clear_message(project, arguments, message):
@@ -179,7 +224,14 @@ def test_mistakes_are_one_clear_message(project, arguments, message):
 
 def test_the_version_names_what_a_report_of_a_fault_needs(project):
     said = tether("--version", cwd=project).stdout
-    assert all(word in said for word in (f"tether {__version__}", platform.python_version(), f"torch {torch.__version__}"))
+    assert all(
+        word in said
+        for word in (
+            f"tether {__version__}",
+            platform.python_version(),
+            f"torch {torch.__version__}",
+        )
+    )
 
 
 def test_bad_rows_are_set_aside_and_counted(project):
@@ -191,9 +243,21 @@ def test_bad_rows_are_set_aside_and_counted(project):
     assert tether("reward", "recipe.toml", cwd=project).returncode == 0
     summary = json.loads((project / "run" / "reward" / "summary.json").read_text())
     assert summary["quarantine"]["count"] == 2 and sum(summary["skipped"].values()) == 1
-    rows = [json.loads(line) for line in (project / "run" / "reward" / "quarantine-reward.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (project / "run" / "reward" / "quarantine-reward.jsonl")
+        .read_text()
+        .splitlines()
+    ]
     assert [r["line"] for r in rows] == [21, 23]
-    strict = tether("reward", "recipe.toml", "run=other", "sft.data.strict=true", "reward.data.strict=true", cwd=project)
+    strict = tether(
+        "reward",
+        "recipe.toml",
+        "run=other",
+        "sft.data.strict=true",
+        "reward.data.strict=true",
+        cwd=project,
+    )
     assert strict.returncode == 2
 
 
@@ -207,7 +271,9 @@ def test_inspect_shows_what_is_in_a_file(project):
 
 @pytest.fixture
 def here(project, monkeypatch, capsys):
-    """The command line, in this process and in the project's folder: (exit code, all that it wrote)."""
+    """The command line, in this process and in the project's folder: (exit code, all that it
+    wrote).
+    """
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.chdir(project)
 
@@ -226,27 +292,53 @@ def here(project, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["dpo", "recipe.toml"], 2, "`tether dpo` runs [direct] with loss = 'dpo', and recipe.toml has no such section"),
-        (["simpo", "direct.toml"], 2, "direct.toml says direct.loss = 'ipo', and `tether simpo` is 'simpo'"),
+        (
+            ["dpo", "recipe.toml"],
+            2,
+            "`tether dpo` runs [direct] with loss = 'dpo', and recipe.toml has no such section",
+        ),
+        (
+            ["simpo", "direct.toml"],
+            2,
+            "direct.toml says direct.loss = 'ipo', and `tether simpo` is 'simpo'",
+        ),
         (
             ["run", "recipe.toml", "dpo.beta=0.1"],
             2,
-            "(DPO is [direct] with loss = 'dpo': write [direct] and in it loss = \"dpo\"; dpo.beta is direct.beta)",
+            "(DPO is [direct] with loss = 'dpo': write [direct] and in it loss = \"dpo\"; "
+            "dpo.beta is direct.beta)",
         ),
         (["serve"], 2, "No such command 'serve'. It is `tether prefs serve`."),
         (["inspect", "pairs.jsonl"], 2, "No such command 'inspect'. It is `tether data inspect`."),
         (["plan", "smoke"], 0, "It fits"),
         (["plan", "loop", "model.source=tiny"], 0, "It fits"),
         (["loop"], 2, "No such command 'loop'. It is `tether run loop`."),
-        (["run", "loop", "model.sauce=tiny"], 2, "loop.toml with 'model.sauce=tiny': unknown key 'model.sauce' (did you mean"),
-        (["quickstart", "model.sauce=tiny"], 2, "quickstart.toml with 'model.sauce=tiny': unknown key 'model.sauce'"),
-        (["quickstart", "--arms", "ppo,gamma"], 2, "no arm is called 'gamma'; there are: ppo, beta0, random"),
-        (["run", "model.source=tiny"], 2, "'model.source=tiny' is an override, and the recipe comes before it"),
+        (
+            ["run", "loop", "model.sauce=tiny"],
+            2,
+            "loop.toml with 'model.sauce=tiny': unknown key 'model.sauce' (did you mean",
+        ),
+        (
+            ["quickstart", "model.sauce=tiny"],
+            2,
+            "quickstart.toml with 'model.sauce=tiny': unknown key 'model.sauce'",
+        ),
+        (
+            ["quickstart", "--arms", "ppo,gamma"],
+            2,
+            "no arm is called 'gamma'; there are: ppo, beta0, random",
+        ),
+        (
+            ["run", "model.source=tiny"],
+            2,
+            "'model.source=tiny' is an override, and the recipe comes before it",
+        ),
     ],
 )
 def test_what_a_newcomer_types_first_is_understood(project, here, arguments, code, message):
     (project / "direct.toml").write_text(
-        'run = "run"\n[model]\nsource = "tiny"\n[direct]\nloss = "ipo"\ndata = { path = "pairs.jsonl" }\n'
+        'run = "run"\n[model]\nsource = "tiny"\n[direct]\nloss = "ipo"\ndata = { path = '
+        '"pairs.jsonl" }\n'
     )
     found, text = here(*arguments)
     words = " ".join(text.split())
@@ -255,11 +347,17 @@ def test_what_a_newcomer_types_first_is_understood(project, here, arguments, cod
 
 @pytest.mark.audit
 def test_a_method_is_a_command_and_sets_the_loss(project):
-    recipe = 'run = "run"\n[model]\nsource = "tiny"\ndtype = "float32"\n[direct]\ndata = { path = "pairs.jsonl" }\n'
+    recipe = (
+        'run = "run"\n[model]\nsource = "tiny"\ndtype = "float32"\n[direct]\ndata = { path = '
+        '"pairs.jsonl" }\n'
+    )
     (project / "direct.toml").write_text(recipe)
     done = tether("ipo", "direct.toml", cwd=project)
     assert done.returncode == 0, done.stderr
-    assert json.loads((project / "run" / "direct" / "config.json").read_text())["direct"]["loss"] == "ipo"
+    assert (
+        json.loads((project / "run" / "direct" / "config.json").read_text())["direct"]["loss"]
+        == "ipo"
+    )
 
 
 @pytest.mark.audit
@@ -274,7 +372,9 @@ def test_a_method_is_a_command_and_sets_the_loss(project):
         (["grpo.reward_source=random"], "the [grpo] section names no data: set grpo.data.path"),
     ],
 )
-def test_data_of_every_stage_is_looked_at_before_the_first_is_trained(project, here, overrides, message):
+def test_data_of_every_stage_is_looked_at_before_the_first_is_trained(
+    project, here, overrides, message
+):
     (project / "empty.jsonl").touch()
     code, text = here("run", "recipe.toml", "model.source=nowhere/at-all", *overrides)
     assert code == 2 and message in " ".join(text.split()), text
@@ -289,7 +389,11 @@ def test_data_of_every_stage_is_looked_at_before_the_first_is_trained(project, h
     [
         (["quickstart", "--smoke", "ppo.steps=500"], signal.SIGINT, "ppo"),
         (["run", "rounds.toml"], signal.SIGINT, "round-01/ppo"),
-        (["quickstart", "--smoke", "--arms", "random", "arms.random.ppo.steps=500"], signal.SIGTERM, "ppo-random"),
+        (
+            ["quickstart", "--smoke", "--arms", "random", "arms.random.ppo.steps=500"],
+            signal.SIGTERM,
+            "ppo-random",
+        ),
     ],
 )
 def test_one_interrupt_one_advice(project, command, number, stage):
@@ -307,7 +411,10 @@ def test_one_interrupt_one_advice(project, command, number, stage):
     _, errors = process.communicate()
     lines = [line for line in errors.splitlines() if line.startswith("tether: ")]
     assert process.returncode == 128 + number and len(lines) == 1, errors
-    form = rf"tether: stopped after step \d+ of 500 of {stage}, which is saved\. Go on with: tether resume run"
+    form = (
+        rf"tether: stopped after step \d+ of 500 of {stage}, which is saved\. Go on with: "
+        r"tether resume run"
+    )
     assert re.fullmatch(form, lines[0]), lines
     assert errors.count("tether resume") == 1 and errors.rstrip().endswith(lines[0])
 
@@ -345,7 +452,9 @@ def test_a_new_recipe_is_one_and_overwrites_nothing(method, here, project):
     path = project / f"{method.replace('-', '_')}.toml"
     recipe = read_recipe(str(path))
     section, key, value = METHODS.get(method.replace("-", "_"), ("", "", ""))
-    assert recipe.run == f"runs/{path.stem}" and (not key or getattr(recipe.section(section), key) == value)
+    assert recipe.run == f"runs/{path.stem}" and (
+        not key or getattr(recipe.section(section), key) == value
+    )
     assert all(section is not None for section in map(recipe.section, recipe.stages))
     path.write_text("mine")
     code, text = here("new", method)
@@ -355,7 +464,10 @@ def test_a_new_recipe_is_one_and_overwrites_nothing(method, here, project):
 @pytest.mark.parametrize("method", ["sft", "simpo", "kto", "ppo", "prm"])
 def test_a_new_recipe_runs_as_it_is(method, here, project):
     assert here("new", method, "mine.toml")[0] == 0
-    less = {"ppo": ("ppo.steps=1", "ppo.prompts_per_step=4", "ppo.max_new_tokens=4"), "sft": ("sft.data.limit=24",)}
+    less = {
+        "ppo": ("ppo.steps=1", "ppo.prompts_per_step=4", "ppo.max_new_tokens=4"),
+        "sft": ("sft.data.limit=24",),
+    }
     less |= {"kto": ("kto.data.limit=24",), "simpo": ("direct.data.limit=24",)}
     tiny = ("model.source=tiny", "model.fallback=", "model.dtype=float32", "run=run")
     code, text = here("run", "mine.toml", *tiny, *less.get(method, ()))
@@ -371,7 +483,10 @@ def test_a_new_recipe_runs_as_it_is(method, here, project):
         ("dpo.beta", ["direct.beta"]),
         ("[sft]", ["batch_size"]),
         ("num_generations", ["did you mean 'samples_per_prompt'?"]),
-        ("sft.temperature", ["no key is called 'sft.temperature': did you mean 'ppo.temperature'?"]),
+        (
+            "sft.temperature",
+            ["no key is called 'sft.temperature': did you mean 'ppo.temperature'?"],
+        ),
         ("ppo.beta", ["no key is called 'ppo.beta': did you mean 'ppo.kl.coefficient'?"]),
         ("grpo.lr", ["did you mean 'grpo.optimizer.learning_rate'?"]),
         ("zzz", ["`tether explain ppo` lists the keys of a section"]),
@@ -379,18 +494,27 @@ def test_a_new_recipe_runs_as_it_is(method, here, project):
 )
 def test_a_key_is_explained(key, words, here):
     code, text = here("explain", key)
-    assert all(word in " ".join(text.split()) for word in words) and code == (2 if "no key" in text else 0), text
+    assert all(word in " ".join(text.split()) for word in words) and code == (
+        2 if "no key" in text else 0
+    ), text
 
 
 def test_recipes_are_listed_and_printed(here):
     code, text = here("recipes")
-    assert code == 0 and all(name in text for name in ("hh-helpful", "quickstart", "sums", "tether new"))
-    assert here("recipes", "smoke")[1].startswith("# The quickstart's stages on a tiny random model")
+    assert code == 0 and all(
+        name in text for name in ("hh-helpful", "quickstart", "sums", "tether new")
+    )
+    assert here("recipes", "smoke")[1].startswith(
+        "# The quickstart's stages on a tiny random model"
+    )
 
 
 def test_help_is_in_panels_and_h_is_understood_everywhere(here):
     code, text = here("-h")
-    places = [text.index(f"─ {panel} ─") for panel in ("Train", "Data", "Preferences", "Judge", "Look", "Run", "Research")]
+    places = [
+        text.index(f"─ {panel} ─")
+        for panel in ("Train", "Data", "Preferences", "Judge", "Look", "Run", "Research")
+    ]
     assert code == 0 and places == sorted(places)
     for command in (["run"], ["prefs", "invite"], ["data", "inspect"], ["simpo"]):
         code, text = here(*command, "-h")
@@ -403,22 +527,42 @@ def test_the_shell_completes_recipes_and_stages(monkeypatch, project):
     monkeypatch.chdir(project)
     assert complete_recipe("s") == ["smoke", "sums"] and complete_recipe("rec") == ["recipe.toml"]
     assert complete_stage("r") == ["reward", "reinforce", "rounds"]
-    asked = {**os.environ, "_TETHER_COMPLETE": "complete_bash", "COMP_WORDS": "tether run quick", "COMP_CWORD": "2"}
+    asked = {
+        **os.environ,
+        "_TETHER_COMPLETE": "complete_bash",
+        "COMP_WORDS": "tether run quick",
+        "COMP_CWORD": "2",
+    }
     program = str(Path(sys.executable).with_name("tether"))
-    assert subprocess.run([program], env=asked, capture_output=True, text=True, check=True).stdout.split() == ["quickstart"]
+    assert subprocess.run(
+        [program], env=asked, capture_output=True, text=True, check=True
+    ).stdout.split() == ["quickstart"]
 
 
 def test_the_end_of_a_command_says_which_are_useful_next(project, here):
     code, text = here("run", "recipe.toml", "sft", "run=other")
-    assert code == 0 and "tether run recipe.toml reward run=other" in text and "tether chat other" in text, text
+    assert (
+        code == 0
+        and "tether run recipe.toml reward run=other" in text
+        and "tether chat other" in text
+    ), text
     code, text = here("reward", "recipe.toml", "run=other")
-    assert code == 0 and "tether reward-bench other FILES" in text and "tether run recipe.toml ppo run=other" in text, text
+    assert (
+        code == 0
+        and "tether reward-bench other FILES" in text
+        and ("tether run recipe.toml ppo run=other") in text
+    ), text
     assert "tether chat" not in text
     (project / "alone.toml").write_text(RECIPE[: RECIPE.index("[ppo]")])
     code, text = here("run", "alone.toml", "reward", "run=other")
     assert code == 0 and "tether new ppo" in text and 'reward_model = "other"' in text
     code, text = here("run", "recipe.toml", "ppo", "run=other")
-    for command in ("chat other", 'generate other -p "', "report other", "export other other-export"):
+    for command in (
+        "chat other",
+        'generate other -p "',
+        "report other",
+        "export other other-export",
+    ):
         assert f"tether {command}" in text
     shown = here("generate", "other", "-p", "hello", "--samples", "2", "--max-new-tokens", "4")[1]
     assert re.search(r"^1$", shown, re.M) and re.search(r"^2$", shown, re.M)
@@ -427,17 +571,25 @@ def test_the_end_of_a_command_says_which_are_useful_next(project, here):
 def test_a_plan_counts_the_whole_run_and_knows_kinds_of_gpu(project, here):
     code, text = here("plan", "recipe.toml")
     words = " ".join(text.split())
-    assert code == 0 and re.search(r"sft: .* about .* reward: .* about .* ppo: .* All 3 stages: about ", words)
+    assert code == 0 and re.search(
+        r"sft: .* about .* reward: .* about .* ppo: .* All 3 stages: "
+        r"about ",
+        words,
+    )
     assert "log-probab" in words
     code, text = here("plan", "recipe.toml", "--gpu", "RTX-4090")
     assert code == 0 and "rtx4090, 24 GB" in text
-    assert "a GPU of 16 GB, times as on an h100" in " ".join(here("plan", "recipe.toml", "--gpu-memory", "16")[1].split())
+    assert "a GPU of 16 GB, times as on an h100" in " ".join(
+        here("plan", "recipe.toml", "--gpu-memory", "16")[1].split()
+    )
     code, text = here("plan", "recipe.toml", "--gpu", "gtx")
     assert code == 2 and "no rates are known for --gpu gtx; there are: a10, a100" in text
 
 
 def test_the_updates_of_a_run_are_counted_by_hand(project):
-    """Of 20 rows 18 make two batches of 16, of 20 pairs 15 make two of 8; two steps; 160 answers, 64 at a time."""
+    """Of 20 rows 18 make two batches of 16, of 20 pairs 15 make two of 8; two steps; 160 answers,
+    64 at a time.
+    """
     changes = ["sft.heldout_fraction=0.1", "reward.epochs=1", "reward.prompts_per_update=8"]
     with chdir(project):
         recipe = build(Recipe, tomllib.loads(RECIPE), changes)
@@ -447,10 +599,25 @@ def test_the_updates_of_a_run_are_counted_by_hand(project):
         prices = costs(recipe, made, row_sizes(recipe, recipe.stages))
     counted = {price.name: (price.steps, price.step) for price in prices}
     assert counted == dict.fromkeys(("sft", "reward", "ppo"), (2, 10.0))
-    pairs = {"data": {"path": "tether:prompts"}, "prompts": 40, "samples_per_prompt": 4, "engine_rows": 64}
-    recipe = build(Recipe, {"run": "r", "model": {"source": "tiny"}, "pairs": {**pairs, "judge": {"call": "a:b"}}, "reward": {}})
+    pairs = {
+        "data": {"path": "tether:prompts"},
+        "prompts": 40,
+        "samples_per_prompt": 4,
+        "engine_rows": 64,
+    }
+    recipe = build(
+        Recipe,
+        {
+            "run": "r",
+            "model": {"source": "tiny"},
+            "pairs": {**pairs, "judge": {"call": "a:b"}},
+            "reward": {},
+        },
+    )
     rollout = Plan(gpu(24), 1, [StagePlan("pairs", [Phase("rollout", {}, 7.0)])])
-    assert [price.seconds for price in costs(recipe, rollout, row_sizes(recipe, ["pairs"]))] == [21.0]
+    assert [price.seconds for price in costs(recipe, rollout, row_sizes(recipe, ["pairs"]))] == [
+        21.0
+    ]
 
 
 def test_a_folder_with_an_unknown_file_is_inspected_all_the_same(project, here):
@@ -485,8 +652,20 @@ def test_info_reports_what_is_in_force_here(tmp_path, monkeypatch):
     ended = tether("info", cwd=tmp_path)
     output = re.sub(" +", " ", ended.stdout)
     assert ended.returncode == 0 and "a secret" not in output
-    assert f"torch {torch.__version__}" in output and f"{torch.get_num_threads()} of {os.cpu_count()} cores" in output
-    for subject in ("processor", "memory", "device", "own kernels", "threads", "sandbox", "extras", "settings"):
+    assert (
+        f"torch {torch.__version__}" in output
+        and (f"{torch.get_num_threads()} of {os.cpu_count()} cores") in output
+    )
+    for subject in (
+        "processor",
+        "memory",
+        "device",
+        "own kernels",
+        "threads",
+        "sandbox",
+        "extras",
+        "settings",
+    ):
         assert subject in output
     expected = "float32" if pick_dtype("auto") == torch.float32 else "bfloat16"
     assert f"model.dtype = 'auto' │ {expected}" in output

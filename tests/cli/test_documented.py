@@ -1,4 +1,6 @@
-"""Every command line of the documentation is one that the program takes: its name, options and number of arguments."""
+"""Every command line of the documentation is one that the program takes: its name, options and
+number of arguments.
+"""
 
 import re
 import shlex
@@ -10,24 +12,34 @@ from typer.main import get_command
 from tether.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.name != "lab.md")]  # of their own day
+# of their own day
+PAGES = [
+    ROOT / "README.md",
+    *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.name != "lab.md"),
+]
 NUMBERS = {"N": "1", "S": "1"}
 pytestmark = pytest.mark.audit
 
 
 def lines_of(text):
-    """(words, whole) of each command line in fences and in backticks; there a name, or one with options alone, is no call."""
+    """(words, whole) of each command line in fences and in backticks; there a name, or one with
+    options alone, is no call.
+    """
     fenced = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.M | re.S)
     for line in re.sub(r" *\\\n *", " ", "\n".join(fenced)).splitlines():
         if re.match(r"\s*(\w+=\S+ +)*tether ", line):
             yield words(line), True
-    for line in re.findall(r"`((?:\w+=\S+ +)*tether [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)):
+    for line in re.findall(
+        r"`((?:\w+=\S+ +)*tether [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    ):
         found = words(" ".join(line.split()))
         yield found, bool(re.search(r"^[^-]*[A-Z.=/\d]", " ".join(found).partition(" --")[0]))
 
 
 def words(line):
-    """What stands after `tether`, without comment, brackets of what is optional, and dots for more."""
+    """What stands after `tether`, without comment, brackets of what is optional, and dots for
+    more.
+    """
     line = re.sub(r"[\[\]]", "", line) if " [--" in line else line
     found = [NUMBERS.get(word, word) for word in shlex.split(line, comments=True)]
     return [word for word in found[found.index("tether") + 1 :] if word != "..."]
@@ -64,6 +76,13 @@ def test_documented_commands_are_taken(page):
 def test_the_parser_would_notice():
     calls = [call for page in PAGES for call in lines_of(page.read_text(encoding="utf-8"))]
     assert len(calls) > 80 and sum(whole for _, whole in calls) > 50
-    for line in ("prefs escalate prefs.db", "prefs escalate prefs.db 7", "serve", "report", "generate tiny --promt x", "judge"):
+    for line in (
+        "prefs escalate prefs.db",
+        "prefs escalate prefs.db 7",
+        "serve",
+        "report",
+        "generate tiny --promt x",
+        "judge",
+    ):
         with pytest.raises(Exception, match=r"Missing|less than|No such"):
             parse(line.split(), True)

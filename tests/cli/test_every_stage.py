@@ -1,4 +1,6 @@
-"""Every beginning of a recipe, run to its end on the tiny model, through every command; and the commands that were printed."""
+"""Every beginning of a recipe, run to its end on the tiny model, through every command; and the
+commands that were printed.
+"""
 
 import json
 import re
@@ -26,7 +28,10 @@ SHORT = {
     "kto": ["kto.data.limit=24"],
     "rounds": ["rounds.data.limit=8", "rounds.max_new_tokens=8", "rounds.rounds=2"],
     **{
-        name: [f"{name}.{key}" for key in ("data.limit=16", "steps=2", "prompts_per_step=4", "max_new_tokens=8")]
+        name: [
+            f"{name}.{key}"
+            for key in ("data.limit=16", "steps=2", "prompts_per_step=4", "max_new_tokens=8")
+        ]
         for name in ("ppo", "grpo", "reinforce", "best_of_n", "online_direct")
     },
 }
@@ -88,7 +93,12 @@ def test_a_beginning_runs_to_its_end_and_so_do_the_commands_that_it_prints(metho
     recipe = (tmp_path / f"{method}.toml").read_text().replace(GOLD, LETTERS)
     (tmp_path / f"{method}.toml").write_text(recipe)
     names = [name for name in STAGES if f"[{name}]" in recipe]
-    short = [word for name in names for word in SHORT[name] if not (name == "reward" and "[pairs]" in recipe)]
+    short = [
+        word
+        for name in names
+        for word in SHORT[name]
+        if not (name == "reward" and "[pairs]" in recipe)
+    ]
     if method == "spin":
         assert names == ["rounds"]
     hints = [command for command in printed(begun.stdout) if command[0] != "run"]
@@ -97,8 +107,12 @@ def test_a_beginning_runs_to_its_end_and_so_do_the_commands_that_it_prints(metho
     assert done.returncode == 0, done.stderr
     hints += printed(done.stdout)
     codes = follow(hints, tmp_path)
-    # a tiny model on few rows may well be found at fault by the doctor, which then says so in its table
-    assert all(code == 0 or (name.startswith("doctor") and not said) for name, (code, said) in codes.items()), codes
+    # a tiny model on few rows may well be found at fault by the doctor, which then says so in its
+    # table
+    assert all(
+        code == 0 or (name.startswith("doctor") and not said)
+        for name, (code, said) in codes.items()
+    ), codes
     run = re.search(r'^run = "(.*)"', recipe, re.MULTILINE)[1]
     loaded, page = examined(run, tmp_path)
     assert loaded.stages == names
@@ -133,11 +147,15 @@ PACKAGED_SHORT = {
 def test_a_packaged_recipe_runs_to_its_end_and_so_do_the_commands_that_it_prints(name, tmp_path):
     if name == "sums":
         pytest.importorskip("reasoning_gym")
-    (tmp_path / "mine.toml").write_text(tether("recipes", name, cwd=tmp_path).stdout.replace(GOLD, LETTERS))
+    (tmp_path / "mine.toml").write_text(
+        tether("recipes", name, cwd=tmp_path).stdout.replace(GOLD, LETTERS)
+    )
     done = tether("run", "mine.toml", *TINY, *PACKAGED_SHORT[name], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     codes = follow(printed(done.stdout), tmp_path)
-    assert codes and all(code == 0 or (key.startswith("doctor") and not said) for key, (code, said) in codes.items()), codes
+    assert codes and all(
+        code == 0 or (key.startswith("doctor") and not said) for key, (code, said) in codes.items()
+    ), codes
     examined(f"runs/{name}", tmp_path)
 
 
@@ -173,14 +191,25 @@ def test_policies_that_learned_from_rows_and_in_rounds_are_judged_like_others(tm
     done = tether("run", "judged.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "add [evaluate]" not in done.stdout and "gold win rate" in done.stdout
-    assert {row.split()[1] for row in done.stdout.splitlines() if row.startswith(("│ direct", "│ rounds"))} == {
+    assert {
+        row.split()[1]
+        for row in done.stdout.splitlines()
+        if row.startswith(("│ direct", "│ rounds"))
+    } == {
         "direct",
         "rounds",
     }
     loaded, page = examined("runs/judged", tmp_path)
     assert loaded.stages == ["direct", "rounds", "evaluate"]
-    assert "Judged by gold" in page and "add [evaluate]" not in page and "Answers to the same held-out prompts" in page
+    assert (
+        "Judged by gold" in page
+        and "add [evaluate]" not in page
+        and ("Answers to the same held-out prompts") in page
+    )
     again = tether("report", "runs/judged", "runs/judged/rounds", "-o", "both.html", cwd=tmp_path)
     assert again.returncode == 0 and (tmp_path / "both.html").is_file()
     refused = tether("prove", "judged.toml", "rounds", cwd=tmp_path)
-    assert refused.returncode == 2 and "no stage 'rounds' that can be proved; it has: direct" in refused.stderr
+    assert (
+        refused.returncode == 2
+        and ("no stage 'rounds' that can be proved; it has: direct") in refused.stderr
+    )

@@ -9,8 +9,17 @@ from tether.cli.trained import read_again
     ("kind", "difference", "words"),
     [
         ("policy", 2e-5, "Read again, it differs by at most 2e-05 nats a token."),
-        ("policy", 0.25, "0.25 nats a token, a factor of 1.28 in one token's probability: the rounding"),  # e^0.25 = 1.284
-        ("reward", 0.25, "0.25 units of its score: the rounding of merged weights to 16 bits, expected"),
+        # e^0.25 = 1.284
+        (
+            "policy",
+            0.25,
+            "0.25 nats a token, a factor of 1.28 in one token's probability: the rounding",
+        ),
+        (
+            "reward",
+            0.25,
+            "0.25 units of its score: the rounding of merged weights to 16 bits, expected",
+        ),
     ],
 )
 def test_rounding_is_named_as_such(kind, difference, words):

@@ -28,7 +28,11 @@ COMMAND = [sys.executable, "-m", "tether"]
 def written(tmp_path_factory):
     """A recipe of SFT and a policy, and the run that nobody disturbed."""
     folder = tmp_path_factory.mktemp("faults")
-    values = {k: v for k, v in recipe(folder, folder / "whole").items() if k in ("model", "sft", "best_of_n")}
+    values = {
+        k: v
+        for k, v in recipe(folder, folder / "whole").items()
+        if k in ("model", "sft", "best_of_n")
+    }
     values["best_of_n"]["checkpoint_every"] = 100
     run_recipe(build(Recipe, {**values, "run": str(folder / "whole")}), ["sft", "best_of_n"])
     path = folder / "recipe.toml"
@@ -60,11 +64,17 @@ def tether(monkeypatch, capsys):
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+)
 def test_a_signal_lets_the_step_end_and_resume_goes_on(written, tmp_path, tether, number, code):
     run = tmp_path / "run"
     process = subprocess.Popen(
-        [*COMMAND, "run", written, f"run={run}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*COMMAND, "run", written, f"run={run}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     metrics = run / "best_of_n" / "metrics.jsonl"
     while not (metrics.is_file() and metrics.read_text().count("\n")) and process.poll() is None:
@@ -74,7 +84,11 @@ def test_a_signal_lets_the_step_end_and_resume_goes_on(written, tmp_path, tether
     assert process.returncode == code, told
     assert "finishing this step" in told and "Traceback" not in told
     _, last = " ".join(told.split()).split("tether: ")  # once
-    assert re.fullmatch(rf"stopped after step \d+ of \d+ of best_of_n, which is saved. Go on with: tether resume {run}", last)
+    assert re.fullmatch(
+        r"stopped after step \d+ of \d+ of best_of_n, which is saved. Go on "
+        rf"with: tether resume {run}",
+        last,
+    )
     assert tether("resume", run / "best_of_n") == (0, "")
     assert differences(results(written.parent / "whole"), results(run)) == []
 
@@ -86,10 +100,16 @@ def test_a_run_that_was_moved_goes_on_where_it_lies_now(written, tmp_path, tethe
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "b" / "best_of_n" / "summary.json").unlink()
     assert tether("resume", tmp_path / "b") == (0, "")
-    assert not (tmp_path / "a").exists() and (tmp_path / "b" / "best_of_n" / "summary.json").is_file()
+    assert (
+        not (tmp_path / "a").exists() and (tmp_path / "b" / "best_of_n" / "summary.json").is_file()
+    )
     for command in (("run", written, f"run={tmp_path}/b"), ("resume", tmp_path / "b")):
         code, told = tether(*command, "best_of_n.seed=9")
-        assert code == 2 and re.search(r"^tether: .*best_of_n\.seed was 0 and is now 9.*Choose another run", told)
+        assert code == 2 and re.search(
+            r"^tether: .*best_of_n\.seed was 0 and is now 9.*Choose "
+            r"another run",
+            told,
+        )
         assert tether("resume", tmp_path / "b") == (0, "")  # the mistake has left no trace
 
 
@@ -114,38 +134,57 @@ def test_an_allocator_that_says_no_is_recognised():
         with pytest.raises((RuntimeError, MemoryError)) as failed:
             ask()
         assert memory_error(failed.value)
-    assert memory_error(RuntimeError("shapes do not fit")) is None and memory_error(KeyError("out of memory")) is None
+    assert (
+        memory_error(RuntimeError("shapes do not fit")) is None
+        and memory_error(KeyError("out of memory")) is None
+    )
 
 
 @pytest.mark.slow
 def test_every_stage_is_told_of(tmp_path, tether):
-    """Whatever its summary holds, each stage ends with a table, and the run with one page that has them all."""
+    """Whatever its summary holds, each stage ends with a table, and the run with one page that has
+    them all.
+    """
     values = recipe(tmp_path, tmp_path / "run")
     path = tmp_path / "recipe.toml"
     path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in values.items()))
     assert tether("run", path) == (0, "")
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    trained = [name for name, kind in STAGES.items() if name in values and kind.makes not in ("rounds", "verdict")]
+    trained = [
+        name
+        for name, kind in STAGES.items()
+        if name in values and kind.makes not in ("rounds", "verdict")
+    ]
     assert trained and all(f'id="stage-{name}"' in page for name in trained)
     assert not list((tmp_path / "run").glob("*/report.html"))
 
 
 def test_out_of_memory_says_what_to_lower(written, tmp_path, tether, monkeypatch):
-    """The allocator's own error, from the middle of a stage; the planner's advice is of the stage that was asked for."""
+    """The allocator's own error, from the middle of a stage; the planner's advice is of the stage
+    that was asked for.
+    """
     monkeypatch.setattr(SFT, "update", lambda *_: torch.empty(10**17))
     code, told = tether("sft", written, f"run={tmp_path}/run")
-    assert code == 2 and re.search(r"out of memory: .*can't allocate memory.*GB at the peak; what lowers it most: ", told)
+    assert code == 2 and re.search(
+        r"out of memory: .*can't allocate memory.*GB at the peak; what "
+        r"lowers it most: ",
+        told,
+    )
     assert "model.recompute=true" in told and "best_of_n" not in told
 
 
 def test_two_processes_do_not_train_in_one_folder(written, tmp_path, tether):
     """The one that has it goes on; when it is gone, killed even, the folder is free."""
     holder = (
-        "import sys, pathlib; from tether.core.locks import hold; hold(pathlib.Path(sys.argv[1])); print(flush=True); input()"
+        "import sys, pathlib; from tether.core.locks import hold; "
+        "hold(pathlib.Path(sys.argv[1])); print(flush=True); input()"
     )
     (tmp_path / "run").mkdir()
     other = subprocess.Popen(
-        [sys.executable, "-c", holder, tmp_path / "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", holder, tmp_path / "run"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     other.stdout.readline()
     code, told = tether("sft", written, f"run={tmp_path}/run")
@@ -174,7 +213,10 @@ def test_another_sft_model_beneath_a_finished_stage_is_noticed(written, tmp_path
     code, told = tether("run", written, f"run={tmp_path}/run", "sft.optimizer.learning_rate=2e-2")
     assert code == 2 and "best_of_n was trained on another SFT model" in told
     shutil.rmtree(tmp_path / "run" / "best_of_n")
-    assert tether("run", written, f"run={tmp_path}/run", "sft.optimizer.learning_rate=2e-2") == (0, "")
+    assert tether("run", written, f"run={tmp_path}/run", "sft.optimizer.learning_rate=2e-2") == (
+        0,
+        "",
+    )
 
 
 def test_a_recipe_of_nothing_has_nothing_to_do(tmp_path, tether):

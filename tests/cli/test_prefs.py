@@ -29,7 +29,9 @@ def call(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    rows = [{"prompt": f"q{n}", "responses": [f"one {n}", f"two {n}", f"three {n}"]} for n in range(4)]
+    rows = [
+        {"prompt": f"q{n}", "responses": [f"one {n}", f"two {n}", f"three {n}"]} for n in range(4)
+    ]
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def run(*arguments):
@@ -51,15 +53,30 @@ def test_from_files_to_labels(call, tmp_path):
     assert call("import", "p.db", "answers.jsonl", "--model", "m")[0] == 0
     assert "5 pairs" in call("ask", "p.db", "--pairs", "5", "--round", "first", "--ask", "2")[1]
     code, out, _ = call("stats", "p.db")
-    assert code == 0 and "Ada" in out and "imported" in out and re.search(r"tasks open . 5", out.replace("│", "."))
+    assert (
+        code == 0
+        and "Ada" in out
+        and "imported" in out
+        and re.search(r"tasks open . 5", out.replace("│", "."))
+    )
     code, out, _ = call("agree", "p.db", "--names", "--output", "agree.json")
-    assert code == 0 and "24 judgments of 12 pairs by 2 people" in out and "Krippendorff" in out and "Bo" in out
+    assert (
+        code == 0
+        and "24 judgments of 12 pairs by 2 people" in out
+        and "Krippendorff" in out
+        and "Bo" in out
+    )
     found = json.loads((tmp_path / "agree.json").read_text())
-    assert found["overall"]["raw"]["value"] == pytest.approx(11 / 12) and len(found["annotators"]) == 2
+    assert (
+        found["overall"]["raw"]["value"] == pytest.approx(11 / 12) and len(found["annotators"]) == 2
+    )
     code, out, _ = call("export", "p.db", "out.jsonl", "--unfinished")
     assert code == 0 and "12 rows in out.jsonl" in out
     assert sum(c.probability == 0.5 for c in read(tmp_path / "out.jsonl", Comparison)) == 1
-    assert "11 rows" in call("export", "p.db", "out.parquet", "--format", "parquet", "--how", "majority")[1]
+    assert (
+        "11 rows"
+        in call("export", "p.db", "out.parquet", "--format", "parquet", "--how", "majority")[1]
+    )
     code, out, _ = call("export", "p.db", "tasks.json", "--format", "label-studio", "--unfinished")
     assert "17 rows" in out and "<Pairwise" in (tmp_path / "tasks.xml").read_text()
     assert "17" in call("import", "other.db", "tasks.json")[1]
@@ -98,8 +115,14 @@ def test_gold_questions_are_asked_and_known(call, tmp_path):
     [
         (["stats", "no.db"], "there is no preference store at no.db"),
         (["export", "p.db", "x.jsonl"], "nothing to export"),
-        (["export", "p.db", "x.jsonl", "--how", "mean"], "labels are made by majority, soft, dawid-skene"),
-        (["export", "p.db", "x.jsonl", "--format", "xlsx"], "exported as jsonl, parquet, label-studio, argilla"),
+        (
+            ["export", "p.db", "x.jsonl", "--how", "mean"],
+            "labels are made by majority, soft, dawid-skene",
+        ),
+        (
+            ["export", "p.db", "x.jsonl", "--format", "xlsx"],
+            "exported as jsonl, parquet, label-studio, argilla",
+        ),
         (["agree", "p.db"], "nobody has judged anything"),
         (["ask", "p.db", "--strategy", "clever"], "strategy"),
         (["ask", "p.db", "--strategy", "ranking", "--per-prompt", "2"], "per_prompt has no effect"),
@@ -141,6 +164,14 @@ def test_a_file_without_a_usable_row_leaves_no_store(call, tmp_path):
 
 def test_an_invitation_names_the_port_and_an_empty_store_says_what_to_do(call, tmp_path):
     code, out, errors = call("invite", "p.db", "Ada", "--port", "8799")
-    assert code == 0 and out.startswith("http://127.0.0.1:8799/join#") and "tether prefs serve p.db --port 8799" in errors
+    assert (
+        code == 0
+        and out.startswith("http://127.0.0.1:8799/join#")
+        and ("tether prefs serve p.db --port 8799") in errors
+    )
     code, out, _ = call("stats", "p.db")
-    assert code == 0 and "Nobody has judged anything yet" in out and not re.search(r"│ +0 │", out.partition("guidelines")[0])
+    assert (
+        code == 0
+        and "Nobody has judged anything yet" in out
+        and not re.search(r"│ +0 │", out.partition("guidelines")[0])
+    )

@@ -25,7 +25,9 @@ class Screen(Console):
 
     def __init__(self, terminal):
         self.now = 0.0
-        super().__init__(file=io.StringIO(), width=100, force_terminal=terminal, get_time=lambda: self.now)
+        super().__init__(
+            file=io.StringIO(), width=100, force_terminal=terminal, get_time=lambda: self.now
+        )
 
     @property
     def lines(self):
@@ -38,7 +40,10 @@ def test_a_phase_is_seen_before_its_first_step_has_ended():
 
     def appears(words):
         end = time.monotonic() + 10  # a thread draws, ten times a second
-        while not (seen := [line for line in screen.lines if re.fullmatch(words, line)]) and time.monotonic() < end:
+        while (
+            not (seen := [line for line in screen.lines if re.fullmatch(words, line)])
+            and time.monotonic() < end
+        ):
             time.sleep(0.02)
         return bool(seen)
 
@@ -50,7 +55,8 @@ def test_a_phase_is_seen_before_its_first_step_has_ended():
         assert appears(r"grpo \S+ 0/\? 0:00:07 sampling for step 1 …")
         screen.now = 14.0
         bar(1, 4, {"loss": 0.25})
-        assert appears(r"grpo .* 1/4 0:00:14 0:00:21 left loss 0.250")  # three steps of seven seconds
+        # three steps of seven seconds
+        assert appears(r"grpo .* 1/4 0:00:14 0:00:21 left loss 0.250")
 
 
 def test_the_clock_starts_with_the_phase_and_not_with_its_first_step():
@@ -63,7 +69,11 @@ def test_the_clock_starts_with_the_phase_and_not_with_its_first_step():
             screen.now = 3.0 + 45.0 * step
             bar(step, 4, {"loss": 0.5, "kl/policy_reference_k1": -0.04})
     *_, line = screen.lines
-    assert line.startswith("grpo 4/4 0:03:00 ") and "KL 0.0" in line and not any("sft" in line for line in screen.lines)
+    assert (
+        line.startswith("grpo 4/4 0:03:00 ")
+        and "KL 0.0" in line
+        and not any("sft" in line for line in screen.lines)
+    )
 
 
 def test_a_log_gets_a_line_every_half_minute():
@@ -82,14 +92,24 @@ def test_a_log_gets_a_line_every_half_minute():
     ]
 
 
-PARTS = ("loading", "measuring held-out answers", "sampling", "scoring 300 answers by gold", "learning", "saving")
+PARTS = (
+    "loading",
+    "measuring held-out answers",
+    "sampling",
+    "scoring 300 answers by gold",
+    "learning",
+    "saving",
+)
 
 
 def test_no_half_minute_is_silent_whatever_part_is_in_hand():
     """Ten minutes of a run in which each part takes a hundred seconds and calls nothing."""
     screen = Screen(terminal=False)
     with bars(screen) as announce:
-        announce.price(["grpo: a price"], {"grpo": Expected(200.0, 300.0, 100.0), "sft": Expected(0.0, 60.0, 0.0)})
+        announce.price(
+            ["grpo: a price"],
+            {"grpo": Expected(200.0, 300.0, 100.0), "sft": Expected(0.0, 60.0, 0.0)},
+        )
         bar, told = announce("grpo"), []
         for number, part in enumerate(PARTS):
             doing(bar, part)
@@ -157,7 +177,9 @@ class Notebook(Screen):
 
 
 @pytest.mark.parametrize("widgets", [True, False])
-def test_a_notebook_has_a_bar_where_ipywidgets_is_there_and_lines_elsewhere(widgets, monkeypatch, recwarn):
+def test_a_notebook_has_a_bar_where_ipywidgets_is_there_and_lines_elsewhere(
+    widgets, monkeypatch, recwarn
+):
     drawn = []
 
     class Output:
@@ -173,16 +195,29 @@ def test_a_notebook_has_a_bar_where_ipywidgets_is_there_and_lines_elsewhere(widg
     display, shown = types.ModuleType("IPython.display"), types.ModuleType("ipywidgets")
     display.display, display.clear_output, shown.Output = drawn.append, lambda **_: None, Output
     shown.__spec__ = importlib.machinery.ModuleSpec("ipywidgets", None)
-    for name, module in (("IPython", types.ModuleType("IPython")), ("IPython.display", display), ("ipywidgets", shown)):
+    for name, module in (
+        ("IPython", types.ModuleType("IPython")),
+        ("IPython.display", display),
+        ("ipywidgets", shown),
+    ):
         monkeypatch.setitem(sys.modules, name, module if widgets or name != "ipywidgets" else None)
     screen = Notebook()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: shown.__spec__ if widgets else None)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: shown.__spec__ if widgets else None
+    )
     with bars(screen) as announce:
         bar = announce("grpo")
         screen.now = 40.0
         bar(1, 4, {"loss": 0.5})
     assert any(isinstance(thing, Output) for thing in drawn) == widgets
-    assert any("grpo  1/4  0:00:40" in thing.text for thing in drawn if isinstance(thing, JupyterRenderable)) != widgets
+    assert (
+        any(
+            "grpo  1/4  0:00:40" in thing.text
+            for thing in drawn
+            if isinstance(thing, JupyterRenderable)
+        )
+        != widgets
+    )
     assert not recwarn.list  # rich would ask for ipywidgets
 
 
@@ -199,11 +234,14 @@ def test_an_error_before_anything_was_done_leaves_no_bar(steps, stands):
 
     with pytest.raises(ValueError, match="settings differ"):
         broken()
-    left = screen.file.getvalue().rsplit("\x1b[2K", 1)[-1]  # what stands there once the last drawing has been wiped
+    # what stands there once the last drawing has been wiped
+    left = screen.file.getvalue().rsplit("\x1b[2K", 1)[-1]
     assert ("sft" in left) == ("3/6" in left) == stands
 
 
-@pytest.mark.parametrize(("later", "work", "factor"), [(25.0, 5.0, "2.5"), (25.0, 12.5, ""), (15.0, 5.0, "")])
+@pytest.mark.parametrize(
+    ("later", "work", "factor"), [(25.0, 5.0, "2.5"), (25.0, 12.5, ""), (15.0, 5.0, "")]
+)
 def test_one_line_says_that_others_slow_the_steps(later, work, factor, monkeypatch):
     """Not where the steps have more to do, nor where they are a little slower."""
     screen, worked = Screen(terminal=False), itertools.accumulate([0.0, *[5.0] * 6, *[work] * 6])

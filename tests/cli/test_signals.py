@@ -1,4 +1,6 @@
-"""A signal ends every command at every moment, its first ones too, with one line and the exit code of the signal."""
+"""A signal ends every command at every moment, its first ones too, with one line and the exit code
+of the signal.
+"""
 
 import random
 import signal
@@ -11,7 +13,10 @@ from benchmarks.every_stage import recipe
 from tests.cli.test_faults import toml
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-STARTED = "import runpy, sys; print(flush=True); sys.argv[0] = 'tether'; runpy.run_module('tether', run_name='__main__')"
+STARTED = (
+    "import runpy, sys; print(flush=True); sys.argv[0] = 'tether'; "
+    "runpy.run_module('tether', run_name='__main__')"
+)
 AT_AN_IMPORT = """
 import os, runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for programs in the background
@@ -31,7 +36,9 @@ runpy.run_module("tether", run_name="__main__")
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     folder = tmp_path_factory.mktemp("signals")
-    text = "".join(f"{key} = {toml(value)}\n" for key, value in recipe(folder, folder / "run").items())
+    text = "".join(
+        f"{key} = {toml(value)}\n" for key, value in recipe(folder, folder / "run").items()
+    )
     (folder / "recipe.toml").write_text(text)
     return folder / "recipe.toml"
 
@@ -39,7 +46,11 @@ def path(tmp_path_factory):
 def check(code, told, number, moment):
     """One line and the code of the signal; a step in hand may be finished first."""
     lines = [line for line in told.splitlines() if "finishing this step" not in line]
-    assert code == CODES[number] and len(lines) == 1 and lines[0].startswith("tether: "), (moment, code, told)
+    assert code == CODES[number] and len(lines) == 1 and lines[0].startswith("tether: "), (
+        moment,
+        code,
+        told,
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +67,16 @@ def check(code, told, number, moment):
     ],
 )
 def test_a_signal_while_a_module_loads(path, tmp_path, module, number):
-    words = [sys.executable, "-c", AT_AN_IMPORT, module, str(int(number)), "run", str(path), f"run={tmp_path}/run"]
+    words = [
+        sys.executable,
+        "-c",
+        AT_AN_IMPORT,
+        module,
+        str(int(number)),
+        "run",
+        str(path),
+        f"run={tmp_path}/run",
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     check(done.returncode, done.stderr, number, module)
     assert not list(tmp_path.glob("**/.lock"))
@@ -73,7 +93,10 @@ def test_a_signal_at_twenty_moments(path, tmp_path, number, command):
     draw, codes = random.Random(int(number)), []
     for place in range(20):
         program = subprocess.Popen(
-            [sys.executable, "-c", STARTED, *words[command]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", STARTED, *words[command]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert program.stdout.readline() == "\n"
         time.sleep(0.1 + 6 * (place + draw.random()) / 20)

@@ -15,7 +15,9 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
 
 
 def acts(text):
-    """True if a terminal would do something other than show letters; rich's own colours end on m."""
+    """True if a terminal would do something other than show letters; rich's own colours end on
+    m.
+    """
     import re
 
     bare = re.sub(r"\x1b\[[0-9;]*m", "", text)
@@ -42,8 +44,12 @@ def test_errors_and_warnings_do_not_act(capsys):
     print_error(f"no file {HOSTILE}")
     log_to_terminal()
     log = logging.getLogger("tether")
-    logging.getLogger("tether.data").warning("column %s, key %s", HOSTILE, "Authorization: Bearer abcdefghijklmnop")
-    for handler in [handler for handler in log.handlers if type(handler).__name__ == "_ToStandardError"]:
+    logging.getLogger("tether.data").warning(
+        "column %s, key %s", HOSTILE, "Authorization: Bearer abcdefghijklmnop"
+    )
+    for handler in [
+        handler for handler in log.handlers if type(handler).__name__ == "_ToStandardError"
+    ]:
         log.removeHandler(handler)
     shown = capsys.readouterr().err
     assert shown.count("owned") == 2 and not acts(shown)
@@ -63,6 +69,9 @@ def test_commands_show_hostile_rows_columns_and_paths_as_signs(tmp_path):
     assert run.returncode == 0, run.stderr
     assert not acts(run.stdout) and not acts(run.stderr)
     missing = subprocess.run(
-        [sys.executable, "-m", "tether", "data", "inspect", f"{path}{HOSTILE}"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tether", "data", "inspect", f"{path}{HOSTILE}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert missing.returncode == 2 and not acts(missing.stderr) and "not found" in missing.stderr

@@ -20,7 +20,11 @@ class Outer(Config):
 
 
 def test_overrides_reach_nested_keys_and_keep_types():
-    config = build(Outer, {"required": "a", "inner": {"rate": 0.5}}, ["steps=7", "inner.name=plain text", "inner.rate=1e-3"])
+    config = build(
+        Outer,
+        {"required": "a", "inner": {"rate": 0.5}},
+        ["steps=7", "inner.name=plain text", "inner.rate=1e-3"],
+    )
     assert (config.steps, config.inner.rate, config.inner.name) == (7, 1e-3, "plain text")
 
 
@@ -28,7 +32,11 @@ def test_overrides_reach_nested_keys_and_keep_types():
     ("values", "overrides", "message"),
     [
         ({"required": "a", "stepz": 1}, [], "unknown key 'stepz' .did you mean 'steps'"),
-        ({"required": "a", "inner": {"rat": 1}}, [], "unknown key 'inner.rat' .did you mean 'rate'"),
+        (
+            {"required": "a", "inner": {"rat": 1}},
+            [],
+            "unknown key 'inner.rat' .did you mean 'rate'",
+        ),
         ({"required": "a", "zzzzz": 1}, [], "known keys: inner, required, steps"),
         ({}, [], "key 'required' is required"),
         ({"required": "a"}, ["steps=many"], "key 'steps': .*got 'many'"),
@@ -68,7 +76,10 @@ def test_a_run_directory_continues_only_its_own_config(tmp_path):
     run = RunDirectory.open(tmp_path / "run", {"a": {"b": 1}})
     run.log({"loss": 0.5, "bad": float("nan")}, 1)
     run.log({"loss": 0.25}, 2)
-    assert [r["loss"] for r in RunDirectory.open(tmp_path / "run", {"a": {"b": 1}}).metrics()] == [0.5, 0.25]
+    assert [r["loss"] for r in RunDirectory.open(tmp_path / "run", {"a": {"b": 1}}).metrics()] == [
+        0.5,
+        0.25,
+    ]
     assert run.metrics()[0]["bad"] is None  # JSON has no NaN
     with pytest.raises(RunError, match=r"a\.b was 1 and is now 2"):
         RunDirectory.open(tmp_path / "run", {"a": {"b": 2}})
@@ -97,7 +108,9 @@ def test_what_an_older_tether_did_not_know_is_no_difference_at_its_default(tmp_p
 
 def test_paths_are_compared_as_they_lie_to_the_run(tmp_path):
     old, new = tmp_path / "a" / "ppo", tmp_path / "b" / "ppo"
-    RunDirectory.open(old, {"source": f"{tmp_path}/a/sft/model", "more": [f"{tmp_path}/a/x"]}).log({}, 1)
+    RunDirectory.open(old, {"source": f"{tmp_path}/a/sft/model", "more": [f"{tmp_path}/a/x"]}).log(
+        {}, 1
+    )
     (tmp_path / "a").rename(tmp_path / "b")
     RunDirectory.open(new, {"source": f"{tmp_path}/b/sft/model", "more": [f"{tmp_path}/b/x"]})
     with pytest.raises(RunError, match="source was"):
@@ -143,7 +156,10 @@ def test_json_is_written_whole_or_not_at_all(tmp_path):
         write_json(path, endless)
     assert read_json(path) == {"a": 1}
     write_json(path, {"a": 1, "deep": [{"x": float("nan")}, float("inf")]})
-    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {"a": 1, "deep": [{"x": None}, None]}
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {
+        "a": 1,
+        "deep": [{"x": None}, None],
+    }
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
     path.write_text("{")
     with pytest.raises(RunError, match="damaged"):

@@ -18,7 +18,10 @@ def test_a_written_file_takes_its_name_at_the_end_and_can_be_read_by_others(tmp_
     with whole_file(path) as temporary:
         temporary.write_text("all of it", encoding="utf-8")
         assert not path.exists() and temporary.parent == path.parent
-    assert path.read_text(encoding="utf-8") == "all of it" and stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert (
+        path.read_text(encoding="utf-8") == "all of it"
+        and stat.S_IMODE(path.stat().st_mode) == 0o644
+    )
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -41,9 +44,12 @@ def test_what_a_killed_process_had_begun_is_removed_at_the_next_start(tmp_path):
         "import os, sys\nfrom pathlib import Path\n"
         "from tether.core.locks import hold\nfrom tether.core.rundir import whole_file\n"
         "folder = Path(sys.argv[1])\n"
-        "hold(folder)\nwith whole_file(folder / 'stage' / 'summary.json') as part:\n    part.write_text('{')\n    os._exit(9)\n"
+        "hold(folder)\nwith whole_file(folder / 'stage' / 'summary.json') as part:\n    "
+        "part.write_text('{')\n    os._exit(9)\n"
     )
-    assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 9
+    assert (
+        subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 9
+    )
     (left,) = (path for path in (tmp_path / "stage").iterdir() if path.name != ".lock")
     assert left.name.startswith(".summary.json.")
     (tmp_path / "stage" / ".keep").write_text("somebody's own")
@@ -91,7 +97,10 @@ def test_a_lock_that_cannot_be_had_is_an_error(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
 def test_files_have_the_rights_that_the_umask_gives(tmp_path, mask):
-    program = f"import os, sys\nos.umask({mask})\nfrom tether.core.rundir import write_json\nwrite_json(sys.argv[1], 1)\n"
+    program = (
+        f"import os, sys\nos.umask({mask})\nfrom tether.core.rundir import "
+        "write_json\nwrite_json(sys.argv[1], 1)\n"
+    )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "a.json")], check=True)
     assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o666 & ~mask
 

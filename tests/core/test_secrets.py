@@ -38,16 +38,32 @@ PLACES = [
 def test_no_secret_survives_in_a_text(place, secret, before, after):
     text = f"{before} {place.format(secret)} {after}"
     assert secret not in redact(text, {})
-    assert secret not in json.dumps(redact_value({"argv": [text], "deep": {"a": [{"b": text}]}}, {}))
+    assert secret not in json.dumps(
+        redact_value({"argv": [text], "deep": {"a": [{"b": text}]}}, {})
+    )
 
 
-@given(st.text(string.ascii_letters + string.digits + "%!$~+=:/.@-", min_size=6, max_size=24).map("Zq7".__add__))
+@given(
+    st.text(string.ascii_letters + string.digits + "%!$~+=:/.@-", min_size=6, max_size=24).map(
+        "Zq7".__add__
+    )
+)
 def test_passwords_of_any_letters_leave_the_environment_and_addresses(secret):
-    for name, value in (("HF_TOKEN", secret), ("WANDB_API_KEY", secret), ("DB_PASSWORD", secret), ("PGPASSWORD", secret)):
+    for name, value in (
+        ("HF_TOKEN", secret),
+        ("WANDB_API_KEY", secret),
+        ("DB_PASSWORD", secret),
+        ("PGPASSWORD", secret),
+    ):
         assert secret not in redact(f"said {secret} twice {secret}", {name: value}), name
 
 
-@given(st.sampled_from(["password", "api_key", "hub_token", "openai-api-key", "db.password", "Secret"]), st.text(min_size=1))
+@given(
+    st.sampled_from(
+        ["password", "api_key", "hub_token", "openai-api-key", "db.password", "Secret"]
+    ),
+    st.text(min_size=1),
+)
 def test_what_stands_under_a_secret_name_is_hidden_whatever_it_is(name, value):
     assert redact_value({"server": {name: value}}, {}) == {"server": {name: "***"}}
     assert redact_value(["tether", f"--{name}", value], {}) == ["tether", f"--{name}", "***"]
@@ -56,7 +72,13 @@ def test_what_stands_under_a_secret_name_is_hidden_whatever_it_is(name, value):
 @pytest.mark.parametrize(
     "value",
     [
-        {"max_new_tokens": 48, "row_tokens": 256, "pad_token": 0, "token_level": True, "key_variable": "OPENAI_API_KEY"},
+        {
+            "max_new_tokens": 48,
+            "row_tokens": 256,
+            "pad_token": 0,
+            "token_level": True,
+            "key_variable": "OPENAI_API_KEY",
+        },
         "https://huggingface.co/docs?page=2#top",
         "postgresql://db.example.org/prefs",
         "postgresql://anna@db.example.org/prefs",
@@ -72,13 +94,17 @@ def test_what_stands_under_a_secret_name_is_hidden_whatever_it_is(name, value):
     ],
 )
 def test_what_is_no_secret_stays(value):
-    assert redact_value(value, {"SHORT_KEY": "abc", "PATH": "/usr/bin"}) == json.loads(json.dumps(value))
+    assert redact_value(value, {"SHORT_KEY": "abc", "PATH": "/usr/bin"}) == json.loads(
+        json.dumps(value)
+    )
 
 
 def test_the_rest_of_an_address_stays_readable():
     hidden = redact("postgresql://anna:p%40ss@db.example.org:5432/prefs?sslmode=require", {})
     assert hidden == "postgresql://anna:***@db.example.org:5432/prefs?sslmode=require"
-    assert redact("http://h/v1?model=m&api_key=abc&n=2", {}) == "http://h/v1?model=m&api_key=***&n=2"
+    assert (
+        redact("http://h/v1?model=m&api_key=abc&n=2", {}) == "http://h/v1?model=m&api_key=***&n=2"
+    )
 
 
 def test_redacting_twice_changes_nothing():
@@ -88,7 +114,9 @@ def test_redacting_twice_changes_nothing():
 
 
 def test_it_loads_nothing_heavy():
-    program = "import sys, tether.core.secrets; sys.exit(bool({'torch', 'pydantic'} & set(sys.modules)))"
+    program = (
+        "import sys, tether.core.secrets; sys.exit(bool({'torch', 'pydantic'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
@@ -106,7 +134,10 @@ def test_long_texts_take_no_time():
         ("password = 'two words here' and more", "words"),
         ('api_key: "a b c", x', "b c"),
         ("--password 'my secret word' next", "secret word"),
-        ("-----BEGIN RSA PRIVATE KEY-----\nMIIabc\nxyz\n-----END RSA PRIVATE KEY-----\nrest", "MIIabc"),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nMIIabc\nxyz\n-----END RSA PRIVATE KEY-----\nrest",
+            "MIIabc",
+        ),
         ("-----BEGIN PRIVATE KEY-----\ncut off", "cut off"),
     ],
 )
@@ -114,6 +145,8 @@ def test_headers_quoted_values_and_keys_in_blocks_are_hidden(text, secret):
     assert secret not in redact(text, {}) and "***" in redact(text, {})
 
 
-@pytest.mark.parametrize("text", ["a basic question about tokens", "the bearer of news came", "token counts are 5 and 6"])
+@pytest.mark.parametrize(
+    "text", ["a basic question about tokens", "the bearer of news came", "token counts are 5 and 6"]
+)
 def test_prose_stays(text):
     assert redact(text, {}) == text

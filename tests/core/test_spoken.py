@@ -10,7 +10,11 @@ from tether.preferences.task_json import spoken
 
 
 def calling(city, content=""):
-    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": city}}}
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": {"city": city}},
+    }
     return Message("assistant", content, (json.dumps(call),))
 
 
@@ -18,10 +22,14 @@ ROME, OSLO = 'weather({"city": "Rome"})', 'weather({"city": "Oslo"})'
 
 
 def test_a_turn_that_only_calls_is_not_empty():
-    assert calling("Rome").spoken == ROME and calling("Rome", "Let me look.").spoken == f"Let me look.\n{ROME}"
+    assert calling("Rome").spoken == ROME and calling("Rome", "Let me look.").spoken == (
+        f"Let me look.\n{ROME}"
+    )
     assert assistant("Hello.").spoken == "Hello." and assistant("").spoken == ""
     assert spoken((calling("Rome"),)) == ROME
-    assert spoken((calling("Rome"), Message("tool", "sunny"))) == f"assistant: {ROME}\n\ntool: sunny"
+    assert (
+        spoken((calling("Rome"), Message("tool", "sunny"))) == f"assistant: {ROME}\n\ntool: sunny"
+    )
 
 
 def test_a_judge_reads_the_calls():
@@ -36,16 +44,34 @@ def test_answers_that_differ_in_calls_alone_are_two():
 
 
 def test_inspect_shows_calls(tmp_path):
-    row = {"messages": [{"role": "user", "content": "Rome?"}, calling("Rome").as_row(), {"role": "tool", "content": "sunny"}]}
+    row = {
+        "messages": [
+            {"role": "user", "content": "Rome?"},
+            calling("Rome").as_row(),
+            {"role": "tool", "content": "sunny"},
+        ]
+    }
     row["messages"].append({"role": "assistant", "content": "It is sunny."})
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    assert any(ROME in text for example in inspect_data(tmp_path / "rows.jsonl").examples for text in example.values())
+    assert any(
+        ROME in text
+        for example in inspect_data(tmp_path / "rows.jsonl").examples
+        for text in example.values()
+    )
 
 
 def test_the_share_of_pairs_whose_longer_side_is_preferred():
     def pair(chosen, rejected, **more):
         return Comparison((user("q"),), (assistant(chosen),), (assistant(rejected),), **more)
 
-    pairs = [pair("a b c", "a"), pair("a b", "a"), pair("a", "a b"), pair("a", "b"), pair("a b", "a", tie=True)]
+    pairs = [
+        pair("a b c", "a"),
+        pair("a b", "a"),
+        pair("a", "a b"),
+        pair("a", "b"),
+        pair("a b", "a", tie=True),
+    ]
     longer = longer_chosen(pairs)
-    assert (round(longer.value, 6), longer.count) == (round(2 / 3, 6), 3) and longer_chosen(pairs[3:4]) is None
+    assert (round(longer.value, 6), longer.count) == (round(2 / 3, 6), 3) and longer_chosen(
+        pairs[3:4]
+    ) is None

@@ -32,10 +32,16 @@ def test_the_first_signal_is_noted_and_the_second_stops(number, code, caplog, tm
             os.kill(os.getpid(), number)
 
     with pytest.raises(
-        Interrupted, match=rf"stopped after step 1 of 3 of ppo, which is saved. .*tether resume {tmp_path}$"
+        Interrupted,
+        match=(
+            r"stopped after step 1 of 3 of ppo, which is saved. .*tether resume "
+            rf"{tmp_path}$"
+        ),
     ) as stopped:
         train(tmp_path / "ppo")
-    assert done == [0] and stopped.value.exit_code == code and "Once more stops at once" in caplog.text
+    assert (
+        done == [0] and stopped.value.exit_code == code and "Once more stops at once" in caplog.text
+    )
     with pytest.raises(Interrupted, match="elsewhere has the checkpoint: run the same again"):
         train(Path("elsewhere"))
     with pytest.raises(Interrupted, match="at once") as stopped:
@@ -69,7 +75,9 @@ def test_sigterm_ends_a_program_as_ctrl_c_does():
 
 
 def test_a_program_seeks_garbage_seldom():
-    """A million new objects that stay are no reason to look through all that there are, again and again."""
+    """A million new objects that stay are no reason to look through all that there are, again and
+    again.
+    """
     thresholds, before = gc.get_threshold(), signal.getsignal(signal.SIGTERM)
     passes = lambda: sum(generation["collections"] for generation in gc.get_stats())  # noqa: E731
     try:

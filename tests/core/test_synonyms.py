@@ -69,7 +69,9 @@ def test_a_word_of_another_library_is_answered_with_the_key(key, meant):
 
 @pytest.mark.parametrize("method", ["dpo", "ipo", "orpo", "simpo"])
 def test_a_section_named_after_a_method_says_which_it_is(method):
-    meant = "DPO is [direct] with loss = 'dpo': write [direct] and in it loss = \"dpo\"".replace("DPO", method.upper())
+    meant = ("DPO is [direct] with loss = 'dpo': write [direct] and in it loss = \"dpo\"").replace(
+        "DPO", method.upper()
+    )
     meant = f"{meant.replace('dpo', method)}; {method}.beta is direct.beta"
     assert f"unknown key '{method}' ({meant})" in complaint(f"{method}.beta=1")
     build(Recipe, BASE, [f"direct.loss={method}"])
@@ -87,7 +89,9 @@ def test_every_target_of_the_tables_is_a_key_and_no_word_of_theirs_is_one_everyw
 
 
 def test_what_has_no_key_is_told_so_and_nothing_far_off_is_proposed():
-    assert "metrics.jsonl" in complaint("ppo.report_to=wandb") and "did you mean" not in complaint("ppo.report_to=wandb")
+    assert "metrics.jsonl" in complaint("ppo.report_to=wandb") and "did you mean" not in complaint(
+        "ppo.report_to=wandb"
+    )
     assert "did you mean 'prompts'?" in complaint("pairs.num_prompts=3")
     assert "did you mean" not in complaint("grpo.use_vllm=true")
 
@@ -111,12 +115,20 @@ def test_a_word_at_the_top_of_a_recipe_is_answered_with_keys_that_are_there(word
 
 
 def test_the_recipes_own_sections_are_named_first():
-    assert "did you mean 'sft.optimizer.learning_rate' or 'ppo.optimizer.learning_rate'?" in complaint("lr=1", "sft={}", "ppo={}")
+    assert (
+        "did you mean 'sft.optimizer.learning_rate' or 'ppo.optimizer.learning_rate'?"
+    ) in complaint("lr=1", "sft={}", "ppo={}")
     assert "'rollout.n' is" not in complaint("rollout.n=4", "grpo={}")
     assert "rollout.n is 'grpo.samples_per_prompt'" in complaint("rollout.n=4", "grpo.steps=1")
 
 
 def test_a_recipe_in_another_language_says_what_a_recipe_looks_like(tmp_path):
     (tmp_path / "mine.yml").write_text("sft:\n  epochs: 2\n")
-    with pytest.raises(ConfigError, match=r"mine.yml: recipes are written in TOML(.|\n)*\[sft\](.|\n)*epochs = 2"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"mine.yml: recipes are written in "
+            r"TOML(.|\n)*\[sft\](.|\n)*epochs = 2"
+        ),
+    ):
         load_recipe(tmp_path / "mine.yml", Recipe)

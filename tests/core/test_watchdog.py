@@ -1,4 +1,6 @@
-"""A step that takes far longer than those before it is written down and said once; nothing is ended."""
+"""A step that takes far longer than those before it is written down and said once; nothing is
+ended.
+"""
 
 import threading
 import time
@@ -24,7 +26,9 @@ def test_a_step_that_hangs_is_written_down_and_said_once(tmp_path, said):
             work(seconds)
     stacks = (tmp_path / "run" / "stacks.txt").read_text()
     assert stacks.count("== ") == 2 and "in work" in stacks
-    assert len(said) == 1 and said[0].startswith("a step of PPO has taken 0.1 s so far, in work (test_watchdog.py, line ")
+    assert len(said) == 1 and said[0].startswith(
+        "a step of PPO has taken 0.1 s so far, in work (test_watchdog.py, line "
+    )
     assert "stacks.txt" in said[0]
 
 
@@ -70,7 +74,8 @@ def test_places_of_threads(tmp_path):
     thread = threading.Thread(target=gate.wait, name="waits")
     thread.start()
     assert place(thread.ident).startswith("wait (threading.py, line ")
-    assert place(thread.ident, __file__).startswith("wait (threading.py")  # it is nowhere in that file
+    # it is nowhere in that file
+    assert place(thread.ident, __file__).startswith("wait (threading.py")
     gate.set()
     thread.join()
     assert "over" in place(thread.ident)

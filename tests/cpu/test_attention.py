@@ -1,4 +1,6 @@
-"""Grouped attention in tiles against softmax(QK)V in float64, and whole models against transformers' eager attention."""
+"""Grouped attention in tiles against softmax(QK)V in float64, and whole models against
+transformers' eager attention.
+"""
 
 import pytest
 import torch
@@ -24,7 +26,9 @@ def tree(prompt: int, answers: tuple[int, ...]) -> torch.Tensor:
     """Which token of a prompt with several answers sees which, written token by token."""
     owner = [0] * prompt + [n for n, length in enumerate(answers, 1) for _ in range(length)]
     size = len(owner)
-    return torch.tensor([[k <= q and owner[k] in (0, owner[q]) for k in range(size)] for q in range(size)])[None, None]
+    return torch.tensor(
+        [[k <= q and owner[k] in (0, owner[q]) for k in range(size)] for q in range(size)]
+    )[None, None]
 
 
 def causal(batch: int, time: int) -> torch.Tensor:
@@ -48,7 +52,9 @@ def test_values_and_gradients(name, with_tiles, heads, kv_heads):
     batch, _, time, _ = visible.shape
     generator = torch.Generator().manual_seed(1)
     tensors = [
-        torch.randn(batch, h, time, 16, generator=generator, dtype=torch.float64, requires_grad=True)
+        torch.randn(
+            batch, h, time, 16, generator=generator, dtype=torch.float64, requires_grad=True
+        )
         for h in (heads, kv_heads, kv_heads)
     ]
     upstream = torch.randn(batch, time, heads, 16, generator=generator, dtype=torch.float64)
@@ -72,7 +78,9 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.2e-2}
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 64), (3, 3, 16), (5, 1, 96)])
 @pytest.mark.parametrize("how", ["kernel", "kernel in pieces", "torch"])
-def test_kernel_and_torch_in_the_types_of_training(monkeypatch, name, dtype, heads, kv_heads, dim, how):
+def test_kernel_and_torch_in_the_types_of_training(
+    monkeypatch, name, dtype, heads, kv_heads, dim, how
+):
     if how == "torch":
         monkeypatch.setattr(kernels, "library", lambda: None)
     elif kernels.library() is None:
@@ -82,13 +90,19 @@ def test_kernel_and_torch_in_the_types_of_training(monkeypatch, name, dtype, hea
     batch, _, time, _ = visible.shape
     generator = torch.Generator().manual_seed(1)
     shapes = [(batch, h, time, dim) for h in (heads, kv_heads, kv_heads)]
-    tensors = [torch.randn(shape, generator=generator).to(dtype).requires_grad_(True) for shape in shapes]
+    tensors = [
+        torch.randn(shape, generator=generator).to(dtype).requires_grad_(True) for shape in shapes
+    ]
     upstream = torch.randn(batch, time, heads, dim, generator=generator).to(dtype)
-    out, _ = grouped_attention(torch.nn.Identity(), *tensors, additive_mask(visible, dtype), scaling=0.12)
+    out, _ = grouped_attention(
+        torch.nn.Identity(), *tensors, additive_mask(visible, dtype), scaling=0.12
+    )
     exact = [t.detach().double().requires_grad_(True) for t in tensors]
     expected = plain(*exact, visible, 0.12)
     found = out, *torch.autograd.grad(out, tensors, upstream, retain_graph=True)
-    for ours, theirs in zip(found, (expected, *torch.autograd.grad(expected, exact, upstream.double())), strict=True):
+    for ours, theirs in zip(
+        found, (expected, *torch.autograd.grad(expected, exact, upstream.double())), strict=True
+    ):
         assert ours.dtype == dtype
         assert (ours.double() - theirs).norm() <= TOLERANCE[dtype] * theirs.norm()
     again = torch.autograd.grad(out, tensors, upstream)
@@ -97,15 +111,20 @@ def test_kernel_and_torch_in_the_types_of_training(monkeypatch, name, dtype, hea
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_what_nobody_sees_learns_exactly_nothing(dtype):
-    """The last token of an answer, seen by itself alone and not judged: 1e-41 instead of 0 would cost an Intel core a microcode
-    assist in every product of the backward pass."""
+    """The last token of an answer, seen by itself alone and not judged: 1e-41 instead of 0 would
+    cost an Intel core a microcode assist in every product of the backward pass.
+    """
     visible = MASKS["several answers a tile"]
     time = visible.shape[-1]
     last = [70 + 9 * n + 8 for n in range(12)]
-    query, key, value = (torch.randn(1, h, time, 64, dtype=dtype, requires_grad=True) for h in (6, 2, 2))
+    query, key, value = (
+        torch.randn(1, h, time, 64, dtype=dtype, requires_grad=True) for h in (6, 2, 2)
+    )
     upstream = torch.randn(1, time, 6, 64, dtype=dtype)
     upstream[:, last] = 0
-    out, _ = grouped_attention(torch.nn.Identity(), query, key, value, additive_mask(visible, dtype), scaling=0.125)
+    out, _ = grouped_attention(
+        torch.nn.Identity(), query, key, value, additive_mask(visible, dtype), scaling=0.125
+    )
     for gradient in torch.autograd.grad(out, (query, key, value), upstream):
         assert torch.count_nonzero(gradient[:, :, last]) == 0
         assert not ((gradient != 0) & (gradient.abs() < torch.finfo(torch.float32).tiny)).any()
@@ -115,7 +134,9 @@ def test_what_nobody_sees_learns_exactly_nothing(dtype):
 def test_what_is_not_a_number_stays_so(place):
     tensors = {name: torch.randn(1, 2, 40, 16) for name in ("query", "key", "value")}
     tensors[place][0, 1, 20, 3] = torch.nan
-    out, _ = grouped_attention(torch.nn.Identity(), *tensors.values(), additive_mask(causal(1, 40), torch.float32))
+    out, _ = grouped_attention(
+        torch.nn.Identity(), *tensors.values(), additive_mask(causal(1, 40), torch.float32)
+    )
     broken = out.isnan().any(-1)[0, :, 1]  # of the second head, which holds it
     assert bool(broken[20]) and not bool(out[0, :, 0].isnan().any())
     if place != "query":
@@ -137,7 +158,9 @@ def test_no_mask_is_causal_and_keys_may_reach_further_back():
 
 
 def test_tiles_leave_out_what_nobody_sees(monkeypatch):
-    """Eight answers of 48 to a prompt of 40: a tile sees the prompt, at most two other answers' parts and its own."""
+    """Eight answers of 48 to a prompt of 40: a tile sees the prompt, at most two other answers'
+    parts and its own.
+    """
     mask = additive_mask(tree(40, (48,) * 8), torch.float32)
     tiles = Tiles(mask).ragged
     if kernels.library() is not None:
@@ -160,8 +183,15 @@ def test_refuses_what_it_does_not_compute():
 
 def model_of(seed: int, attention: str, layers: int = 3):
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": layers, "vocab_size": 60}
-    config = LlamaConfig(**sizes, num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512)
+    sizes = {
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_hidden_layers": layers,
+        "vocab_size": 60,
+    }
+    config = LlamaConfig(
+        **sizes, num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512
+    )
     config._attn_implementation = attention
     model = LlamaForCausalLM(config).eval().requires_grad_(False)
     return add_adapter(model, "policy", LoraConfig(rank=4, alpha=8), seed=seed)
@@ -186,7 +216,8 @@ def gradients(model, batch):
     generator = torch.Generator().manual_seed(9)
     for parameter in parameters:
         parameter.requires_grad_(True)
-        with torch.no_grad():  # a fresh adapter's second matrix is zero, and the first would have no gradient
+        # a fresh adapter's second matrix is zero, and the first would have no gradient
+        with torch.no_grad():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     logprobs, _ = role.logprobs(batch)
     return logprobs.detach(), torch.autograd.grad(logprobs.square().mean(), parameters)
@@ -211,7 +242,9 @@ def test_recomputing_keeps_less_and_learns_the_same(attention):
         model = model_of(3, attention, layers=6)
         model.get_base_model().recompute = recompute
         size = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, size=size: size.append(t.nbytes) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, size=size: size.append(t.nbytes) or t, lambda t: t
+        ):
             Role(model, "policy").hidden(batch)
         kept.append(sum(size))
         results.append(gradients(model, batch))
@@ -231,5 +264,7 @@ def test_recomputing_runs_under_the_adapter_of_its_own_forward_pass():
     policy, value = Role(model, "policy"), Role(model, "value")
     logprobs, _ = policy.logprobs(batch)
     value.hidden(batch)
-    for ours, theirs in zip(torch.autograd.grad(logprobs.square().mean(), policy.parameters()), expected, strict=True):
+    for ours, theirs in zip(
+        torch.autograd.grad(logprobs.square().mean(), policy.parameters()), expected, strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)

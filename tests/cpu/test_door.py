@@ -1,4 +1,6 @@
-"""The one door to a CPU's kernels: what it puts in place, how it is kept shut, and what is loaded behind it."""
+"""The one door to a CPU's kernels: what it puts in place, how it is kept shut, and what is loaded
+behind it.
+"""
 
 import logging
 import os
@@ -28,7 +30,13 @@ from tether.run.roles import local_engine
 from tether.run.stage import Context, run_stage
 
 TINY = ModelConfig(source="tiny", dtype="float32", device="cpu")
-SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 50}
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 50,
+}
 needs_kernels = pytest.mark.skipif(kernels.library() is None, reason="needs a C compiler")
 
 
@@ -52,7 +60,9 @@ def test_loading_a_model_compiles_nothing_and_replaces_nothing():
         print(*(name for name in sys.modules if name.startswith("tether.cpu")))
     """
     lines = "\n".join(line.strip() for line in script.splitlines())
-    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", lines], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == ""
 
@@ -64,47 +74,83 @@ def test_the_door_says_what_it_put_in_place_and_rounding_is_all_that_changes(cap
         loaded, _ = open_model(TINY), open_model(TINY)
     plain = load_model(TINY)
     assert loaded.cpu_kernels[:2] == ("attention", "decoding") and plain.cpu_kernels == ()
-    assert [record.getMessage() for record in caplog.records] == [f"CPU kernels in use: {', '.join(loaded.cpu_kernels)}"]
-    assert loaded.model.config._attn_implementation == GROUPED and classes(loaded.model) == classes(plain.model)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"CPU kernels in use: {', '.join(loaded.cpu_kernels)}"
+    ]
+    assert loaded.model.config._attn_implementation == GROUPED and classes(loaded.model) == classes(
+        plain.model
+    )
     ids = torch.arange(60).view(2, 30)
-    torch.testing.assert_close(loaded.model(ids).logits, plain.model(ids).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        loaded.model(ids).logits, plain.model(ids).logits, rtol=1e-4, atol=1e-4
+    )
     assert loaded.digest == plain.digest
 
 
 def test_a_recipe_keeps_the_door_shut(tmp_path, monkeypatch):
-    """Training and sampling then are transformers' and torch's alone: no function of ours is called."""
+    """Training and sampling then are transformers' and torch's alone: no function of ours is
+    called.
+    """
     monkeypatch.setattr(kernels, "_call", None)
     off = TINY.model_copy(update={"cpu_kernels": False})
     loaded = open_model(off)
     assert classes(loaded.model) == classes(load_model(TINY).model)
     assert loaded.model.config._attn_implementation == "eager" and loaded.cpu_kernels == ()
     engine = local_engine(Role(loaded.model), loaded)
-    assert isinstance(engine.decoder, TreeDecoder) and not engine.decoder.products and not engine.decoder.in_place
-    groups = engine.generate([Prompt((user("a"),)), Prompt((user("bcd"),))], Sampling(max_new_tokens=6), num_samples=2, seed=1)
+    assert (
+        isinstance(engine.decoder, TreeDecoder)
+        and not engine.decoder.products
+        and not engine.decoder.in_place
+    )
+    groups = engine.generate(
+        [Prompt((user("a"),)), Prompt((user("bcd"),))],
+        Sampling(max_new_tokens=6),
+        num_samples=2,
+        seed=1,
+    )
     assert all(len(rollout.response_ids) for group in groups for rollout in group.rollouts)
     (tmp_path / "rows.jsonl").write_text(
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
     )
-    sft = {"data": {"path": str(tmp_path / "rows.jsonl")}, "epochs": 1, "batch_size": 1, "heldout_fraction": 0.0}
-    recipe = build(Recipe, {"run": "unused", "model": {"source": "tiny", "cpu_kernels": False}, "sft": sft}, [], where="test")
+    sft = {
+        "data": {"path": str(tmp_path / "rows.jsonl")},
+        "epochs": 1,
+        "batch_size": 1,
+        "heldout_fraction": 0.0,
+    }
+    recipe = build(
+        Recipe,
+        {"run": "unused", "model": {"source": "tiny", "cpu_kernels": False}, "sft": sft},
+        [],
+        where="test",
+    )
     run_stage(recipe.sft, Context("sft", tmp_path / "sft", recipe.model, 0))
     assert read_json(tmp_path / "sft" / "manifest.json")["cpu_kernels"] == []
 
 
 @needs_kernels
 def test_samples_are_the_same_tokens_with_and_without(monkeypatch):
-    prompts, sampling = [Prompt((user(text),)) for text in ("a", "what is it?", "no")], Sampling(max_new_tokens=20)
+    prompts, sampling = (
+        [Prompt((user(text),)) for text in ("a", "what is it?", "no")],
+        Sampling(max_new_tokens=20),
+    )
     texts = []
     for on in (True, False):
         loaded = open_model(TINY.model_copy(update={"cpu_kernels": on}))
-        groups = local_engine(Role(loaded.model), loaded).generate(prompts, sampling, num_samples=3, seed=5)
+        groups = local_engine(Role(loaded.model), loaded).generate(
+            prompts, sampling, num_samples=3, seed=5
+        )
         texts.append([rollout.response_ids for group in groups for rollout in group.rollouts])
     assert texts[0] == texts[1]
 
 
 def test_grouped_attention_and_no_kernels_contradict_each_other():
     with pytest.raises(ConfigError, match="cpu_kernels = false leaves out"):
-        build(ModelConfig, {"source": "tiny", "attention": "grouped", "cpu_kernels": False}, where="model")
+        build(
+            ModelConfig,
+            {"source": "tiny", "attention": "grouped", "cpu_kernels": False},
+            where="model",
+        )
 
 
 @pytest.mark.parametrize(
@@ -112,9 +158,12 @@ def test_grouped_attention_and_no_kernels_contradict_each_other():
     [
         (transformers.LlamaConfig(**SMALL), GROUPED),
         (transformers.LlamaConfig(**SMALL, attention_dropout=0.1), "eager"),
-        (transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=50), "eager"),  # its dropout has another name
+        # its dropout has another name
+        (transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=50), "eager"),
         (
-            transformers.DeepseekV3Config(**SMALL, first_k_dense_replace=1, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8),
+            transformers.DeepseekV3Config(
+                **SMALL, first_k_dense_replace=1, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8
+            ),
             "eager",  # values narrower than keys
         ),
     ],
@@ -151,7 +200,9 @@ def trusted(built):
 
 
 @pytest.mark.parametrize("fault", ["other contents", "others may write"])
-def test_a_library_that_another_could_have_written_is_not_loaded(cached_library, fault, monkeypatch):
+def test_a_library_that_another_could_have_written_is_not_loaded(
+    cached_library, fault, monkeypatch
+):
     load, built = cached_library
     assert trusted(built)
     if fault == "other contents":
@@ -163,9 +214,12 @@ def test_a_library_that_another_could_have_written_is_not_loaded(cached_library,
     assert not trusted(built)
     seen = []
     check = native.is_trusted
-    monkeypatch.setattr(native, "is_trusted", lambda opened, file: seen.append(check(opened, file)) or seen[-1])
+    monkeypatch.setattr(
+        native, "is_trusted", lambda opened, file: seen.append(check(opened, file)) or seen[-1]
+    )
     assert load().seven() == 7
-    assert seen == [False, True]  # the one in the cache is not taken, the one that is built again is
+    # the one in the cache is not taken, the one that is built again is
+    assert seen == [False, True]
 
 
 def test_a_library_or_folder_of_another_owner_is_not_loaded(cached_library, monkeypatch):
@@ -183,11 +237,15 @@ def test_others_lose_the_right_to_write_to_the_folder(cached_library):
 
 
 def test_what_was_checked_is_what_is_loaded(cached_library, tmp_path, monkeypatch):
-    """Between the check and the loading another library takes the place of the file, and of its folder."""
+    """Between the check and the loading another library takes the place of the file, and of its
+    folder.
+    """
     load, built = cached_library
     evil = tmp_path / "evil.c"
     evil.write_text("int seven(void) { return 666; }")
-    native.subprocess.run(["cc", "-shared", "-fPIC", str(evil), "-o", str(tmp_path / "evil.so")], check=True)
+    native.subprocess.run(
+        ["cc", "-shared", "-fPIC", str(evil), "-o", str(tmp_path / "evil.so")], check=True
+    )
     check = native.is_trusted
 
     def swapped(opened, file):
@@ -203,7 +261,8 @@ def test_what_was_checked_is_what_is_loaded(cached_library, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("version", "needed"), [("glibc 2.36", True), ("glibc 2.38", False), ("glibc 2.41", False), (None, False)]
+    ("version", "needed"),
+    [("glibc 2.36", True), ("glibc 2.38", False), ("glibc 2.41", False), (None, False)],
 )
 def test_the_allocator_is_for_older_c_libraries_alone(monkeypatch, version, needed):
     monkeypatch.setattr(os, "confstr", lambda name: version)

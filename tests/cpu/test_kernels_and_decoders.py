@@ -26,7 +26,10 @@ from tether.rollout.local import LocalEngine
 from tether.rollout.sampling import check_distributions, sample_tokens
 
 needs_kernels = pytest.mark.skipif(kernels.library() is None, reason="needs a C compiler")
-PROMPTS = [Prompt((user(text),), str(n)) for n, text in enumerate(["a", "what is it?", "tell me a much longer story", "no"])]
+PROMPTS = [
+    Prompt((user(text),), str(n))
+    for n, text in enumerate(["a", "what is it?", "tell me a much longer story", "no"])
+]
 
 
 def attention_by_hand(query, keys, values, lengths, scale, window, softcap, sinks):
@@ -38,7 +41,10 @@ def attention_by_hand(query, keys, values, lengths, scale, window, softcap, sink
         for head in range(heads):
             end = int(lengths[row]) + 1
             places = range(max(0, end - window) if window else 0, end)
-            scores = [float(query[row, head, 0].double() @ keys[row, head // group, t].double()) * scale for t in places]
+            scores = [
+                float(query[row, head, 0].double() @ keys[row, head // group, t].double()) * scale
+                for t in places
+            ]
             scores = [softcap * math.tanh(s / softcap) for s in scores] if softcap else scores
             weights = [math.exp(s) for s in scores]
             total = sum(weights) + (math.exp(float(sinks[head])) if sinks is not None else 0.0)
@@ -64,29 +70,47 @@ CASES = [
 def test_decoding_attention(dtype, kv_heads, group, dim, window, softcap, how):
     generator = torch.Generator().manual_seed(1)
     slots, rows, capacity = 7, 5, 30
-    keys, values = (torch.randn(slots, kv_heads, capacity, dim, generator=generator).to(dtype) for _ in range(2))
-    # As a model hands them over: transposed views of (rows, 1, heads, dim), and of one fused projection.
-    fused = torch.randn(rows, 1, kv_heads * (group + 2), dim, generator=generator).to(dtype).transpose(1, 2)
+    keys, values = (
+        torch.randn(slots, kv_heads, capacity, dim, generator=generator).to(dtype) for _ in range(2)
+    )
+    # As a model hands them over: transposed views of (rows, 1, heads, dim), and of one fused
+    # projection.
+    fused = (
+        torch.randn(rows, 1, kv_heads * (group + 2), dim, generator=generator)
+        .to(dtype)
+        .transpose(1, 2)
+    )
     query, new_keys, new_values = fused.split([kv_heads * group, kv_heads, kv_heads], 1)
     lengths = torch.tensor([0, 29, 3, 17, 8])
     sinks = torch.randn(kv_heads * group, generator=generator) if how == "sinks" else None
     expected_keys, expected_values = keys.clone(), values.clone()
     for row, length in enumerate(lengths):
-        expected_keys[row, :, length], expected_values[row, :, length] = new_keys[row, :, 0], new_values[row, :, 0]
-    expected = attention_by_hand(query, expected_keys, expected_values, lengths, 0.2, window, softcap, sinks)
+        expected_keys[row, :, length], expected_values[row, :, length] = (
+            new_keys[row, :, 0],
+            new_values[row, :, 0],
+        )
+    expected = attention_by_hand(
+        query, expected_keys, expected_values, lengths, 0.2, window, softcap, sinks
+    )
     settings = {"scale": 0.2, "window": window, "softcap": softcap}
     if how == "kernel":
         if kernels.library() is None:
             pytest.skip("needs a C compiler")
         out = kernels.decode(query, new_keys, new_values, (keys, values), lengths, **settings)
     else:
-        out = attend_to_slots(query, new_keys, new_values, (keys, values), lengths, 30, sinks=sinks, **settings)
+        out = attend_to_slots(
+            query, new_keys, new_values, (keys, values), lengths, 30, sinks=sinks, **settings
+        )
     assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
-    torch.testing.assert_close(out.double(), expected, atol=2e-6 if dtype == torch.float32 else 2e-2, rtol=1e-2)
+    torch.testing.assert_close(
+        out.double(), expected, atol=2e-6 if dtype == torch.float32 else 2e-2, rtol=1e-2
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("outputs", "inputs"), [(7, 2), (48, 64), (100, 30), (960, 576), (6000, 8)])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(7, 2), (48, 64), (100, 30), (960, 576), (6000, 8)]
+)
 @pytest.mark.parametrize("biased", [True, False])
 def test_products_with_panels(dtype, outputs, inputs, biased):
     if not Panels.fit(torch.zeros(2, 2, dtype=dtype)):
@@ -99,7 +123,9 @@ def test_products_with_panels(dtype, outputs, inputs, biased):
     whole = panels(states)
     expected = states.double() @ weight.double().T + (0 if bias is None else bias.double())
     close = 1e-2 if dtype == torch.bfloat16 else 5e-5  # sums of 576 products, one after another
-    torch.testing.assert_close(whole.double(), expected, atol=close * inputs**0.5 / 8, rtol=2**-8 if close > 1e-3 else 1e-6)
+    torch.testing.assert_close(
+        whole.double(), expected, atol=close * inputs**0.5 / 8, rtol=2**-8 if close > 1e-3 else 1e-6
+    )
     for rows in (*range(18), 24):  # to the bit, whatever stands beside a row
         assert torch.equal(panels(states[:rows]), whole[:rows])
     assert torch.equal(panels(states.T.contiguous().T.view(1, 37, inputs)), whole[None])
@@ -122,8 +148,14 @@ def test_norms_and_gates_of_the_decoder(dtype, dim):
     added = residual.clone()
     a, b = both.double().chunk(2, 1)
     for found, exact in (
-        (kernels.add_norm(residual.clone(), None, weight, 1e-3), rms_norm(residual.double(), (dim,), weight.double(), 1e-3)),
-        (kernels.add_norm(added, delta, weight, 1e-3), rms_norm(total.double(), (dim,), weight.double(), 1e-3)),
+        (
+            kernels.add_norm(residual.clone(), None, weight, 1e-3),
+            rms_norm(residual.double(), (dim,), weight.double(), 1e-3),
+        ),
+        (
+            kernels.add_norm(added, delta, weight, 1e-3),
+            rms_norm(total.double(), (dim,), weight.double(), 1e-3),
+        ),
         (added, total.double()),
         (kernels.gate(both), silu(a) * b),
     ):
@@ -151,7 +183,9 @@ def test_the_sampling_kernel_is_inverse_cdf(dtype, vocab):
     upper = cumulative.gather(-1, tokens[:, None])[:, 0]
     lower = upper - exact.exp().gather(-1, tokens[:, None])[:, 0]
     assert bool(((lower - 1e-5 <= uniforms) & (uniforms <= upper + 1e-5)).all())
-    torch.testing.assert_close(logprobs.double(), exact.gather(-1, tokens[:, None])[:, 0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        logprobs.double(), exact.gather(-1, tokens[:, None])[:, 0], atol=1e-5, rtol=1e-5
+    )
 
 
 @needs_kernels
@@ -191,7 +225,9 @@ def test_merged_weights_compute_what_the_role_computes(adapter, decoder):
         expected = role.decoder(input_ids=ids).last_hidden_state
         ours, _ = weights.prefill(ids, [])
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(role.logits(ours, weights.head), role.logits(expected), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            role.logits(ours, weights.head), role.logits(expected), atol=1e-4, rtol=1e-4
+        )
     other = Role(role.model, None if adapter else "policy")
     other.activate()
     with torch.no_grad():  # the routing of the learner's adapters does not reach the engine
@@ -199,12 +235,28 @@ def test_merged_weights_compute_what_the_role_computes(adapter, decoder):
 
 
 FAMILIES = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"attention_bias": True, "rope_theta": 100.0}),
+    "llama": (
+        transformers.LlamaConfig,
+        transformers.LlamaForCausalLM,
+        {"attention_bias": True, "rope_theta": 100.0},
+    ),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": 7}),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen2": (
+        transformers.Qwen2Config,
+        transformers.Qwen2ForCausalLM,
+        {"tie_word_embeddings": True},
+    ),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"head_dim": 24}),
-    "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM, {"head_dim": 16, "attn_logit_softcapping": 3.0}),
-    "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel, {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 99}),
+    "gemma2": (
+        transformers.Gemma2Config,
+        transformers.Gemma2ForCausalLM,
+        {"head_dim": 16, "attn_logit_softcapping": 3.0},
+    ),
+    "gpt2": (
+        transformers.GPT2Config,
+        transformers.GPT2LMHeadModel,
+        {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 99},
+    ),
 }
 
 
@@ -222,7 +274,16 @@ def test_every_family_decodes_what_transformers_does(family):
     sizes = {} if family == "gpt2" else {**sizes, **heads}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        built = model(config(vocab_size=261, initializer_range=0.2, pad_token_id=0, bos_token_id=1, **sizes, **options)).eval()
+        built = model(
+            config(
+                vocab_size=261,
+                initializer_range=0.2,
+                pad_token_id=0,
+                bos_token_id=1,
+                **sizes,
+                **options,
+            )
+        ).eval()
         for name, parameter in built.named_parameters():
             if "norm" in name or "bias" in name:
                 torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
@@ -231,13 +292,17 @@ def test_every_family_decodes_what_transformers_does(family):
     ours = LocalEngine(Role(built), ChatEncoder(tiny_tokenizer(), (1,)), max_rows=3)
     for group in ours.generate(PROMPTS, Sampling(max_new_tokens=24, temperature=0.0)):
         ids = torch.tensor([group.rollouts[0].prompt_ids])
-        expected = built.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=1, pad_token_id=0, use_cache=False)
+        expected = built.generate(
+            ids, max_new_tokens=24, do_sample=False, eos_token_id=1, pad_token_id=0, use_cache=False
+        )
         assert list(group.rollouts[0].response_ids) == expected[0, ids.shape[1] :].tolist()
 
 
 @needs_kernels
 def test_a_model_that_only_looks_plain_is_not_taken_for_it():
-    """A layer that does more than its family's leaves the states different, and the engine walks its modules instead."""
+    """A layer that does more than its family's leaves the states different, and the engine walks
+    its modules instead.
+    """
     model = tiny_model(0)
     assert isinstance(engine_decoder(Role(model)), LlamaDecoder)
     model.model.layers[1].mlp.register_forward_hook(lambda module, args, output: 1.1 * output)
@@ -260,7 +325,9 @@ def test_an_update_reaches_the_engine_at_the_next_call(full):
 
 
 def test_an_adapter_far_below_the_last_place_of_bfloat16_still_reaches_the_engine():
-    """Merged to nearest it would vanish: the slope of the engine's change against the adapter's own would be near 0."""
+    """Merged to nearest it would vanish: the slope of the engine's change against the adapter's own
+    would be near 0.
+    """
     torch.manual_seed(0)
     base = torch.nn.Linear(512, 256, bias=False).bfloat16()
     config = transformers.PretrainedConfig()
@@ -269,7 +336,9 @@ def test_an_adapter_far_below_the_last_place_of_bfloat16_still_reaches_the_engin
     from peft import LoraConfig as PeftLora
     from peft import inject_adapter_in_model
 
-    inject_adapter_in_model(PeftLora(r=8, lora_alpha=8, target_modules=["linear"]), holder, "policy")
+    inject_adapter_in_model(
+        PeftLora(r=8, lora_alpha=8, target_modules=["linear"]), holder, "policy"
+    )
     layer = holder.linear
     with torch.no_grad():
         layer.lora_B["policy"].weight.normal_(std=2e-4)
@@ -277,12 +346,17 @@ def test_an_adapter_far_below_the_last_place_of_bfloat16_still_reaches_the_engin
     product = Product([layer], "policy")
     product.refresh()
     states = torch.randn(2000, 512).bfloat16()
-    delta = (layer.lora_B["policy"].weight.double() @ layer.lora_A["policy"].weight.double()).detach()
+    delta = (
+        layer.lora_B["policy"].weight.double() @ layer.lora_A["policy"].weight.double()
+    ).detach()
     assert float(delta.abs().max()) < 2**-13  # half a unit in the last place of every weight here
     exact = states.double() @ delta.T
     with torch.no_grad():
         change = product(states).double() - states.double() @ base.weight.double().T
-        nearest = states.double() @ ((base.weight.double() + delta).bfloat16().double() - base.weight.double()).T
+        nearest = (
+            states.double()
+            @ ((base.weight.double() + delta).bfloat16().double() - base.weight.double()).T
+        )
     slope = stats.linregress(exact.flatten().numpy(), change.flatten().numpy())
     assert slope.slope == pytest.approx(1.0, abs=0.15)
     assert float(nearest.abs().max()) == 0.0
@@ -300,7 +374,9 @@ def test_dither_keeps_the_mean_and_what_is_exact():
 
 @pytest.mark.parametrize("how", ["kernels", "torch"])
 def test_bfloat16_engine_samples_from_the_role(monkeypatch, how):
-    """Reported log-probabilities against a pass of the whole sequence through the role, adapter applied and not merged."""
+    """Reported log-probabilities against a pass of the whole sequence through the role, adapter
+    applied and not merged.
+    """
     if how == "torch":
         monkeypatch.setattr(kernels, "library", lambda: None)
     role = Role(adapted(torch.bfloat16, size=0.05), "policy")
@@ -315,7 +391,11 @@ def test_bfloat16_engine_samples_from_the_role(monkeypatch, how):
         for one in (exact, reference):
             one.activate()
             with torch.no_grad():
-                logits = one.causal_model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1].log_softmax(-1)
+                logits = (
+                    one.causal_model(input_ids=ids)
+                    .logits[0, len(rollout.prompt_ids) - 1 : -1]
+                    .log_softmax(-1)
+                )
             logprobs.append(logits.gather(-1, torch.tensor(rollout.response_ids)[:, None])[:, 0])
         errors += (torch.tensor(rollout.logprobs) - logprobs[0]).tolist()
         changes += (logprobs[1] - logprobs[0]).tolist()
@@ -324,7 +404,9 @@ def test_bfloat16_engine_samples_from_the_role(monkeypatch, how):
 
 
 def test_what_all_prompts_begin_with_is_computed_once(monkeypatch):
-    ours = LocalEngine(Role(tiny_model(0)), ChatEncoder(tiny_tokenizer(), (1,), system_prompt="be kind " * 8))
+    ours = LocalEngine(
+        Role(tiny_model(0)), ChatEncoder(tiny_tokenizer(), (1,), system_prompt="be kind " * 8)
+    )
     seen, prefill = [], ours.decoder.prefill
 
     def counted(ids, prefix, *lengths):
@@ -348,7 +430,11 @@ def test_panels_refuse_what_a_linear_layer_refuses(dtype):
     if not Panels.fit(weight):
         pytest.skip("no kernel for this type here")
     panels = Panels(weight, None)
-    for states in (torch.zeros(3, 64, dtype=other), torch.zeros(3, 32, dtype=dtype), torch.zeros(3, 128, dtype=dtype)):
+    for states in (
+        torch.zeros(3, 64, dtype=other),
+        torch.zeros(3, 32, dtype=dtype),
+        torch.zeros(3, 128, dtype=dtype),
+    ):
         with pytest.raises(RuntimeError):
             torch.nn.functional.linear(states, weight)
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
@@ -387,10 +473,13 @@ except MemoryError as error:
 @pytest.mark.audit
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and limits the address space")
 @pytest.mark.parametrize(
-    "kernel", ["attend_back", *(pytest.param(name, marks=pytest.mark.slow) for name in ("attend", "decode"))]
+    "kernel",
+    ["attend_back", *(pytest.param(name, marks=pytest.mark.slow) for name in ("attend", "decode"))],
 )
 def test_a_kernel_without_memory_is_an_error_and_no_crash(kernel):
-    done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY, kernel], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY, kernel], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith(f"attention ({kernel}) found no memory to work in")
 
@@ -424,5 +513,11 @@ def test_logits_that_are_no_distribution_are_an_error(broken, way, dtype):
     logits[3] = BROKEN[broken](logits[3])
     tokens, logprobs = sample_tokens(logits, uniforms, WAYS[way])
     assert (tokens < 700).all()
-    with pytest.raises(ModelError, match=r"NaN or infinite in 1 of 5 responses: .* Go back to an earlier checkpoint"):
+    with pytest.raises(
+        ModelError,
+        match=(
+            r"NaN or infinite in 1 of 5 responses: .* Go back to an "
+            r"earlier checkpoint"
+        ),
+    ):
         check_distributions(logprobs.tolist())

@@ -1,4 +1,6 @@
-"""The heap for tensors: what lies in it stays what it is, and it reaches hardly further than what is in use at once."""
+"""The heap for tensors: what lies in it stays what it is, and it reaches hardly further than what
+is in use at once.
+"""
 
 import os
 import subprocess
@@ -37,7 +39,9 @@ def alone(script: str) -> str:
 
 @pytest.mark.slow
 def test_blocks_never_overlap_and_are_counted_exactly() -> None:
-    """Every block holds its own number in every place until it is freed, whatever is taken and freed beside it."""
+    """Every block holds its own number in every place until it is freed, whatever is taken and
+    freed beside it.
+    """
     said = alone("""
         draw, live, number = random.Random(0), {}, 0
         for _ in range(4000):
@@ -60,7 +64,9 @@ def test_blocks_never_overlap_and_are_counted_exactly() -> None:
 
 @pytest.mark.slow
 def test_passes_that_keep_small_things_between_large_ones_do_not_spread() -> None:
-    """glibc before 2.38 puts small objects into what is left between aligned blocks: the same takes it over twice the memory."""
+    """glibc before 2.38 puts small objects into what is left between aligned blocks: the same takes
+    it over twice the memory.
+    """
     said = alone("""
         def run(rows):
             kept, small = [], []
@@ -138,7 +144,15 @@ def test_the_profiler_sees_it() -> None:
 @pytest.mark.slow
 def test_what_the_user_chose_is_left_alone() -> None:
     for variable in ("MALLOC_ARENA_MAX", "TETHER_KERNELS"):
-        script = "from tether.cpu.memory import free_memory, own_heap; print(own_heap()); free_memory()"
+        script = (
+            "from tether.cpu.memory import free_memory, own_heap; print(own_heap()); free_memory()"
+        )
         environment = {**os.environ, variable: "0" if variable == "TETHER_KERNELS" else "1"}
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
         assert done.stdout.strip() == "None"

@@ -1,9 +1,11 @@
-"""Published layouts of comparisons and of single verdicts, each with a row made up here and the right reading of it.
+"""Published layouts of comparisons and of single verdicts, each with a row made up here and the
+right reading of it.
 
-In preference_layouts.jsonl `read` is the right reading: the prompt, the good and the bad answer (as texts, or as roles and
-texts), and more where it counts: `sides` without an order, tie, both_bad, margin, probability, votes, tools; `demonstration`
-where that is something else than the good answer, `answer` of a problem. `refused` is a part of the sentence that refuses the
-row for its own kind.
+In preference_layouts.jsonl `read` is the right reading: the prompt, the good and the bad answer (as
+texts, or as roles and texts), and more where it counts: `sides` without an order, tie, both_bad,
+margin, probability, votes, tools; `demonstration` where that is something else than the good
+answer, `answer` of a problem. `refused` is a part of the sentence that refuses the row for its own
+kind.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ class Layout(NamedTuple):
 
 def _layout(line: str) -> Layout:
     parts = json.loads(line)
-    return Layout(parts["name"], getattr(types, parts["kind"]), parts["row"], parts.get("read"), parts.get("refused", ""))
+    return Layout(
+        parts["name"],
+        getattr(types, parts["kind"]),
+        parts["row"],
+        parts.get("read"),
+        parts.get("refused", ""),
+    )
 
 
 TABLE = Path(__file__).with_name("preference_layouts.jsonl")

@@ -1,4 +1,6 @@
-"""One encoding path: prompts are prefixes, masks mark the assistant and its stop token, whatever the template."""
+"""One encoding path: prompts are prefixes, masks mark the assistant and its stop token, whatever
+the template.
+"""
 
 import pytest
 
@@ -10,12 +12,15 @@ from tether.models.tiny import tiny_tokenizer
 
 FALCON = (  # as falcon-instruct's: nothing ends a reply but the next turn's first word
     "{% for message in messages %}{% if not loop.first %}{{ '\n' }}{% endif %}"
-    "{{ {'system': 'System', 'user': 'User', 'assistant': 'Assistant'}[message['role']] + ': ' + message['content'].strip() }}"
+    "{{ {'system': 'System', 'user': 'User', 'assistant': 'Assistant'}[message['role']] + ': ' + "
+    "message['content'].strip() }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '\nAssistant:' }}{% endif %}"
 )
 CHATML = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}<|system|>be good<|end|>\n{% endif %}"
-    "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' "
+    "%}<|system|>be good<|end|>\n{% endif %}"
+    "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>\n{% endfor %}{% if "
+    "add_generation_prompt %}<|assistant|>{% endif %}"
 )
 TEMPLATES = {"own": None, "chatml": CHATML, "plain": PLAIN_TEMPLATE}
 TALK = (user("hello"), assistant("hi there"), user("and now?"), assistant("goodbye."))
@@ -27,7 +32,9 @@ def encoder(request):
 
 
 def counted_text(encoder, encoded):
-    return encoder.tokenizer.decode([i for i, counts in zip(encoded.ids, encoded.trained, strict=True) if counts])
+    return encoder.tokenizer.decode(
+        [i for i, counts in zip(encoded.ids, encoded.trained, strict=True) if counts]
+    )
 
 
 def test_a_prompt_is_a_prefix_of_prompt_and_response(encoder):
@@ -41,13 +48,18 @@ def test_a_prompt_is_a_prefix_of_prompt_and_response(encoder):
 @pytest.mark.audit
 @pytest.mark.parametrize("turns", [1, 2, 3])
 def test_a_prompt_is_a_prefix_where_the_template_writes_no_stop_token(turns):
-    """The policy is prompted with the history that it, the reward model and SFT were trained on, stop tokens included."""
+    """The policy is prompted with the history that it, the reward model and SFT were trained on,
+    stop tokens included.
+    """
     encoder = ChatEncoder(tiny_tokenizer(), (1, 3), FALCON)
     talk = tuple(turn for n in range(turns) for turn in (user(f"and {n}?"), assistant(f"{n}.")))
     prompt, whole = encoder.prompt(talk[:-1]), encoder.conversation(talk, "last")
     assert whole.ids[: len(prompt)] == prompt and whole.trained.index(True) == len(prompt)
     assert prompt.count(1) == turns - 1 and whole.ids.count(1) == turns and 3 not in whole.ids
-    text = "".join(f"User: and {n}?\nAssistant: {n}.|" + "\n" * (n < turns - 1) for n in range(turns))  # | is the stop token
+    # | is the stop token
+    text = "".join(
+        f"User: and {n}?\nAssistant: {n}.|" + "\n" * (n < turns - 1) for n in range(turns)
+    )
     assert encoder.tokenizer.decode(list(whole.ids)).replace("<|end|>", "|") == text
 
 
@@ -57,26 +69,37 @@ def test_templates_that_end_their_replies_get_no_other_ids(name):
     """Their prompts are the ids of the rendered text and nothing else."""
     encoder = ChatEncoder(tiny_tokenizer(), (1,), TEMPLATES[name])
     rows = [{"role": m.role, "content": m.content} for m in TALK[:3]]
-    text = encoder.tokenizer.apply_chat_template(rows, chat_template=encoder.template, tokenize=False, add_generation_prompt=True)
-    assert encoder.prompt(TALK[:3]) == tuple(encoder.tokenizer(text, add_special_tokens=False)["input_ids"])
+    text = encoder.tokenizer.apply_chat_template(
+        rows, chat_template=encoder.template, tokenize=False, add_generation_prompt=True
+    )
+    assert encoder.prompt(TALK[:3]) == tuple(
+        encoder.tokenizer(text, add_special_tokens=False)["input_ids"]
+    )
 
 
 def test_all_turns_or_the_last(encoder):
-    assert counted_text(encoder, encoder.conversation(TALK, "all")) == "hi there<|end|>goodbye.<|end|>"
+    assert counted_text(encoder, encoder.conversation(TALK, "all")) == (
+        "hi there<|end|>goodbye.<|end|>"
+    )
     assert counted_text(encoder, encoder.conversation(TALK, "last")) == "goodbye.<|end|>"
     assert encoder.conversation(TALK, "all").ids == encoder.conversation(TALK, "last").ids
 
 
 def test_ids_are_those_of_the_rendered_text(encoder):
     rows = [{"role": m.role, "content": m.content} for m in TALK]
-    text = encoder.tokenizer.apply_chat_template(rows, chat_template=encoder.template, tokenize=False)
+    text = encoder.tokenizer.apply_chat_template(
+        rows, chat_template=encoder.template, tokenize=False
+    )
     ids = encoder.tokenizer(text, add_special_tokens=False)["input_ids"]
     ours = list(encoder.conversation(TALK).ids)
-    assert ids[: len(ours)] == ours and len(ids) - len(ours) <= 2  # all that is left out is what follows the last stop token
+    # all that is left out is what follows the last stop token
+    assert ids[: len(ours)] == ours and len(ids) - len(ours) <= 2
 
 
 def test_what_is_scored_is_what_the_reward_model_was_trained_on(encoder):
-    """Rule: the score of a rollout uses exactly the ids of the comparison's side, stop token included, finished or not."""
+    """Rule: the score of a rollout uses exactly the ids of the comparison's side, stop token
+    included, finished or not.
+    """
     prompt = encoder.prompt(TALK[:1])
     trained = encoder.conversation((TALK[0], assistant("fine.")), "last")
     response = trained.ids[len(prompt) :]
@@ -114,12 +137,14 @@ def test_special_tokens_do_not_reach_people():
 
 
 THINKING = (  # as Qwen3's: the last reply alone has a thought, if an empty one
-    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' and loop.last %}<think>\n{{ m.reasoning_content or '' }}"
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' and loop.last "
+    "%}<think>\n{{ m.reasoning_content or '' }}"
     "\n</think>\n\n{% endif %}{{ m.content.split('</think>')[-1].strip() }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 OPENED = (  # as DeepSeek-R1's: the prompt opens a thought, and replies are rendered without theirs
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1].strip() }}<|end|>{% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1].strip() "
+    "}}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
 )
 
@@ -152,31 +177,44 @@ def test_a_thought_is_written_as_the_model_would_generate_it():
         encoder = ChatEncoder(tiny_tokenizer(), (1,), template)
         apart = encoder.conversation((user("q"), Message("assistant", "42", reasoning="because")))
         assert apart.prompt == encoder.prompt((user("q"),))
-        assert text(encoder, apart.ids).endswith("<|assistant|><think>\nbecause\n</think>\n\n42<|end|>")
+        assert text(encoder, apart.ids).endswith(
+            "<|assistant|><think>\nbecause\n</think>\n\n42<|end|>"
+        )
     inline = encoder.conversation((user("q"), assistant("<think>\nbecause\n</think>\n\n42")))
-    assert text(encoder, inline.ids).endswith("<|assistant|><think>\nbecause\n</think>\n\n42<|end|>")
+    assert text(encoder, inline.ids).endswith(
+        "<|assistant|><think>\nbecause\n</think>\n\n42<|end|>"
+    )
 
 
 def test_a_reply_without_a_thought_follows_what_prompt_and_rendering_share():
     encoder = ChatEncoder(tiny_tokenizer(), (1,), OPENED)
     encoded = encoder.conversation((user("q"), assistant("42")))
     assert (
-        text(encoder, encoded.ids) == "<|user|>q<|end|><|assistant|>42<|end|>" and counted_text(encoder, encoded) == "42<|end|>"
+        text(encoder, encoded.ids) == "<|user|>q<|end|><|assistant|>42<|end|>"
+        and counted_text(encoder, encoded) == "42<|end|>"
     )
 
 
 @pytest.mark.parametrize(
     ("message", "reason"),
-    [(Message("assistant", "42", reasoning="because"), "reasoning"), (assistant("<think>because</think>42"), "reasoning")],
+    [
+        (Message("assistant", "42", reasoning="because"), "reasoning"),
+        (assistant("<think>because</think>42"), "reasoning"),
+    ],
 )
 def test_a_template_that_drops_the_thought_of_its_reply_refuses_the_row(message, reason):
-    forgetful = "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] }}<|end|>{% endfor %}"
+    forgetful = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] "
+        "}}<|end|>{% endfor %}"
+    )
     encoder = ChatEncoder(tiny_tokenizer(), (1,), forgetful)
     with pytest.raises(DataError, match=reason):
         encoder.conversation((user("q"), message))
 
 
-@pytest.mark.parametrize("turn", [Message("system", "rules"), user("a question"), assistant("an answer")])
+@pytest.mark.parametrize(
+    "turn", [Message("system", "rules"), user("a question"), assistant("an answer")]
+)
 def test_a_template_that_leaves_out_a_turn_refuses_the_row(turn):
     forgetful = (
         "{% for m in messages %}{% if m.content not in ('rules', 'a question', 'an answer') %}"
@@ -199,7 +237,9 @@ def test_turns_that_are_not_to_be_trained_stand_in_the_context_alone(encoder):
 
 
 def test_a_reply_ends_with_the_first_stop_token_behind_its_content():
-    """Phi-3 closes a turn with one stop token and the conversation with another: sampling ends at the first."""
+    """Phi-3 closes a turn with one stop token and the conversation with another: sampling ends at
+    the first.
+    """
     template = (
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% else %}<|pad|>{% endif %}"
@@ -212,18 +252,26 @@ def test_a_reply_ends_with_the_first_stop_token_behind_its_content():
 
 def test_named_templates_are_the_default_and_one_for_tools():
     tools = '[{"type": "function", "function": {"name": "weather"}}]'
-    named = {"default": TEMPLATES["chatml"], "tool_use": "{{ tools | tojson }}" + TEMPLATES["chatml"]}
+    named = {
+        "default": TEMPLATES["chatml"],
+        "tool_use": "{{ tools | tojson }}" + TEMPLATES["chatml"],
+    }
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = named
     encoder = ChatEncoder(tokenizer, (1,))
-    assert encoder.prompt((user("q"),)) == ChatEncoder(tokenizer, (1,), named["default"]).prompt((user("q"),))
-    assert text(encoder, encoder.prompt((Message("user", "q", tools=tools),))).startswith('[{"type": "function"')
+    assert encoder.prompt((user("q"),)) == ChatEncoder(tokenizer, (1,), named["default"]).prompt(
+        (user("q"),)
+    )
+    assert text(encoder, encoder.prompt((Message("user", "q", tools=tools),))).startswith(
+        '[{"type": "function"'
+    )
     assert ChatEncoder.described(tokenizer, encoder.describe()).templates == named
 
 
 def test_templates_of_models_that_see_images_get_the_text_in_a_part():
     template = (
-        "{% for m in messages %}<|{{ m.role }}|>{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}"
+        "{% for m in messages %}<|{{ m.role }}|>{% for part in m.content %}{% if part.type == "
+        "'text' %}{{ part.text }}{% endif %}"
         "{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     chat, plain = ChatEncoder(tiny_tokenizer(), (1,), template), ChatEncoder(tiny_tokenizer(), (1,))
@@ -249,7 +297,9 @@ def test_a_model_without_template_begins_texts_as_its_tokenizer_does(bos):
     encoder = ChatEncoder(tokenizer, (1,))
     begins = tokenizer("x")["input_ids"][0] == 2
     assert begins is bos
-    assert (encoder.prompt((user("q"),))[0] == 2) is bos and encoder.prompt((user("q"),)).count(2) == bos
+    assert (encoder.prompt((user("q"),))[0] == 2) is bos and encoder.prompt((user("q"),)).count(
+        2
+    ) == bos
     assert encoder.conversation(TALK).ids.count(2) == bos
 
 
@@ -260,11 +310,22 @@ def sentencepiece_tokenizer():
     from transformers import PreTrainedTokenizerFast
 
     letters = sorted(set("▁Theanswr:uaq\n"))
-    vocabulary = {token: index for index, token in enumerate(["<unk>", "<s>", "</s>", *letters, "▁T", "he", "▁The"])}
-    inner = Tokenizer(BPE(vocab=vocabulary, merges=[("▁", "T"), ("h", "e"), ("▁T", "he")], unk_token="<unk>"))
-    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    vocabulary = {
+        token: index
+        for index, token in enumerate(["<unk>", "<s>", "</s>", *letters, "▁T", "he", "▁The"])
+    }
+    inner = Tokenizer(
+        BPE(vocab=vocabulary, merges=[("▁", "T"), ("h", "e"), ("▁T", "he")], unk_token="<unk>")
+    )
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
 
 
 def test_a_reply_gets_no_space_that_the_rendered_text_has_not():
@@ -274,16 +335,22 @@ def test_a_reply_gets_no_space_that_the_rendered_text_has_not():
         "{% if add_generation_prompt %}a:\n{% endif %}"
     )
     encoder = ChatEncoder(tokenizer, (2,), template)
-    assert tokenizer.convert_ids_to_tokens(tokenizer("The", add_special_tokens=False)["input_ids"]) == ["▁The"]
+    assert tokenizer.convert_ids_to_tokens(
+        tokenizer("The", add_special_tokens=False)["input_ids"]
+    ) == ["▁The"]
     encoded = encoder.conversation((user("q"), assistant("The answer")))
-    reply = tokenizer.convert_ids_to_tokens([i for i, counts in zip(encoded.ids, encoded.trained, strict=True) if counts])
+    reply = tokenizer.convert_ids_to_tokens(
+        [i for i, counts in zip(encoded.ids, encoded.trained, strict=True) if counts]
+    )
     assert reply[0] != "▁The" and "".join(reply) == "The▁answer</s>"
     assert encoded.ids[: len(encoder.prompt((user("q"),)))] == encoder.prompt((user("q"),))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "phi3"])
 def test_public_conversations_are_whole_under_templates_that_rewrite_history(name, tether_data):
-    """Of helpful-base's test pairs, every character of every turn is trained on, scored and sampled from."""
+    """Of helpful-base's test pairs, every character of every turn is trained on, scored and sampled
+    from.
+    """
     import gzip
     import json
     import sysconfig
@@ -296,7 +363,9 @@ def test_public_conversations_are_whole_under_templates_that_rewrite_history(nam
         pytest.skip("needs trl, which ships the template")
     encoder = ChatEncoder(tiny_tokenizer(), (1,), path.read_text(encoding="utf-8"))
     rows, cut = 0, 0
-    with gzip.open(Path(tether_data) / "hh" / "helpful-base.test.jsonl.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(
+        Path(tether_data) / "hh" / "helpful-base.test.jsonl.gz", "rt", encoding="utf-8"
+    ) as file:
         lines = file.readlines()
     for line in lines:
         try:

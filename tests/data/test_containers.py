@@ -1,4 +1,6 @@
-"""Files and folders as other programs write them: each is read, refused in one sentence, or named as left out."""
+"""Files and folders as other programs write them: each is read, refused in one sentence, or named
+as left out.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def prompts(source: Any) -> list[str]:
     return [prompt.text for prompt in read(source, Prompt)]
 
 
-# --- one object with all rows -------------------------------------------------------------------------------------------------
+# --- one object with all rows
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("indent", [None, 2], ids=["one line", "indented"])
@@ -51,7 +54,10 @@ def prompts(source: Any) -> list[str]:
 )
 def test_rows_inside_of_one_object_are_read(tmp_path, whole, indent):
     (tmp_path / "a.json").write_text(json.dumps(whole, indent=indent))
-    assert [(row.text, row.metadata["answer"]) for row in read(tmp_path / "a.json", Prompt)] == [("a", "1"), ("b", "2")]
+    assert [(row.text, row.metadata["answer"]) for row in read(tmp_path / "a.json", Prompt)] == [
+        ("a", "1"),
+        ("b", "2"),
+    ]
 
 
 def test_what_pandas_writes_as_json_is_read(tmp_path):
@@ -65,7 +71,11 @@ def test_one_row_in_a_file_stays_one_row(tmp_path):
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     rows = [
         {"messages": talk},
-        {"prompt": talk[:1], "chosen": talk[1:], "rejected": [{"role": "assistant", "content": "c"}]},
+        {
+            "prompt": talk[:1],
+            "chosen": talk[1:],
+            "rejected": [{"role": "assistant", "content": "c"}],
+        },
         {"prompt": "a", "data": [{"x": 1}]},
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
     ]
@@ -78,21 +88,36 @@ def test_one_row_in_a_file_stays_one_row(tmp_path):
 
 def test_splits_and_uneven_columns_in_one_file_are_refused(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"train": ROWS, "test": ROWS}))
-    with pytest.raises(DataError, match=r"a\.json holds several splits: train, test\. Save one of them in a file of its own"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"a\.json holds several splits: train, test\. Save one of "
+            r"them in a file of its own"
+        ),
+    ):
         prompts(tmp_path / "a.json")
     (tmp_path / "a.json").write_text(json.dumps({"prompt": ["a"], "answer": ["1", "2"]}))
-    with pytest.raises(DataError, match=r"a\.json: columns .* differ in their lengths: prompt has 1, answer has 2"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"a\.json: columns .* differ in their lengths: prompt has "
+            r"1, answer has 2"
+        ),
+    ):
         prompts(tmp_path / "a.json")
 
 
 def test_what_stands_beside_the_rows_is_named(tmp_path, caplog):
-    (tmp_path / "beside.json").write_text(json.dumps({"version": "1.0", "license": "x", "data": ROWS}))
+    (tmp_path / "beside.json").write_text(
+        json.dumps({"version": "1.0", "license": "x", "data": ROWS})
+    )
     with caplog.at_level(logging.WARNING, "tether.data"):
         prompts(tmp_path / "beside.json")
     assert "the rows are read from 'data'; left out beside it: version, license" in caplog.text
 
 
-# --- Arrow and Parquet --------------------------------------------------------------------------------------------------------
+# --- Arrow and Parquet
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_arrow_files_of_both_kinds_are_read(tmp_path):
@@ -109,19 +134,39 @@ def test_arrow_files_of_both_kinds_are_read(tmp_path):
             prompts(tmp_path / "bad.arrow")
 
 
-CALLS = [{"name": "weather", "arguments": {"city": "Bern"}}, {"name": "time", "arguments": {"zone": "UTC", "of": {"day": 1}}}]
+CALLS = [
+    {"name": "weather", "arguments": {"city": "Bern"}},
+    {"name": "time", "arguments": {"zone": "UTC", "of": {"day": 1}}},
+]
 
 
 def talk_of(call: dict[str, Any]) -> dict[str, Any]:
-    called = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]}
-    schema = {"type": "function", "function": {"name": call["name"], "parameters": {"properties": call["arguments"]}}}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"type": "function", "function": call}],
+    }
+    schema = {
+        "type": "function",
+        "function": {"name": call["name"], "parameters": {"properties": call["arguments"]}},
+    }
     end = {"role": "assistant", "content": "Done."}
-    return {"messages": [{"role": "user", "content": "Do."}, called, {"role": "tool", "content": "x"}, end], "tools": [schema]}
+    return {
+        "messages": [
+            {"role": "user", "content": "Do."},
+            called,
+            {"role": "tool", "content": "x"},
+            end,
+        ],
+        "tools": [schema],
+    }
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_a_call_has_no_arguments_of_other_functions(tmp_path, kind):
-    """The union of all arguments is the schema of a column: nulls fill what a call does not have."""
+    """The union of all arguments is the schema of a column: nulls fill what a call does not
+    have.
+    """
     rows = [talk_of(call) for call in CALLS]
     table = pa.Table.from_pylist(rows)
     assert "zone" in table.to_pylist()[0]["messages"][1]["tool_calls"][0]["function"]["arguments"]
@@ -133,17 +178,23 @@ def test_a_call_has_no_arguments_of_other_functions(tmp_path, kind):
     (tmp_path / "a.jsonl").write_text(lines(rows))
     own = [record.messages for record in read(tmp_path / f"a.{kind}", Demonstration)]
     assert own == [record.messages for record in read(tmp_path / "a.jsonl", Demonstration)]
-    assert [json.loads(messages[1].tool_calls[0])["function"]["arguments"] for messages in own] == [c["arguments"] for c in CALLS]
+    assert [json.loads(messages[1].tool_calls[0])["function"]["arguments"] for messages in own] == [
+        c["arguments"] for c in CALLS
+    ]
 
 
 def test_other_objects_of_a_table_keep_their_nulls(tmp_path):
-    rows = [{"prompt": "a", "reward_model": {"truth": None, "style": "rule"}}, {"prompt": "b", "reward_model": {"truth": "1"}}]
+    rows = [
+        {"prompt": "a", "reward_model": {"truth": None, "style": "rule"}},
+        {"prompt": "b", "reward_model": {"truth": "1"}},
+    ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     first = next(iter(read(tmp_path / "a.parquet", Prompt)))
     assert first.row == rows[0]
 
 
-# --- folders ------------------------------------------------------------------------------------------------------------------
+# --- folders
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_folders_that_datasets_saved(tmp_path):
@@ -151,11 +202,14 @@ def test_folders_that_datasets_saved(tmp_path):
     data_set = datasets.Dataset.from_list([*ROWS, {"prompt": "c", "answer": "3"}])
     data_set.filter(lambda row: row["prompt"] != "b").save_to_disk(tmp_path / "one", num_shards=2)
     assert prompts(tmp_path / "one") == ["a", "c"]
-    (tmp_path / "one/cache-0123.arrow").write_bytes((tmp_path / "one/data-00000-of-00002.arrow").read_bytes())
+    (tmp_path / "one/cache-0123.arrow").write_bytes(
+        (tmp_path / "one/data-00000-of-00002.arrow").read_bytes()
+    )
     assert prompts(tmp_path / "one") == ["a", "c"]
     datasets.DatasetDict({"train": data_set, "test": data_set}).save_to_disk(tmp_path / "two")
     reason = (
-        f"two holds several splits of a DatasetDict: train, test. Name the folder of one of them: {tmp_path / 'two' / 'train'}"
+        "two holds several splits of a DatasetDict: train, test. Name the folder of one of them: "
+        f"{tmp_path / 'two' / 'train'}"
     )
     with pytest.raises(DataError, match=reason):
         prompts(tmp_path / "two")
@@ -197,14 +251,24 @@ def snapshot(folder: Path, files: list[str]) -> Path:
     ("files", "used"),
     [
         (["train.jsonl", "test.jsonl"], ["train.jsonl"]),
-        (["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl", "data/validation-00000-of-00001.jsonl"], 2),
+        (
+            [
+                "data/train-00000-of-00002.jsonl",
+                "data/train-00001-of-00002.jsonl",
+                "data/validation-00000-of-00001.jsonl",
+            ],
+            2,
+        ),
         (["a.jsonl", "b.jsonl", "test.jsonl"], ["a.jsonl", "b.jsonl"]),
         (["x/train.jsonl", "x/test.jsonl", "y/train.jsonl"], ["x/train.jsonl", "y/train.jsonl"]),
         (["a.jsonl", "train.jsonl", "dev.jsonl"], ["a.jsonl", "train.jsonl"]),
         (["test.jsonl"], ["test.jsonl"]),
         (["test/a.jsonl", "test/b.jsonl"], ["test/a.jsonl", "test/b.jsonl"]),
         (["a.jsonl", "b.jsonl"], ["a.jsonl", "b.jsonl"]),
-        (["train-00000-of-00001.jsonl", "train_gen-00000-of-00001.jsonl"], ["train-00000-of-00001.jsonl"]),
+        (
+            ["train-00000-of-00001.jsonl", "train_gen-00000-of-00001.jsonl"],
+            ["train-00000-of-00001.jsonl"],
+        ),
     ],
 )
 def test_the_training_rows_of_a_folder_are_read_and_the_others_named(tmp_path, caplog, files, used):
@@ -221,18 +285,31 @@ def test_the_training_rows_of_a_folder_are_read_and_the_others_named(tmp_path, c
 def test_splits_without_one_for_training_are_refused(tmp_path):
     folder = snapshot(tmp_path / "folder", ["test.jsonl", "validation.jsonl"])
     with pytest.raises(
-        DataError, match=r"holds several splits: test \(test.jsonl\), validation .* Name the files of one of them"
+        DataError,
+        match=(
+            r"holds several splits: test \(test.jsonl\), validation .* Name the "
+            r"files of one of them"
+        ),
     ):
         places(folder)
-    folder = snapshot(tmp_path / "other", ["train_sft-00000-of-00001.jsonl", "train_gen-00000-of-00001.jsonl"])
+    folder = snapshot(
+        tmp_path / "other", ["train_sft-00000-of-00001.jsonl", "train_gen-00000-of-00001.jsonl"]
+    )
     with pytest.raises(DataError, match=r"several splits: train_gen .*, train_sft"):
         places(folder)
 
 
 def test_files_that_describe_a_data_set_are_no_rows(tmp_path):
-    folder = snapshot(tmp_path / "folder", ["a.jsonl", "README.txt", "dataset_infos.json", "LICENSE.txt", "LICENSE"])
+    folder = snapshot(
+        tmp_path / "folder",
+        ["a.jsonl", "README.txt", "dataset_infos.json", "LICENSE.txt", "LICENSE"],
+    )
     assert prompts(folder) == ["a.jsonl"]
-    assert {Path(name).name for name in left_out(folder)} == {"README.txt", "dataset_infos.json", "LICENSE.txt"}
+    assert {Path(name).name for name in left_out(folder)} == {
+        "README.txt",
+        "dataset_infos.json",
+        "LICENSE.txt",
+    }
 
 
 def test_a_data_set_in_the_cache_of_the_hub_is_read_once(tmp_path):
@@ -269,17 +346,26 @@ def test_other_kinds_of_files_are_refused_alone_and_named_in_folders(tmp_path, c
         places(tmp_path)
     (tmp_path / "a.jsonl").write_text(lines(ROWS))
     assert len(places(tmp_path)) == 1
-    assert [*left_out(tmp_path)] == [str(tmp_path / name)] and f"left out: {name}: {OTHERS[name]}" in caplog.text
+    assert [*left_out(tmp_path)] == [str(tmp_path / name)] and (
+        f"left out: {name}: {OTHERS[name]}"
+    ) in caplog.text
 
 
-# --- tables as text -----------------------------------------------------------------------------------------------------------
+# --- tables as text
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_mark_of_byte_order_and_a_table_of_semicolons(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfprompt,answer\na,1\n")
     (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(ROWS[:1]).encode())
-    (tmp_path / "c.json.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + json.dumps({"data": ROWS[:1]}).encode()))
-    assert prompts([tmp_path / name for name in ("a.csv", "b.jsonl", "c.json.gz")]) == ["a", "a", "a"]
+    (tmp_path / "c.json.gz").write_bytes(
+        gzip.compress(b"\xef\xbb\xbf" + json.dumps({"data": ROWS[:1]}).encode())
+    )
+    assert prompts([tmp_path / name for name in ("a.csv", "b.jsonl", "c.json.gz")]) == [
+        "a",
+        "a",
+        "a",
+    ]
     (tmp_path / "d.csv").write_text("prompt;answer\na;1\n")
     with pytest.raises(DataError, match="its columns are parted by ';'"):
         prompts(tmp_path / "d.csv")
@@ -293,7 +379,9 @@ PYTHON_TEXT = """[{'role': 'user', 'content': "it's"}, {'role': 'assistant', 'co
 NUMPY_TEXT = """[{'content': "it's", 'role': 'user'}\n {'content': 'b "q"\\nnew, [1]', 'role': 'assistant'}]"""
 
 
-@pytest.mark.parametrize("text", [json.dumps(TALK), PYTHON_TEXT, NUMPY_TEXT], ids=["json", "python", "numpy"])
+@pytest.mark.parametrize(
+    "text", [json.dumps(TALK), PYTHON_TEXT, NUMPY_TEXT], ids=["json", "python", "numpy"]
+)
 def test_messages_as_text_are_messages(tmp_path, text):
     (tmp_path / "a.jsonl").write_text(lines([{"messages": text}]))
     (record,) = read(tmp_path / "a.jsonl", Demonstration)
@@ -317,7 +405,11 @@ def test_what_pandas_writes_as_csv_is_read(tmp_path):
     pandas.read_parquet(tmp_path / "b.parquet").to_csv(tmp_path / "ranked-arrays.csv", index=False)
     for name in ("ranked", "ranked-arrays"):
         (pair,) = read(tmp_path / f"{name}.csv", Comparison)
-        assert (pair.chosen, pair.rejected, pair.margin) == ((assistant("two"),), (assistant("one"),), 1.0)
+        assert (pair.chosen, pair.rejected, pair.margin) == (
+            (assistant("two"),),
+            (assistant("one"),),
+            1.0,
+        )
 
 
 @pytest.mark.parametrize(
@@ -341,7 +433,18 @@ def test_values_as_python_and_numpy_print_them(printed, value):
 
 
 @pytest.mark.parametrize(
-    "text", ["[1 2 ... 3]", "['a' ... 'b']", "[Timestamp('x')]", "['a", "[a]", "[1] [2]", ")(", "__import__('os')", "[" * 5000]
+    "text",
+    [
+        "[1 2 ... 3]",
+        "['a' ... 'b']",
+        "[Timestamp('x')]",
+        "['a",
+        "[a]",
+        "[1] [2]",
+        ")(",
+        "__import__('os')",
+        "[" * 5000,
+    ],
 )
 def test_texts_that_are_no_values_are_refused(text):
     with pytest.raises(ValueError, match="malformed JSON"):
@@ -349,14 +452,23 @@ def test_texts_that_are_no_values_are_refused(text):
 
 
 def test_a_text_that_begins_like_messages_and_is_cut_off_is_refused(tmp_path):
-    rows = [{"messages": PYTHON_TEXT[:40]}, {"messages": NUMPY_TEXT.replace("\n", " ... ")}, {"messages": PYTHON_TEXT}]
+    rows = [
+        {"messages": PYTHON_TEXT[:40]},
+        {"messages": NUMPY_TEXT.replace("\n", " ... ")},
+        {"messages": PYTHON_TEXT},
+    ]
     (tmp_path / "a.jsonl").write_text(lines(rows))
     quarantine = Quarantine()
     assert len(list(read(tmp_path / "a.jsonl", Prompt, quarantine=quarantine))) == 1
     assert [bad["reason"].partition(" (")[0] for bad in quarantine.examples] == [
         "not a list: column messages holds a text that only begins like messages"
     ] * 2
-    texts = ["{'a': 1} What is this?", "[1, 2", '{"x": 1}', "[{'role': 'user', 'content': 'x'} is what I sent. Why?"]
+    texts = [
+        "{'a': 1} What is this?",
+        "[1, 2",
+        '{"x": 1}',
+        "[{'role': 'user', 'content': 'x'} is what I sent. Why?",
+    ]
     (tmp_path / "b.jsonl").write_text(lines([{"prompt": text} for text in texts]))
     assert prompts(tmp_path / "b.jsonl") == texts
 
@@ -369,7 +481,9 @@ def test_a_configuration_that_is_a_folder_of_the_data_set(tmp_path, monkeypatch)
         (tmp_path / "owner/name" / part / "train.jsonl").write_text(lines([{"prompt": part}]))
     monkeypatch.chdir(tmp_path)
     assert prompts("hub:owner/name/other") == ["other"]
-    with pytest.raises(DataError, match="the hub data set owner/name/third, split train cannot be read"):
+    with pytest.raises(
+        DataError, match="the hub data set owner/name/third, split train cannot be read"
+    ):
         prompts("hub:owner/name/third")
 
 

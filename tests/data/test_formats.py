@@ -1,4 +1,6 @@
-"""Every published format, from rows written by hand, and from the real files against counts that are made without tether."""
+"""Every published format, from rows written by hand, and from the real files against counts that
+are made without tether.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from tether.data.formats.verdicts import boxed_answer, gsm8k_answer
 from tether.data.sources import Quarantine, detect_format, read
 
 DATA = os.environ.get("TETHER_DATA")
-needs_data = pytest.mark.skipif(not DATA, reason="TETHER_DATA does not name a folder with the published files")
+needs_data = pytest.mark.skipif(
+    not DATA, reason=("TETHER_DATA does not name a folder with the published files")
+)
 
 
 def rows_of(tmp_path: Path, rows: list[Any], kind: type, **options: Any) -> list[Any]:
@@ -55,7 +59,11 @@ def published(name: str) -> list[Any]:
     path = Path(DATA or "") / name
     raw = gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
     words = raw.decode("utf-8")
-    return json.loads(words) if words.startswith("[") else [json.loads(line) for line in words.split("\n") if line.strip()]
+    return (
+        json.loads(words)
+        if words.startswith("[")
+        else [json.loads(line) for line in words.split("\n") if line.strip()]
+    )
 
 
 def loaded(name: str, kind: type, **options: Any) -> tuple[list[Any], Quarantine]:
@@ -63,11 +71,16 @@ def loaded(name: str, kind: type, **options: Any) -> tuple[list[Any], Quarantine
     return list(read(Path(DATA or "") / name, kind, quarantine=quarantine, **options)), quarantine
 
 
-# --- preference pairs ---------------------------------------------------------------------------------------------------
+# --- preference pairs
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_plain_pair(tmp_path: Path) -> None:
-    [pair] = rows_of(tmp_path, [{"prompt": "2+2?", "chosen": "4", "rejected": "5", "margin": 1.5, "source": "x"}], Comparison)
+    [pair] = rows_of(
+        tmp_path,
+        [{"prompt": "2+2?", "chosen": "4", "rejected": "5", "margin": 1.5, "source": "x"}],
+        Comparison,
+    )
     assert pair.prompt == (user("2+2?"),)
     assert (pair.chosen, pair.rejected) == ((assistant("4"),), (assistant("5"),))
     assert (pair.margin, pair.tie, pair.probability, pair.id) == (1.5, False, 1.0, "rows:1")
@@ -87,7 +100,10 @@ def test_pair_of_messages_with_a_prompt_list(tmp_path: Path) -> None:
 
 
 def whole(*turns: str) -> list[dict[str, str]]:
-    return [{"role": "user" if i % 2 == 0 else "assistant", "content": turn} for i, turn in enumerate(turns)]
+    return [
+        {"role": "user" if i % 2 == 0 else "assistant", "content": turn}
+        for i, turn in enumerate(turns)
+    ]
 
 
 def test_whole_conversations_share_their_opening(tmp_path: Path) -> None:
@@ -109,7 +125,9 @@ def test_equal_scores_are_a_tie_and_a_contradiction_is_refused(tmp_path: Path) -
     good = {"prompt": "p", "chosen": "a", "rejected": "b", "score_chosen": 3, "score_rejected": 3}
     [pair] = rows_of(tmp_path, [good], Comparison)
     assert (pair.tie, pair.margin, pair.probability) == (True, 0.0, 0.5)
-    assert "contradictory margin" in reason_of(tmp_path, {**good, "score_rejected": 4}, Comparison, good)
+    assert "contradictory margin" in reason_of(
+        tmp_path, {**good, "score_rejected": 4}, Comparison, good
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,22 +140,38 @@ def test_equal_scores_are_a_tie_and_a_contradiction_is_refused(tmp_path: Path) -
         ({"prompt": None}, "empty prompt"),
         ({"chosen": {"a": 1}}, "unknown role"),
         ({"chosen": [3]}, "not a message"),
-        ({"chosen": whole("Other question", "x"), "rejected": whole("Different", "y")}, "no shared prompt"),
-        ({"chosen": whole("Other question", "x"), "rejected": whole("Other question", "y")}, "prompt differs"),
+        (
+            {"chosen": whole("Other question", "x"), "rejected": whole("Different", "y")},
+            "no shared prompt",
+        ),
+        (
+            {"chosen": whole("Other question", "x"), "rejected": whole("Other question", "y")},
+            "prompt differs",
+        ),
         ({"prompt": "x", "chosen": whole("x"), "rejected": whole("x", "y")}, "empty response"),
         ({"prompt": whole("a", "b")}, "prompt ends on an assistant turn"),
         ({"margin": "much"}, "not a number"),
         ({"probability": 1.2}, "impossible probability"),
     ],
 )
-def test_bad_pairs_are_refused_with_a_reason(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+def test_bad_pairs_are_refused_with_a_reason(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
     good = {"prompt": "p", "chosen": "a", "rejected": "b"}
     assert reason_of(tmp_path, {**good, **change}, Comparison, good).startswith(reason)
 
 
 def test_our_own_columns_come_back(tmp_path: Path) -> None:
     votes = [{"annotator": "ann", "preference": 1}, {"annotator": "bob", "preference": -0.5}]
-    row = {"prompt": "p", "chosen": "a", "rejected": "b", "group": "g", "probability": 0.5, "tie": True, "annotations": votes}
+    row = {
+        "prompt": "p",
+        "chosen": "a",
+        "rejected": "b",
+        "group": "g",
+        "probability": 0.5,
+        "tie": True,
+        "annotations": votes,
+    }
     [pair] = rows_of(tmp_path, [row], Comparison)
     assert (pair.group, pair.probability, pair.tie) == ("g", 0.5, True)
     assert pair.annotations == (Annotation("ann", 1.0), Annotation("bob", -0.5))
@@ -149,7 +183,11 @@ def test_numbers_and_booleans_are_texts_where_a_text_belongs(tmp_path: Path) -> 
 
 
 def test_prompt_as_a_transcript(tmp_path: Path) -> None:
-    row = {"prompt": "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Bye\n\nAssistant:", "chosen": "Bye!", "rejected": "No."}
+    row = {
+        "prompt": ("\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Bye\n\nAssistant:"),
+        "chosen": "Bye!",
+        "rejected": "No.",
+    }
     [pair] = rows_of(tmp_path, [row], Comparison)
     assert pair.prompt == (user("Hi"), assistant("Yes?"), user("Bye"))
 
@@ -161,10 +199,15 @@ def test_sharegpt_pair(tmp_path: Path) -> None:
         "rejected": {"from": "gpt", "value": "What"},
     }
     [pair] = rows_of(tmp_path, [row], Comparison)
-    assert (pair.prompt, pair.chosen, pair.rejected) == ((user("Hi"),), (assistant("Hello"),), (assistant("What"),))
+    assert (pair.prompt, pair.chosen, pair.rejected) == (
+        (user("Hi"),),
+        (assistant("Hello"),),
+        (assistant("What"),),
+    )
 
 
-# --- hh -------------------------------------------------------------------------------------------------------------------
+# --- hh
+# -------------------------------------------------------------------------------------------------------------------
 
 HH = {
     "chosen": "\n\nHuman: Hi\n\nAssistant: Hey\n\nHuman: Well, Human: is a word\n\nAssistant: It is.",
@@ -193,7 +236,10 @@ def test_hh_pair_that_branches_early_keeps_all_turns(tmp_path: Path) -> None:
     ("change", "reason"),
     [
         ({"rejected": HH["chosen"]}, "equal responses"),
-        ({"rejected": "\n\nHuman: Hi\n\nAssistant: Hey\n\nHuman: Well"}, "response ends on a user turn"),
+        (
+            {"rejected": "\n\nHuman: Hi\n\nAssistant: Hey\n\nHuman: Well"},
+            "response ends on a user turn",
+        ),
         ({"chosen": "\n\nHuman: Hi\n\nAssistant:"}, "empty response"),
         ({"chosen": "\n\nHuman: Other\n\nAssistant: x"}, "no shared prompt"),
         ({"chosen": "Hello there"}, "not a transcript"),
@@ -205,7 +251,9 @@ def test_bad_hh_pairs(tmp_path: Path, change: dict[str, Any], reason: str) -> No
 
 @needs_data
 def test_published_hh_counts() -> None:
-    """29 equal pairs by README; the other reasons are counted here by a regular expression over the raw text."""
+    """29 equal pairs by README; the other reasons are counted here by a regular expression over the
+    raw text.
+    """
     reasons: Counter[str] = Counter()
     usable = 0
     raw: Counter[str] = Counter()
@@ -214,8 +262,13 @@ def test_published_hh_counts() -> None:
         usable += len(pairs)
         reasons += quarantine.reasons
         for row in published(f"hh/{path.name}"):
-            last = [re.split(r"\n\n(?:Human|Assistant):", row[side])[-1].strip() for side in ("chosen", "rejected")]
-            ends_human = any(row[side].rfind("\n\nHuman:") > row[side].rfind("\n\nAssistant:") for side in row)
+            last = [
+                re.split(r"\n\n(?:Human|Assistant):", row[side])[-1].strip()
+                for side in ("chosen", "rejected")
+            ]
+            ends_human = any(
+                row[side].rfind("\n\nHuman:") > row[side].rfind("\n\nAssistant:") for side in row
+            )
             if row["chosen"] == row["rejected"]:
                 raw["equal responses"] += 1
             elif ends_human:
@@ -230,17 +283,24 @@ def test_published_hh_counts() -> None:
     assert {**reasons, "usable": usable} == dict(raw)
 
 
-# --- demonstrations -------------------------------------------------------------------------------------------------------
+# --- demonstrations
+# -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("placeholder", ["", "noinput", "N/A", "None", "<noinput>", "No input.", None])
+@pytest.mark.parametrize(
+    "placeholder", ["", "noinput", "N/A", "None", "<noinput>", "No input.", None]
+)
 def test_alpaca_without_an_input(tmp_path: Path, placeholder: str | None) -> None:
-    [demo] = rows_of(tmp_path, [{"instruction": "Say hi.", "input": placeholder, "output": "Hi."}], Demonstration)
+    [demo] = rows_of(
+        tmp_path, [{"instruction": "Say hi.", "input": placeholder, "output": "Hi."}], Demonstration
+    )
     assert demo.messages == (user("Say hi."), assistant("Hi."))
 
 
 def test_alpaca_with_an_input_and_dolly(tmp_path: Path) -> None:
-    [demo] = rows_of(tmp_path, [{"instruction": "Add.", "input": "1, 2", "output": "3"}], Demonstration)
+    [demo] = rows_of(
+        tmp_path, [{"instruction": "Add.", "input": "1, 2", "output": "3"}], Demonstration
+    )
     assert demo.messages == (user("Add.\n\n1, 2"), assistant("3"))
     row = {"instruction": "Add.", "context": "1, 2", "response": "3", "category": "closed_qa"}
     [demo] = rows_of(tmp_path, [row], Demonstration)
@@ -251,7 +311,13 @@ def test_alpaca_with_an_input_and_dolly(tmp_path: Path) -> None:
 def test_alpaca_history_and_system(tmp_path: Path) -> None:
     row = {"instruction": "c", "output": "d", "system": "s", "history": [["a", "b"]]}
     [demo] = rows_of(tmp_path, [row], Demonstration)
-    assert demo.messages == (Message("system", "s"), user("a"), assistant("b"), user("c"), assistant("d"))
+    assert demo.messages == (
+        Message("system", "s"),
+        user("a"),
+        assistant("b"),
+        user("c"),
+        assistant("d"),
+    )
 
 
 @pytest.mark.parametrize("column", ["response", "completion", "output"])
@@ -270,7 +336,10 @@ def test_messages_and_sharegpt(tmp_path: Path) -> None:
             {"role": "assistant", "content": "b"},
         ]
     }
-    sharegpt = {"system": "s", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    sharegpt = {
+        "system": "s",
+        "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
+    }
     for row in (openai, sharegpt):
         [demo] = rows_of(tmp_path, [row], Demonstration)
         assert demo.messages == expected
@@ -299,39 +368,56 @@ def test_turns_after_the_last_answer_are_left_out_but_belong_to_the_prompt(tmp_p
     ],
 )
 def test_bad_conversations(tmp_path: Path, messages: Any, reason: str) -> None:
-    assert reason_of(tmp_path, {"messages": messages}, Demonstration, {"messages": whole("a", "b")}).startswith(reason)
+    assert reason_of(
+        tmp_path, {"messages": messages}, Demonstration, {"messages": whole("a", "b")}
+    ).startswith(reason)
 
 
 def test_self_instruct_gives_one_demonstration_an_instance(tmp_path: Path) -> None:
-    row = {"id": "t1", "instruction": "Double.", "instances": [{"input": "1", "output": "2"}, {"input": "2", "output": "4"}]}
+    row = {
+        "id": "t1",
+        "instruction": "Double.",
+        "instances": [{"input": "1", "output": "2"}, {"input": "2", "output": "4"}],
+    }
     one, two = rows_of(tmp_path, [row], Demonstration)
     assert (one.id, two.id) == ("t1:1", "t1:2")
     assert two.messages == (user("Double.\n\n2"), assistant("4"))
 
 
-# --- feedback -------------------------------------------------------------------------------------------------------------
+# --- feedback
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("label", "desirable"), [(True, True), (0, False), ("true", True), ("0", False), (1.0, True), ("False", False)]
+    ("label", "desirable"),
+    [(True, True), (0, False), ("true", True), ("0", False), (1.0, True), ("False", False)],
 )
 def test_kto_labels_of_all_types(tmp_path: Path, label: Any, desirable: bool) -> None:
     [plain] = rows_of(tmp_path, [{"prompt": "p", "completion": "c", "label": label}], Feedback)
     [spoken] = rows_of(tmp_path, [{"messages": whole("p", "c"), "label": label}], Feedback)
     for feedback in (plain, spoken):
-        assert (feedback.prompt, feedback.response, feedback.desirable) == ((user("p"),), (assistant("c"),), desirable)
+        assert (feedback.prompt, feedback.response, feedback.desirable) == (
+            (user("p"),),
+            (assistant("c"),),
+            desirable,
+        )
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"label": "maybe"}, "unreadable label"), ({"label": None}, "unreadable label"), ({"completion": ""}, "empty response")],
+    [
+        ({"label": "maybe"}, "unreadable label"),
+        ({"label": None}, "unreadable label"),
+        ({"completion": ""}, "empty response"),
+    ],
 )
 def test_bad_feedback(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     good = {"prompt": "p", "completion": "c", "label": True}
     assert reason_of(tmp_path, {**good, **change}, Feedback, good).startswith(reason)
 
 
-# --- rankings and trees ---------------------------------------------------------------------------------------------------
+# --- rankings and trees
+# ---------------------------------------------------------------------------------------------------
 
 
 def contents(pairs: list[Comparison]) -> list[tuple[str, str, bool]]:
@@ -339,8 +425,15 @@ def contents(pairs: list[Comparison]) -> list[tuple[str, str, bool]]:
 
 
 def test_ultrafeedback_all_pairs(tmp_path: Path) -> None:
-    completions = [{"response": r, "overall_score": s, "model": f"m{r}"} for r, s in (("a", 3.0), ("b", 9.5), ("c", 3.0))]
-    row = {"source": "s", "instruction": "Q", "completions": [*completions, {"response": "d", "overall_score": None}]}
+    completions = [
+        {"response": r, "overall_score": s, "model": f"m{r}"}
+        for r, s in (("a", 3.0), ("b", 9.5), ("c", 3.0))
+    ]
+    row = {
+        "source": "s",
+        "instruction": "Q",
+        "completions": [*completions, {"response": "d", "overall_score": None}],
+    }
     pairs = rows_of(tmp_path, [row], Comparison)
     assert contents(pairs) == [("b", "a", False), ("a", "c", True), ("b", "c", False)]
     assert [pair.margin for pair in pairs] == [6.5, 0.0, 6.5]
@@ -354,9 +447,19 @@ def test_ultrafeedback_all_pairs(tmp_path: Path) -> None:
 
 
 def test_nectar(tmp_path: Path) -> None:
-    answers = [{"answer": "worst", "rank": 3.0, "model": "x"}, {"answer": "best", "rank": 1.0}, {"answer": "mid", "rank": 2.0}]
-    pairs = rows_of(tmp_path, [{"prompt": "\n\nHuman: Q\n\nAssistant: ", "answers": answers}], Comparison)
-    assert contents(pairs) == [("best", "worst", False), ("mid", "worst", False), ("best", "mid", False)]
+    answers = [
+        {"answer": "worst", "rank": 3.0, "model": "x"},
+        {"answer": "best", "rank": 1.0},
+        {"answer": "mid", "rank": 2.0},
+    ]
+    pairs = rows_of(
+        tmp_path, [{"prompt": "\n\nHuman: Q\n\nAssistant: ", "answers": answers}], Comparison
+    )
+    assert contents(pairs) == [
+        ("best", "worst", False),
+        ("mid", "worst", False),
+        ("best", "mid", False),
+    ]
     assert {pair.prompt for pair in pairs} == {(user("Q"),)}
     assert {pair.margin for pair in pairs} == {None}
 
@@ -364,19 +467,26 @@ def test_nectar(tmp_path: Path) -> None:
 def test_plain_rankings(tmp_path: Path) -> None:
     by_score = {"prompt": "Q", "responses": ["a", "b"], "scores": [1, 2]}
     by_rank = {"prompt": "Q", "responses": ["a", "b"], "ranks": [1, 2]}
-    assert contents(rows_of(tmp_path, [by_score, by_rank], Comparison)) == [("b", "a", False), ("a", "b", False)]
+    assert contents(rows_of(tmp_path, [by_score, by_rank], Comparison)) == [
+        ("b", "a", False),
+        ("a", "b", False),
+    ]
     assert "uneven lists" in reason_of(tmp_path, {**by_score, "scores": [1]}, Comparison, by_score)
 
 
 def test_a_bad_response_costs_only_its_own_pairs(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    path.write_text(json.dumps({"prompt": "Q", "responses": ["a", "", "c"], "scores": [1, 2, 3]}) + "\n")
+    path.write_text(
+        json.dumps({"prompt": "Q", "responses": ["a", "", "c"], "scores": [1, 2, 3]}) + "\n"
+    )
     quarantine = Quarantine()
     assert contents(list(read(path, Comparison, quarantine=quarantine))) == [("c", "a", False)]
     assert quarantine.reasons == {"empty response": 2}
 
 
-def node(role: str, text: str, rank: int | None = None, *replies: Any, **more: Any) -> dict[str, Any]:
+def node(
+    role: str, text: str, rank: int | None = None, *replies: Any, **more: Any
+) -> dict[str, Any]:
     return {"role": role, "text": text, "rank": rank, "replies": list(replies), **more}
 
 
@@ -404,32 +514,46 @@ def test_open_assistant_tree(tmp_path: Path) -> None:
 
 @needs_data
 def test_published_trees() -> None:
-    """Pairs of ranked siblings, counted here by walking the trees: k (k - 1) / 2 for each prompter's turn."""
+    """Pairs of ranked siblings, counted here by walking the trees: k (k - 1) / 2 for each
+    prompter's turn.
+    """
 
     def ranked_pairs(message: dict[str, Any]) -> int:
         ranks = [reply["rank"] for reply in message["replies"] if reply.get("rank") is not None]
         own = len(ranks) * (len(ranks) - 1) // 2 if message["role"] == "prompter" else 0
         return own + sum(ranked_pairs(reply) for reply in message["replies"])
 
-    expected = sum(ranked_pairs(row["prompt"]) for row in published("open-assistant/en-100-trees.jsonl.gz"))
+    expected = sum(
+        ranked_pairs(row["prompt"]) for row in published("open-assistant/en-100-trees.jsonl.gz")
+    )
     pairs, _ = loaded("open-assistant/en-100-trees.jsonl.gz", Comparison)
     assert len(pairs) == expected > 0
     demos, _ = loaded("open-assistant/en-100-trees.jsonl.gz", Demonstration)
     assert len(demos) == 100
 
 
-# --- scores and judges ----------------------------------------------------------------------------------------------------
+# --- scores and judges
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_webgpt_hub_layout(tmp_path: Path) -> None:
-    row = {"question": {"full_text": "Q", "id": "q"}, "answer_0": "a", "answer_1": "b", "score_0": -0.25, "score_1": 0.25}
+    row = {
+        "question": {"full_text": "Q", "id": "q"},
+        "answer_0": "a",
+        "answer_1": "b",
+        "score_0": -0.25,
+        "score_1": 0.25,
+    }
     [pair] = rows_of(tmp_path, [row], Comparison)
     assert (pair.prompt, *contents([pair])) == ((user("Q"),), ("b", "a", False))
     assert pair.margin == 0.5
 
 
 def test_webgpt_lists(tmp_path: Path) -> None:
-    row = {"text": ["## Human:\nQ\n\n\n\n## Assistant:\n a", "## Human:\nQ\n\n\n\n## Assistant:\nb"], "score": [1, 1]}
+    row = {
+        "text": ["## Human:\nQ\n\n\n\n## Assistant:\n a", "## Human:\nQ\n\n\n\n## Assistant:\nb"],
+        "score": [1, 1],
+    }
     [pair] = rows_of(tmp_path, [row], Comparison)
     assert (pair.prompt, *contents([pair])) == ((user("Q"),), ("a", "b", True))
     assert (pair.margin, pair.probability) == (0.0, 0.5)
@@ -439,7 +563,9 @@ def test_webgpt_lists(tmp_path: Path) -> None:
 def test_published_webgpt() -> None:
     pairs, _ = loaded("webgpt/comparisons.jsonl.gz", Comparison)
     raw = published("webgpt/comparisons.jsonl.gz")
-    assert Counter(pair.margin for pair in pairs) == Counter(abs(a - b) for a, b in (row["score"] for row in raw))
+    assert Counter(pair.margin for pair in pairs) == Counter(
+        abs(a - b) for a, b in (row["score"] for row in raw)
+    )
     assert sum(pair.tie for pair in pairs) == 245
     for pair, row in zip(pairs, raw, strict=True):
         better = row["text"][row["score"].index(max(row["score"]))]
@@ -457,8 +583,17 @@ def test_published_webgpt() -> None:
         (1.75, "b", False, 0.75),
     ],
 )
-def test_alpaca_eval_preferences(tmp_path: Path, preference: float, chosen: str, tie: bool, probability: float) -> None:
-    row = {"instruction": "Q", "output_1": "a", "generator_1": "A", "output_2": "b", "generator_2": "B", "annotator": "gpt4"}
+def test_alpaca_eval_preferences(
+    tmp_path: Path, preference: float, chosen: str, tie: bool, probability: float
+) -> None:
+    row = {
+        "instruction": "Q",
+        "output_1": "a",
+        "generator_1": "A",
+        "output_2": "b",
+        "generator_2": "B",
+        "annotator": "gpt4",
+    }
     [pair] = rows_of(tmp_path, [{**row, "preference": preference}], Comparison)
     assert (pair.chosen[0].content, pair.tie, pair.probability) == (chosen, tie, probability)
     assert pair.annotations == (Annotation("gpt4", 2 * probability - 1),)
@@ -466,10 +601,15 @@ def test_alpaca_eval_preferences(tmp_path: Path, preference: float, chosen: str,
     assert pair.metadata["chosen_position"] == (2 if chosen == "b" else 1)
 
 
-@pytest.mark.parametrize(("preference", "reason"), [(None, "no verdict"), (3, "unreadable verdict"), ("first", "not a number")])
+@pytest.mark.parametrize(
+    ("preference", "reason"),
+    [(None, "no verdict"), (3, "unreadable verdict"), ("first", "not a number")],
+)
 def test_alpaca_eval_without_a_verdict(tmp_path: Path, preference: Any, reason: str) -> None:
     good = {"instruction": "Q", "output_1": "a", "output_2": "b", "preference": 1}
-    assert reason_of(tmp_path, {**good, "preference": preference}, Comparison, good).startswith(reason)
+    assert reason_of(tmp_path, {**good, "preference": preference}, Comparison, good).startswith(
+        reason
+    )
 
 
 @needs_data
@@ -478,7 +618,9 @@ def test_published_alpaca_eval() -> None:
     pairs, quarantine = loaded(name, Comparison)
     raw = published(name)
     assert quarantine.reasons["no verdict"] == 6 == sum(row["preference"] is None for row in raw)
-    assert sum(pair.tie for pair in pairs) == sum(row["preference"] in (0, 1.5) for row in raw) == 70
+    assert (
+        sum(pair.tie for pair in pairs) == sum(row["preference"] in (0, 1.5) for row in raw) == 70
+    )
     second = sum(pair.metadata["chosen_position"] == 2 for pair in pairs)
     full = [row for row in raw if row["output_1"].strip() and row["output_2"].strip()]
     assert second == sum(row["preference"] == 2 for row in full)
@@ -501,7 +643,9 @@ def test_llmbar(tmp_path: Path) -> None:
         ((0, 2, None), "b", True, 3 / 4),
     ],
 )
-def test_pandalm_majorities(tmp_path: Path, votes: tuple[int, ...], chosen: str, tie: bool, probability: float) -> None:
+def test_pandalm_majorities(
+    tmp_path: Path, votes: tuple[int, ...], chosen: str, tie: bool, probability: float
+) -> None:
     row = {"instruction": "Q", "input": "i", "response1": "a", "response2": "b", "cmp_key": "m1_m2"}
     row |= {f"annotator{i}": vote for i, vote in enumerate(votes, 1)}
     [pair] = rows_of(tmp_path, [row], Comparison)
@@ -509,33 +653,72 @@ def test_pandalm_majorities(tmp_path: Path, votes: tuple[int, ...], chosen: str,
     assert pair.probability == pytest.approx(probability)
     signs = {0: 0.0, 1: 1.0, 2: -1.0}
     sign = -1 if chosen == "b" else 1
-    assert [a.preference for a in pair.annotations] == [sign * signs[v] for v in votes if v is not None]
+    assert [a.preference for a in pair.annotations] == [
+        sign * signs[v] for v in votes if v is not None
+    ]
     assert pair.metadata["chosen_model"] == ("m2" if chosen == "b" else "m1")
 
 
 @needs_data
 def test_published_pandalm() -> None:
     pairs, quarantine = loaded("pandalm/testset-v1.jsonl.gz", Comparison)
-    full = [r for r in published("pandalm/testset-v1.jsonl.gz") if str(r["response1"]).strip() and str(r["response2"]).strip()]
+    full = [
+        r
+        for r in published("pandalm/testset-v1.jsonl.gz")
+        if str(r["response1"]).strip() and str(r["response2"]).strip()
+    ]
     assert len(pairs) == len(full)
     assert set(quarantine.reasons) == {"empty response"}
-    majority = [next((v for v, n in Counter(r[f"annotator{i}"] for i in (1, 2, 3)).items() if n > 1), 0) for r in full]
-    assert Counter(majority) == Counter(0 if pair.tie else pair.metadata["chosen_position"] for pair in pairs)
+    majority = [
+        next((v for v, n in Counter(r[f"annotator{i}"] for i in (1, 2, 3)).items() if n > 1), 0)
+        for r in full
+    ]
+    assert Counter(majority) == Counter(
+        0 if pair.tie else pair.metadata["chosen_position"] for pair in pairs
+    )
 
 
 def test_open_instruct_scale_and_both_orders(tmp_path: Path) -> None:
-    one = {"id": 1, "prompt": "Q", "completion_a": "x", "completion_b": "y", "model_a": "X", "model_b": "Y", "evaluator": "e1"}
-    two = {**one, "id": 2, "completion_a": "y", "completion_b": "x", "model_a": "Y", "model_b": "X", "evaluator": "e2"}
-    rows = [{**one, "preference": "a-is-slightly-better"}, {**two, "preference": "a-is-better"}, {**two, "preference": "tie"}]
+    one = {
+        "id": 1,
+        "prompt": "Q",
+        "completion_a": "x",
+        "completion_b": "y",
+        "model_a": "X",
+        "model_b": "Y",
+        "evaluator": "e1",
+    }
+    two = {
+        **one,
+        "id": 2,
+        "completion_a": "y",
+        "completion_b": "x",
+        "model_a": "Y",
+        "model_b": "X",
+        "evaluator": "e2",
+    }
+    rows = [
+        {**one, "preference": "a-is-slightly-better"},
+        {**two, "preference": "a-is-better"},
+        {**two, "preference": "tie"},
+    ]
     slight, clear, tie = rows_of(tmp_path, rows, Comparison)
-    assert contents([slight, clear, tie]) == [("x", "y", False), ("y", "x", False), ("y", "x", True)]
+    assert contents([slight, clear, tie]) == [
+        ("x", "y", False),
+        ("y", "x", False),
+        ("y", "x", True),
+    ]
     assert [pair.margin for pair in (slight, clear, tie)] == [1.0, 2.0, 0.0]
-    assert (slight.annotations, clear.annotations) == ((Annotation("e1", 0.5),), (Annotation("e2", 1.0),))
+    assert (slight.annotations, clear.annotations) == (
+        (Annotation("e1", 0.5),),
+        (Annotation("e2", 1.0),),
+    )
     assert slight.group == clear.group == tie.group
     assert clear.metadata["chosen_model"] == "Y"
 
 
-# --- steps, problems, prompts -----------------------------------------------------------------------------------------------
+# --- steps, problems, prompts
+# -----------------------------------------------------------------------------------------------
 
 
 def test_prmbench(tmp_path: Path) -> None:
@@ -552,7 +735,9 @@ def test_prmbench(tmp_path: Path) -> None:
     assert (labelled.steps, labelled.labels) == (("s1", "s2", "s3"), (True, False, False))
     assert labelled.metadata == {"idx": "p1", "classification": "circular", "question": "old"}
     for wrong in (0, 4):
-        assert "error step out of range" in reason_of(tmp_path, {**row, "error_steps": [wrong]}, StepLabels, row)
+        assert "error step out of range" in reason_of(
+            tmp_path, {**row, "error_steps": [wrong]}, StepLabels, row
+        )
 
 
 @needs_data
@@ -564,7 +749,9 @@ def test_published_prmbench() -> None:
         for r in published("prmbench/step-errors.jsonl.gz")
         if all(1 <= e <= len(r["modified_process"]) for e in r["error_steps"])
     ]
-    assert sum(label is False for row in rows for label in row.labels) == sum(len(set(r["error_steps"])) for r in inside)
+    assert sum(label is False for row in rows for label in row.labels) == sum(
+        len(set(r["error_steps"])) for r in inside
+    )
 
 
 @pytest.mark.parametrize("column", ["steps", "completions"])
@@ -577,7 +764,8 @@ def test_plain_steps(tmp_path: Path, column: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("solution", "answer"), [("x\n#### 1,234,567", "1234567"), ("#### -5", "-5"), ("a #### 1 b\n#### 2.50", "2.50")]
+    ("solution", "answer"),
+    [("x\n#### 1,234,567", "1234567"), ("#### -5", "-5"), ("a #### 1 b\n#### 2.50", "2.50")],
 )
 def test_gsm8k_answers(solution: str, answer: str) -> None:
     assert gsm8k_answer(solution) == answer
@@ -606,7 +794,20 @@ def test_missing_boxes(solution: str) -> None:
 def test_problems(tmp_path: Path) -> None:
     [gsm] = rows_of(tmp_path, [{"question": "Q", "answer": "Work.\n#### 1,000"}], Problem)
     assert (gsm.prompt, gsm.answer, gsm.solution) == ((user("Q"),), "1000", "Work.\n#### 1,000")
-    [competition] = rows_of(tmp_path, [{"problem": "P", "solution": r"so \boxed{3}", "level": "Level 5"}], Problem)
+    [competition] = rows_of(
+        tmp_path,
+        [
+            {
+                "problem": "P",
+                "solution": (
+                    r"so "
+                    r"\boxed{3}"
+                ),
+                "level": "Level 5",
+            }
+        ],
+        Problem,
+    )
     assert (competition.answer, competition.metadata) == ("3", {"level": "Level 5"})
     [plain] = rows_of(tmp_path, [{"question": "Q", "answer": 42}], Problem)
     assert (plain.answer, plain.solution) == ("42", "")
@@ -617,10 +818,15 @@ def test_published_problems() -> None:
     problems, quarantine = loaded("gsm8k/test.jsonl.gz", Problem)
     assert (len(problems), quarantine.count) == (1019, 0)
     raw = published("gsm8k/test.jsonl.gz")
-    assert [float(p.answer) for p in problems] == [float(r["answer"].split("#### ")[1].replace(",", "")) for r in raw]
+    assert [float(p.answer) for p in problems] == [
+        float(r["answer"].split("#### ")[1].replace(",", "")) for r in raw
+    ]
     competition, quarantine = loaded("math/test.jsonl.gz", Problem)
     assert (len(competition), quarantine.count) == (4700, 0)
-    assert all(p.answer.count("{") - p.answer.count(r"\{") == p.answer.count("}") - p.answer.count(r"\}") for p in competition)
+    assert all(
+        p.answer.count("{") - p.answer.count(r"\{") == p.answer.count("}") - p.answer.count(r"\}")
+        for p in competition
+    )
     truths, _ = loaded("gsm8k/model-solutions.jsonl.gz", Problem)
     assert [truth.answer for truth in truths] == [problem.answer for problem in problems]
 
@@ -642,9 +848,19 @@ def test_plain_prompts(tmp_path: Path, column: str) -> None:
 
 
 def test_prompts_of_benchmarks(tmp_path: Path) -> None:
-    [bench] = rows_of(tmp_path, [{"question_id": 81, "category": "w", "turns": ["one", "two"]}], Prompt)
-    assert (bench.text, bench.id, bench.metadata) == ("one", "81", {"category": "w", "later_turns": ("two",)})
-    [code] = rows_of(tmp_path, [{"task_id": "H/0", "prompt": "def f", "entry_point": "f", "test": "assert"}], Prompt)
+    [bench] = rows_of(
+        tmp_path, [{"question_id": 81, "category": "w", "turns": ["one", "two"]}], Prompt
+    )
+    assert (bench.text, bench.id, bench.metadata) == (
+        "one",
+        "81",
+        {"category": "w", "later_turns": ("two",)},
+    )
+    [code] = rows_of(
+        tmp_path,
+        [{"task_id": "H/0", "prompt": "def f", "entry_point": "f", "test": "assert"}],
+        Prompt,
+    )
     assert (code.id, code.metadata) == ("H/0", {"entry_point": "f", "test": "assert"})
     [evil] = rows_of(tmp_path, [{"question": "Q", "answer_matching_behavior": " Yes"}], Prompt)
     assert evil.metadata == {"answer_matching_behavior": " Yes"}
@@ -655,14 +871,17 @@ def test_prompts_of_benchmarks(tmp_path: Path) -> None:
 @needs_data
 def test_published_truthful_answers() -> None:
     feedback, _ = loaded("instructgpt/truthful_qa_samples.csv", Feedback)
-    with (Path(DATA or "") / "instructgpt/truthful_qa_samples.csv").open(newline="", encoding="utf-8") as stream:
+    with (Path(DATA or "") / "instructgpt/truthful_qa_samples.csv").open(
+        newline="", encoding="utf-8"
+    ) as stream:
         raw = list(csv.DictReader(stream))
     expected = [float(row["true"]) >= 0.5 and float(row["info"]) >= 0.5 for row in raw]
     assert [f.desirable for f in feedback] == expected
     assert feedback[0].metadata["true"] == float(raw[0]["true"])
 
 
-# --- conversions ------------------------------------------------------------------------------------------------------------
+# --- conversions
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_conversions(tmp_path: Path) -> None:
@@ -684,7 +903,8 @@ def test_conversions(tmp_path: Path) -> None:
     assert answered.messages == (user("Q"), assistant("1"))
 
 
-# --- every published file ---------------------------------------------------------------------------------------------------
+# --- every published file
+# ---------------------------------------------------------------------------------------------------
 
 # file (or prefix of files) -> format, kind, records or None where another test counts them
 EXPECTED: dict[str, tuple[str, type, int | None]] = {
@@ -717,7 +937,13 @@ EXPECTED: dict[str, tuple[str, type, int | None]] = {
     "webgpt/": ("webgpt_lists", Comparison, 901),
 }
 UNREADABLE = {"mt_bench/judge-prompts.jsonl", "mt_bench/mt-bench-reference-gpt4.jsonl"}
-FILES = sorted(str(p.relative_to(DATA)) for p in Path(DATA).rglob("*") if p.is_file() and p.suffix != ".md") if DATA else []
+FILES = (
+    sorted(
+        str(p.relative_to(DATA)) for p in Path(DATA).rglob("*") if p.is_file() and p.suffix != ".md"
+    )
+    if DATA
+    else []
+)
 
 
 @needs_data
@@ -727,7 +953,9 @@ def test_every_published_file_loads(name: str) -> None:
         with pytest.raises(DataError, match="no known format has the columns"):
             detect_format(Path(DATA or "") / name)
         return
-    [(layout, kind, count)] = [value for prefix, value in EXPECTED.items() if name.startswith(prefix)]
+    [(layout, kind, count)] = [
+        value for prefix, value in EXPECTED.items() if name.startswith(prefix)
+    ]
     detected = detect_format(Path(DATA or "") / name)
     assert (detected.name, detected.kind) == (layout, kind)
     records, quarantine = loaded(name, kind)
@@ -738,7 +966,9 @@ def test_every_published_file_loads(name: str) -> None:
     if kind is Comparison:
         groups = defaultdict(set)
         for pair in records:
-            groups[pair.group].add(tuple(" ".join(turn.content.lower().split()) for turn in pair.prompt))
+            groups[pair.group].add(
+                tuple(" ".join(turn.content.lower().split()) for turn in pair.prompt)
+            )
         assert all(len(prompts) == 1 for prompts in groups.values())
     prompts = list(itertools.islice(read(Path(DATA or "") / name, Prompt), 5))
     assert all(prompt.messages[-1].role == "user" for prompt in prompts)

@@ -1,7 +1,9 @@
-"""Rows of every format with columns added, taken away, renamed, emptied and filled with other things, read as every kind.
+"""Rows of every format with columns added, taken away, renamed, emptied and filled with other
+things, read as every kind.
 
-Each text of a row has a mark of its own. The property: a row is refused with a `DataError`, or every mark stands in a record (its
-turns, answers, steps or metadata), or the column of the mark is named as not used.
+Each text of a row has a mark of its own. The property: a row is refused with a `DataError`, or
+every mark stands in a record (its turns, answers, steps or metadata), or the column of the mark is
+named as not used.
 """
 
 from __future__ import annotations
@@ -22,13 +24,24 @@ from tests.data.layouts import LAYOUTS, Layout
 from tests.data.test_layouts import outcome
 
 from tether.core.errors import DataError
-from tether.core.types import Annotation, Comparison, Demonstration, Feedback, Message, Problem, Prompt, StepLabels
+from tether.core.types import (
+    Annotation,
+    Comparison,
+    Demonstration,
+    Feedback,
+    Message,
+    Problem,
+    Prompt,
+    StepLabels,
+)
 from tether.data.formats.registry import FORMATS, detect
 from tether.data.sources import Quarantine, read
 
 KINDS = (Prompt, Demonstration, Comparison, Feedback, StepLabels, Problem)
 NAMES = {layout.name for layout in FORMATS}
-ROWS = [seed["row"] for seed in SEEDS if seed["format"] in NAMES] + [layout.row for layout in LAYOUTS if layout.read]
+ROWS = [seed["row"] for seed in SEEDS if seed["format"] in NAMES] + [
+    layout.row for layout in LAYOUTS if layout.read
+]
 EXTRA = [
     "input", "context", "history", "system", "system_prompt", "tools", "metadata", "source", "tags", "title", "passage", "notes",
     "score", "rating", "label", "labels", "feedback", "answer", "solution", "response", "output", "completion", "chosen",
@@ -36,13 +49,28 @@ EXTRA = [
     "group", "x.y",
 ]  # fmt: skip
 """Names of columns that some reader looks for, and a few others."""
-BESIDE = ("source", "tags", "notes", "metadata", "title", "comment", "model", "id", "reference", "topic", "lang", "x.y")
+BESIDE = (
+    "source",
+    "tags",
+    "notes",
+    "metadata",
+    "title",
+    "comment",
+    "model",
+    "id",
+    "reference",
+    "topic",
+    "lang",
+    "x.y",
+)
 """Columns that belong to no prompt and to no verdict."""
 _SENTENCE = re.compile(r"(?=[.?!]\Z)")
 
 
 class Marks:
-    """Marks for texts: equal texts get equal marks, so that what belongs together stays together."""
+    """Marks for texts: equal texts get equal marks, so that what belongs together stays
+    together.
+    """
 
     def __init__(self) -> None:
         self.known: dict[str, str] = {}
@@ -51,14 +79,20 @@ class Marks:
         return self.on(f"text {len(self.known)}.")
 
     def on(self, words: str) -> str:
-        return self.known.setdefault(words, _SENTENCE.sub(f" mark{len(self.known):04}z", words, count=1))
+        return self.known.setdefault(
+            words, _SENTENCE.sub(f" mark{len(self.known):04}z", words, count=1)
+        )
 
     def all_over(self, value: Any) -> Any:
         if isinstance(value, dict):
             return {key: self.all_over(inner) for key, inner in value.items()}
         if isinstance(value, list):
             return [self.all_over(inner) for inner in value]
-        is_text = isinstance(value, str) and _SENTENCE.search(value) and any(letter.isalpha() for letter in value)
+        is_text = (
+            isinstance(value, str)
+            and _SENTENCE.search(value)
+            and any(letter.isalpha() for letter in value)
+        )
         return self.on(value) if is_text else value
 
 
@@ -88,8 +122,35 @@ def strange(draw: random.Random, marks: Marks) -> Any:
     """A value of any type, with a mark where there is room for one."""
     turn = {"role": draw.choice(["user", "assistant", "system", "tool"]), "content": marks.new()}
     pair = [[marks.new(), marks.new()]]
-    options = (marks.new(), [marks.new()], {"a": marks.new()}, [{"a": {"b": marks.new()}}], [turn], turn, pair)
-    return draw.choice([*options, 7, 0, 1, -1, 0.5, True, False, "", [], {}, "tie", "A", "good", [1, 2], json.dumps([turn])])
+    options = (
+        marks.new(),
+        [marks.new()],
+        {"a": marks.new()},
+        [{"a": {"b": marks.new()}}],
+        [turn],
+        turn,
+        pair,
+    )
+    return draw.choice(
+        [
+            *options,
+            7,
+            0,
+            1,
+            -1,
+            0.5,
+            True,
+            False,
+            "",
+            [],
+            {},
+            "tie",
+            "A",
+            "good",
+            [1, 2],
+            json.dumps([turn]),
+        ]
+    )
 
 
 def inside(value: Any) -> Iterator[str]:
@@ -108,7 +169,9 @@ def inside(value: Any) -> Iterator[str]:
 def told(records: list[Any]) -> str:
     """All that records hold."""
     values = [getattr(record, field.name) for record in records for field in fields(record)]
-    return "\n".join(inside([dict(value) if hasattr(value, "items") else value for value in values]))
+    return "\n".join(
+        inside([dict(value) if hasattr(value, "items") else value for value in values])
+    )
 
 
 def native(path: Path, kind: type) -> list[Any]:
@@ -120,7 +183,9 @@ def native(path: Path, kind: type) -> list[Any]:
 
 
 def lost(row: dict[str, Any], kind: type, path: Path) -> list[str]:
-    """The columns of a row whose marks nobody told and nobody named. Nothing of rows that were refused, also in part."""
+    """The columns of a row whose marks nobody told and nobody named. Nothing of rows that were
+    refused, also in part.
+    """
     quarantine = Quarantine()
     try:
         records = list(read(path, kind, quarantine=quarantine))
@@ -131,10 +196,15 @@ def lost(row: dict[str, Any], kind: type, path: Path) -> list[str]:
     known, named = told(records), set(quarantine.unused)
     layout = detect([row], kind, "row")
     if layout.kind is not kind:
-        known += told(native(path, layout.kind)) if named else ""  # what has no place in the other kind is named
+        # what has no place in the other kind is named
+        known += told(native(path, layout.kind)) if named else ""
     marks = {name: re.findall(r"mark\d+z", json.dumps(value)) for name, value in row.items()}
     heads = {name.partition(".")[0] for name in named} | named
-    return [name for name, own in marks.items() if name not in heads and any(mark not in known for mark in own)]
+    return [
+        name
+        for name, own in marks.items()
+        if name not in heads and any(mark not in known for mark in own)
+    ]
 
 
 def check(tmp_path: Path, count: int, seed: int) -> list[tuple[int, str, str, dict[str, Any]]]:
@@ -144,7 +214,9 @@ def check(tmp_path: Path, count: int, seed: int) -> list[tuple[int, str, str, di
     for number in range(count):
         row = bent(draw)
         path.write_text(json.dumps(row) + "\n", encoding="utf-8")
-        faults += [(number, kind.__name__, name, row) for kind in KINDS for name in lost(row, kind, path)]
+        faults += [
+            (number, kind.__name__, name, row) for kind in KINDS for name in lost(row, kind, path)
+        ]
     return faults
 
 
@@ -166,9 +238,15 @@ def turned(tmp_path: Path, count: int, seed: int) -> list[tuple[str, str, str]]:
         layout = draw.choice(layouts)
         changed = layout._replace(row=extended(draw, layout))
         readings = {kind.__name__: outcome(tmp_path, changed, kind) for kind in KINDS}
-        faults += [(layout.name, kind, found) for kind, found in readings.items() if found.startswith("misread")]
         faults += [
-            (layout.name, kind, found) for kind, found in readings.items() if found != "read" and kind == layout.kind.__name__
+            (layout.name, kind, found)
+            for kind, found in readings.items()
+            if found.startswith("misread")
+        ]
+        faults += [
+            (layout.name, kind, found)
+            for kind, found in readings.items()
+            if found != "read" and kind == layout.kind.__name__
         ]
     return faults
 
@@ -191,13 +269,25 @@ def test_no_column_of_two_thousand_rows_is_lost_in_silence(tmp_path: Path) -> No
     assert check(tmp_path, 2000, seed=2)[:3] == []
 
 
-@pytest.mark.parametrize(("count", "seed"), [(600, 9), pytest.param(30_000, 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("count", "seed"), [(600, 9), pytest.param(30_000, 10, marks=pytest.mark.slow)]
+)
 def test_every_format_takes_every_row(tmp_path: Path, count: int, seed: int) -> None:
     """A format that is named, and columns that are named, give records or a `DataError`."""
     draw, path = random.Random(seed), tmp_path / "rows.jsonl"
     for _ in range(count):
         row = bent(draw)
         path.write_text(json.dumps(row) + "\n", encoding="utf-8")
-        columns = {draw.choice(EXTRA): draw.choice(list(row))} if row and draw.random() < 0.3 else None
+        columns = (
+            {draw.choice(EXTRA): draw.choice(list(row))} if row and draw.random() < 0.3 else None
+        )
         with contextlib.suppress(DataError):
-            list(read(path, draw.choice(KINDS), format=draw.choice(sorted(NAMES)), columns=columns, quarantine=Quarantine()))
+            list(
+                read(
+                    path,
+                    draw.choice(KINDS),
+                    format=draw.choice(sorted(NAMES)),
+                    columns=columns,
+                    quarantine=Quarantine(),
+                )
+            )

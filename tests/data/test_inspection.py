@@ -1,4 +1,6 @@
-"""Statistics of data, against numbers worked out by hand and against the published files' own counts."""
+"""Statistics of data, against numbers worked out by hand and against the published files' own
+counts.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,23 @@ import pytest
 from rich.console import Console
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels, assistant, user
+from tether.core.types import (
+    Comparison,
+    Demonstration,
+    Feedback,
+    Problem,
+    Prompt,
+    StepLabels,
+    assistant,
+    user,
+)
 from tether.data.inspection import inspect_data, inspection_tables, longer_chosen, summarise
 from tether.stats import wilson_interval
 
 DATA = os.environ.get("TETHER_DATA")
-needs_data = pytest.mark.skipif(not DATA, reason="TETHER_DATA does not name a folder with the published files")
+needs_data = pytest.mark.skipif(
+    not DATA, reason=("TETHER_DATA does not name a folder with the published files")
+)
 
 
 def write(tmp_path: Path, rows: list[Any]) -> Path:
@@ -40,7 +53,12 @@ def test_pairs_by_hand(tmp_path: Path) -> None:
         {"prompt": "z", "chosen": "same", "rejected": "same"},
     ]
     seen = inspect_data(write(tmp_path, rows))
-    assert (seen.format, seen.kind, seen.rows, seen.quarantine.count) == ("preference", Comparison, 5, 1)
+    assert (seen.format, seen.kind, seen.rows, seen.quarantine.count) == (
+        "preference",
+        Comparison,
+        5,
+        1,
+    )
     assert seen.quarantine.reasons == {"equal responses": 1}
     assert (seen.prompts, seen.duplicate_rows, seen.ties) == (3, 1, 1)
     assert seen.longer_chosen is not None
@@ -52,7 +70,9 @@ def test_pairs_by_hand(tmp_path: Path) -> None:
 
 def test_a_folder_is_called_by_all_its_formats(tmp_path: Path) -> None:
     hh = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"}
-    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "p", "chosen": "a", "rejected": "b"}) + "\n")
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"prompt": "p", "chosen": "a", "rejected": "b"}) + "\n"
+    )
     (tmp_path / "b.jsonl").write_text(json.dumps(hh) + "\n")
     seen = inspect_data(tmp_path)
     assert (seen.format, seen.rows) == ("preference, hh", 2)
@@ -65,7 +85,9 @@ def test_percentiles_by_hand() -> None:
 
 
 def test_an_unsure_label_counts_as_it_says_and_pairs_of_a_prompt_hang_together() -> None:
-    """Fifty prompts with four pairs each that prefer the longer side with 0.1: a tenth, and no certainty of 200 pairs."""
+    """Fifty prompts with four pairs each that prefer the longer side with 0.1: a tenth, and no
+    certainty of 200 pairs.
+    """
     long, short = (assistant("one two three"),), (assistant("one"),)
     rows = [Comparison((user(f"q{n // 4}"),), long, short, probability=0.1) for n in range(200)]
     found = longer_chosen(rows)
@@ -87,8 +109,20 @@ def test_agreement_over_rows_in_both_orders(tmp_path: Path) -> None:
         {**turned, "evaluator": "e2", "preference": "b-is-slightly-better"},  # the same side
         {**turned, "evaluator": "e3", "preference": "a-is-better"},  # the other side
         {**row, "evaluator": "e1", "preference": "tie"},  # a second vote of e1 does not count
-        {"prompt": "R", "completion_a": "x", "completion_b": "x", "evaluator": "e1", "preference": "tie"},
-        {"prompt": "R", "completion_a": "x", "completion_b": "x", "evaluator": "e2", "preference": "tie"},
+        {
+            "prompt": "R",
+            "completion_a": "x",
+            "completion_b": "x",
+            "evaluator": "e1",
+            "preference": "tie",
+        },
+        {
+            "prompt": "R",
+            "completion_a": "x",
+            "completion_b": "x",
+            "evaluator": "e2",
+            "preference": "tie",
+        },
     ]
     votes = inspect_data(write(tmp_path, rows)).agreement
     assert votes is not None
@@ -97,7 +131,9 @@ def test_agreement_over_rows_in_both_orders(tmp_path: Path) -> None:
 
 @needs_data
 def test_published_agreement_and_length_bias() -> None:
-    """Both worked out here from the raw rows; the README of the files gives 79% for the length bias."""
+    """Both worked out here from the raw rows; the README of the files gives 79% for the length
+    bias.
+    """
     root = Path(DATA or "")
     with gzip.open(root / "open-instruct/human-eval.jsonl.gz", "rt", encoding="utf-8") as stream:
         raw = [json.loads(line) for line in stream]
@@ -107,7 +143,9 @@ def test_published_agreement_and_length_bias() -> None:
         sides = (row["completion_a"], row["completion_b"])
         if sides[0] != sides[1]:
             sign = 1 if sides == tuple(sorted(sides)) else -1
-            votes[(row["prompt"], *sorted(sides))].setdefault(row["evaluator"], sign * verdict[row["preference"][0]])
+            votes[(row["prompt"], *sorted(sides))].setdefault(
+                row["evaluator"], sign * verdict[row["preference"][0]]
+            )
     both = [a == b for cast in votes.values() for a, b in itertools.combinations(cast.values(), 2)]
     seen = inspect_data(root / "open-instruct/human-eval.jsonl.gz").agreement
     assert seen is not None
@@ -123,7 +161,12 @@ def test_published_agreement_and_length_bias() -> None:
     [
         ({"prompt": "a"}, Prompt, {"prompt"}, {}),
         ({"prompt": "a", "response": "b"}, Demonstration, {"prompt", "response"}, {}),
-        ({"prompt": "a", "completion": "b", "label": 1}, Feedback, {"prompt", "response"}, {"desirable": 1}),
+        (
+            {"prompt": "a", "completion": "b", "label": 1},
+            Feedback,
+            {"prompt", "response"},
+            {"desirable": 1},
+        ),
         (
             {"prompt": "a", "steps": ["b", "c"], "labels": [1, None]},
             StepLabels,
@@ -133,7 +176,9 @@ def test_published_agreement_and_length_bias() -> None:
         ({"question": "a", "answer": "b"}, Problem, {"prompt", "answer"}, {}),
     ],
 )
-def test_every_kind(tmp_path: Path, row: Any, kind: type, names: set[str], labels: dict[str, int]) -> None:
+def test_every_kind(
+    tmp_path: Path, row: Any, kind: type, names: set[str], labels: dict[str, int]
+) -> None:
     seen = inspect_data(write(tmp_path, [row]))
     assert (seen.kind, set(seen.lengths), dict(seen.labels)) == (kind, names, labels)
     Console(file=open(os.devnull, "w")).print(inspection_tables(seen))  # noqa: SIM115
@@ -150,9 +195,12 @@ def test_another_kind_and_a_limit(tmp_path: Path) -> None:
 def test_examples_are_a_fixed_uniform_sample(tmp_path: Path) -> None:
     path = write(tmp_path, [{"prompt": f"p{i}"} for i in range(500)])
     chosen = [example["prompt"] for example in inspect_data(path, num_examples=200).examples]
-    assert chosen == [example["prompt"] for example in inspect_data(path, num_examples=200).examples]
+    assert chosen == [
+        example["prompt"] for example in inspect_data(path, num_examples=200).examples
+    ]
     assert len(set(chosen)) == 200
-    # Of 200 draws from 500 about 80 come from the first 200: within four standard deviations (hypergeometric, 5.4).
+    # Of 200 draws from 500 about 80 come from the first 200: within four standard deviations
+    # (hypergeometric, 5.4).
     assert abs(sum(int(p[1:]) < 200 for p in chosen) - 80) < 22
 
 
@@ -170,7 +218,10 @@ def test_rendered_examples_are_escaped_and_short(tmp_path: Path) -> None:
 
 def test_prompts_that_a_template_has_rendered_already_are_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    rendered = {"prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "response": "Yes<|im_end|>"}
+    rendered = {
+        "prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+        "response": "Yes<|im_end|>",
+    }
     rows = [rendered, rendered | {"response": "No"}, {"prompt": "Hi", "response": "Yes"}]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     inspection = inspect_data(path)

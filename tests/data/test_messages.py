@@ -1,4 +1,6 @@
-"""One message in all its spellings, and the columns that belong to a prompt, against values written by hand."""
+"""One message in all its spellings, and the columns that belong to a prompt, against values written
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from tether.core.types import Comparison, Demonstration, Feedback, Message, Problem, Prompt, StepLabels, assistant, user
+from tether.core.types import (
+    Comparison,
+    Demonstration,
+    Feedback,
+    Message,
+    Problem,
+    Prompt,
+    StepLabels,
+    assistant,
+    user,
+)
 from tether.data.formats.messages import read_message, tool_schemas
 from tether.data.formats.registry import prompt_of
 from tether.data.sources import Quarantine, read
@@ -118,13 +130,26 @@ def test_spellings_of_a_message(item: Any, turns: Any) -> None:
             {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]},
             "part of type 'image'.*Leave such rows out",
         ),
-        ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "part of type 'input_audio'"),
+        (
+            {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]},
+            "part of type 'input_audio'",
+        ),
         ({"role": "user", "parts": [{"inlineData": {"data": "x"}}]}, "a part with inlineData"),
-        ({"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}, "part of type 'redacted_thinking'"),
-        ({"role": "assistant", "content": "a", "weight": 0.5}, "unreadable flag: weight .* 0.5; it must be 0 or 1"),
+        (
+            {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]},
+            "part of type 'redacted_thinking'",
+        ),
+        (
+            {"role": "assistant", "content": "a", "weight": 0.5},
+            "unreadable flag: weight .* 0.5; it must be 0 or 1",
+        ),
         ({"role": "assistant", "content": "a", "mask": 1}, "ambiguous flag: mask"),
         (
-            {"role": "assistant", "content": "a", "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]},
+            {
+                "role": "assistant",
+                "content": "a",
+                "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}],
+            },
             "parts of a turn",
         ),
         ({"from": "function_call", "value": "weather in Bern"}, "unreadable tool call"),
@@ -132,23 +157,41 @@ def test_spellings_of_a_message(item: Any, turns: Any) -> None:
     ],
 )
 def test_messages_that_are_refused(tmp_path: Path, item: Any, reason: str) -> None:
-    assert re.search(reason, refusal(tmp_path, {"messages": [ASK, item, {"role": "assistant", "content": "b"}]}, Demonstration))
+    assert re.search(
+        reason,
+        refusal(
+            tmp_path,
+            {"messages": [ASK, item, {"role": "assistant", "content": "b"}]},
+            Demonstration,
+        ),
+    )
 
 
 def test_keys_of_messages_that_nobody_reads_are_named(tmp_path: Path) -> None:
     answer = {
         "role": "assistant",
-        "content": [{"type": "text", "text": "a", "cache_control": {}}, {"type": "text", "text": "b", "citations": [1]}],
+        "content": [
+            {"type": "text", "text": "a", "cache_control": {}},
+            {"type": "text", "text": "b", "citations": [1]},
+        ],
     }
     turns = [{**ASK, "reasoning_content": "r", "train": True}, {**answer, "logprobs": [1]}]
     for messages in (turns, json.dumps(turns)):
         record, quarantine = one(tmp_path, {"messages": messages}, Demonstration)
         assert record.messages == (user("q"), assistant("ab"))
-        names = {"messages.reasoning_content", "messages.train", "messages.logprobs", "messages.content.citations"}
+        names = {
+            "messages.reasoning_content",
+            "messages.train",
+            "messages.logprobs",
+            "messages.content.citations",
+        }
         assert quarantine.unused.keys() == names
 
 
-SCHEMA = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+SCHEMA = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object"}},
+}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +202,13 @@ SCHEMA = {"type": "function", "function": {"name": "f", "description": "d", "par
         [{"name": "f", "description": "d", "parameters": {"type": "object"}}],
         [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
         [{"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}],
-        [{"functionDeclarations": [{"name": "f", "description": "d", "parameters": {"type": "object"}}]}],
+        [
+            {
+                "functionDeclarations": [
+                    {"name": "f", "description": "d", "parameters": {"type": "object"}}
+                ]
+            }
+        ],
     ],
 )
 def test_schemas_have_one_form(schemas: Any) -> None:
@@ -180,11 +229,19 @@ RECORDS = (
 
 
 @pytest.mark.parametrize("column", ["tools", "functions"])
-@pytest.mark.parametrize(("kind", "row"), RECORDS, ids=lambda value: getattr(value, "__name__", "row"))
-def test_schemas_of_every_kind_of_row_are_on_its_first_turn(tmp_path: Path, kind: type, row: Any, column: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "row"), RECORDS, ids=lambda value: getattr(value, "__name__", "row")
+)
+def test_schemas_of_every_kind_of_row_are_on_its_first_turn(
+    tmp_path: Path, kind: type, row: Any, column: str
+) -> None:
     record, quarantine = one(tmp_path, {**row, column: [SCHEMA]}, kind)
     first, *more = record.messages if kind in (Prompt, Demonstration) else record.prompt
-    assert json.loads(first.tools) == [SCHEMA] and not any(turn.tools for turn in more) and not quarantine.unused
+    assert (
+        json.loads(first.tools) == [SCHEMA]
+        and not any(turn.tools for turn in more)
+        and not quarantine.unused
+    )
     record, quarantine = one(tmp_path, {**row, column: ["hammer"]}, kind)
     assert prompt_of(record)[0].tools == "" and set(quarantine.unused) == {column}
 
@@ -192,7 +249,10 @@ def test_schemas_of_every_kind_of_row_are_on_its_first_turn(tmp_path: Path, kind
 @pytest.mark.parametrize("column", ["image", "images", "audio", "videos"])
 def test_rows_with_more_than_text_are_refused(tmp_path: Path, column: str) -> None:
     reason = refusal(tmp_path, {"prompt": "q", column: [{"bytes": "x"}]}, Prompt)
-    assert reason == f"not a text: column {column} holds more than text, and only text is read. Leave such rows out"
+    assert reason == (
+        f"not a text: column {column} holds more than text, and only text is read. "
+        "Leave such rows out"
+    )
 
 
 EVERYTHING = (
@@ -227,11 +287,22 @@ BESIDE = (
 
 @pytest.mark.parametrize("system", ["system", "system_prompt", "system_message", "sys"])
 @pytest.mark.parametrize(
-    ("question", "more"), [("prompt", "input"), ("question", "context"), ("prompt", "context"), ("question", "input")]
+    ("question", "more"),
+    [("prompt", "input"), ("question", "context"), ("prompt", "context"), ("question", "input")],
 )
-@pytest.mark.parametrize(("kind", "row"), BESIDE, ids=lambda value: getattr(value, "__name__", "row"))
-def test_columns_that_belong_to_the_prompt(tmp_path: Path, kind: type, row: Any, question: str, more: str, system: str) -> None:
-    whole = {question: "Translate to French.", more: "Good morning", "history": [["x", "y"]], system: "s", **row}
+@pytest.mark.parametrize(
+    ("kind", "row"), BESIDE, ids=lambda value: getattr(value, "__name__", "row")
+)
+def test_columns_that_belong_to_the_prompt(
+    tmp_path: Path, kind: type, row: Any, question: str, more: str, system: str
+) -> None:
+    whole = {
+        question: "Translate to French.",
+        more: "Good morning",
+        "history": [["x", "y"]],
+        system: "s",
+        **row,
+    }
     record, quarantine = one(tmp_path, whole, kind)
     assert prompt_of(record) == (Message("system", "s"), user("x"), assistant("y"), user(WANTED))
     assert not quarantine.unused
@@ -263,5 +334,9 @@ def test_prompts_in_parts(tmp_path: Path, row: Any, turns: Any) -> None:
 
 
 def test_parts_of_a_prompt_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path, {"question": "q", "context": {"title": "t"}}, Prompt) == "not a text: column context holds an object"
-    assert refusal(tmp_path, {"question": "q", "history": [["a"]]}, Prompt).startswith("unreadable history")
+    assert refusal(tmp_path, {"question": "q", "context": {"title": "t"}}, Prompt) == (
+        "not a text: column context holds an object"
+    )
+    assert refusal(tmp_path, {"question": "q", "history": [["a"]]}, Prompt).startswith(
+        "unreadable history"
+    )

@@ -1,4 +1,6 @@
-"""Texts that a chat template has rendered already are read as turns, under the model's own marks and under published ones."""
+"""Texts that a chat template has rendered already are read as turns, under the model's own marks
+and under published ones.
+"""
 
 import logging
 
@@ -17,7 +19,8 @@ TALKS = [
     (user("First"), assistant("one\n\ntwo"), user("and then?")),
 ]
 OWN = (  # marks that no published template has
-    "{% for m in messages %}{{ {'user': '<<ASK>> ', 'assistant': '<<SAY>> ', 'system': '<<SYS!>> '}[m.role] }}{{ m.content }}"
+    "{% for m in messages %}{{ {'user': '<<ASK>> ', 'assistant': '<<SAY>> ', 'system': '<<SYS!>> "
+    "'}[m.role] }}{{ m.content }}"
     "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<<SAY>> {% endif %}"
 )
 BY_HAND = {
@@ -27,16 +30,23 @@ BY_HAND = {
         "Yes<|eot_id|>",
     ),
     "Llama 2 and Mistral": ("<s>[INST] Hi [/INST]", " Yes</s>"),
-    "Gemma": ("<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n", "Yes<end_of_turn>\n"),
+    "Gemma": (
+        "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n",
+        "Yes<end_of_turn>\n",
+    ),
     "Zephyr and Phi": ("<|user|>\nHi</s>\n<|assistant|>\n", "Yes</s>"),
-    "DeepSeek": ("<｜begin▁of▁sentence｜><｜User｜>Hi<｜Assistant｜><think>\n", "Yes<｜end▁of▁sentence｜>"),
+    "DeepSeek": (
+        "<｜begin▁of▁sentence｜><｜User｜>Hi<｜Assistant｜><think>\n",
+        "Yes<｜end▁of▁sentence｜>",
+    ),
     "Command R": (
         "<BOS_TOKEN><|START_OF_TURN_TOKEN|><|USER_TOKEN|>Hi<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
         "Yes<|END_OF_TURN_TOKEN|>",
     ),
     "Guanaco": ("### Human: Hi\n### Assistant:", " Yes"),
     "Alpaca": (
-        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+        "Below is an instruction that describes a task. Write a response that appropriately "
+        "completes the request.\n\n"
         "### Instruction:\nHi\n\n### Response:",
         " Yes",
     ),
@@ -49,10 +59,14 @@ def encoder(template=None, rendered="auto"):
 
 def text_of(chat, messages):
     rows = [{"role": m.role, "content": m.content} for m in messages]
-    return chat.tokenizer.apply_chat_template(rows, chat_template=chat.template, tokenize=False, add_generation_prompt=True)
+    return chat.tokenizer.apply_chat_template(
+        rows, chat_template=chat.template, tokenize=False, add_generation_prompt=True
+    )
 
 
-@pytest.mark.parametrize("template", [None, OWN, PLAIN_TEMPLATE], ids=["tiny", "own marks", "plain"])
+@pytest.mark.parametrize(
+    "template", [None, OWN, PLAIN_TEMPLATE], ids=["tiny", "own marks", "plain"]
+)
 @pytest.mark.parametrize("talk", TALKS, ids=["one turn", "system", "three turns"])
 def test_a_prompt_that_the_template_rendered_is_the_prompt_itself(template, talk):
     if template is PLAIN_TEMPLATE and talk[0].role == "system":
@@ -90,7 +104,9 @@ def test_an_alpaca_input_belongs_to_the_instruction():
 def test_a_reply_that_repeats_its_whole_conversation_loses_the_repetition():
     chat = encoder()
     whole = "<|user|>Hi<|end|><|assistant|>Yes<|end|>"
-    assert chat.conversation((user("Hi"), assistant(whole))) == chat.conversation((user("Hi"), assistant("Yes")))
+    assert chat.conversation((user("Hi"), assistant(whole))) == chat.conversation(
+        (user("Hi"), assistant("Yes"))
+    )
     with pytest.raises(DataError, match="does not begin with its prompt"):
         chat.conversation((user("Another question"), assistant(whole)))
 
@@ -99,8 +115,11 @@ def test_a_repeated_conversation_keeps_its_system_prompt_and_the_flags_of_the_re
     chat = encoder()
     whole = "<|system|>Be brief<|end|><|user|>Hi<|end|><|assistant|>Yes<|end|>"
     talk = (Message("system", "Be brief"), user("Hi"))
-    assert chat.conversation((*talk, assistant(whole))) == chat.conversation((*talk, assistant("Yes")))
-    with pytest.raises(DataError, match="does not begin with its prompt"):  # the prompt knows no such system turn
+    assert chat.conversation((*talk, assistant(whole))) == chat.conversation(
+        (*talk, assistant("Yes"))
+    )
+    # the prompt knows no such system turn
+    with pytest.raises(DataError, match="does not begin with its prompt"):
         chat.conversation((user("Hi"), assistant(whole)))
     with pytest.raises(DataError, match="not to be trained"):
         chat.conversation((*talk, Message("assistant", whole, train=False)))
@@ -123,7 +142,10 @@ def test_a_question_about_marks_stays_a_question(text):
 def test_keep_and_split_force_either_reading():
     rendered = "<|user|>Hi<|end|><|assistant|>"
     assert (
-        encoder(rendered="keep").tokenizer.decode(list(encoder(rendered="keep").prompt((user(rendered),)))).count("<|user|>") == 2
+        encoder(rendered="keep")
+        .tokenizer.decode(list(encoder(rendered="keep").prompt((user(rendered),))))
+        .count("<|user|>")
+        == 2
     )
     loose = "<|user|>Hi"  # no assistant's header follows
     assert encoder(rendered="auto").prompt((user(loose),)) != encoder().prompt((user("Hi"),))

@@ -1,4 +1,6 @@
-"""Containers, detection, quarantine, errors and memory, on files that the tests write themselves."""
+"""Containers, detection, quarantine, errors and memory, on files that the tests write
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,25 @@ import pyarrow.parquet as pq
 import pytest
 
 from tether.core.errors import DataError, MissingFileError
-from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels, assistant, user
+from tether.core.types import (
+    Comparison,
+    Demonstration,
+    Feedback,
+    Problem,
+    Prompt,
+    StepLabels,
+    assistant,
+    user,
+)
 from tether.data.chat import Encoded
 from tether.data.formats import containers
 from tether.data.sources import Quarantine, detect_format, group_of, look, read, split_by_group
 from tether.data.steps import Solution
 
-PAIRS = [{"prompt": f"question {i}", "chosen": f"good, {i}\nyes", "rejected": f'bad "{i}" é\u2028'} for i in range(50)]
+PAIRS = [
+    {"prompt": f"question {i}", "chosen": f"good, {i}\nyes", "rejected": (f'bad "{i}" é\u2028')}
+    for i in range(50)
+]
 
 
 def lines(rows: list[Any]) -> bytes:
@@ -35,7 +49,10 @@ def lines(rows: list[Any]) -> bytes:
 def table(rows: list[dict[str, Any]], delimiter: str) -> bytes:
     """Quoted by hand, as RFC 4180 says."""
     quoted = lambda cell: '"' + str(cell).replace('"', '""') + '"'  # noqa: E731
-    return "\r\n".join(delimiter.join(map(quoted, cells)) for cells in [rows[0].keys(), *(row.values() for row in rows)]).encode()
+    return "\r\n".join(
+        delimiter.join(map(quoted, cells))
+        for cells in [rows[0].keys(), *(row.values() for row in rows)]
+    ).encode()
 
 
 def parquet(rows: list[dict[str, Any]]) -> bytes:
@@ -67,7 +84,8 @@ def test_containers(tmp_path: Path, name: str, packed: bool) -> None:
     path.write_bytes(gzip.compress(CONTAINERS[name]) if packed else CONTAINERS[name])
     pairs = list(read(path, Comparison, strict=True))
     assert [(p.prompt, p.chosen, p.rejected) for p in pairs] == [
-        ((user(row["prompt"]),), (assistant(row["chosen"]),), (assistant(row["rejected"]),)) for row in PAIRS
+        ((user(row["prompt"]),), (assistant(row["chosen"]),), (assistant(row["rejected"]),))
+        for row in PAIRS
     ]
     assert pairs[0].id.startswith(Path(name).stem + ":")
 
@@ -77,7 +95,11 @@ def test_text_is_one_prompt_a_line(tmp_path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbffirst\n\n  second \r\nb\xffd\nlast")
     quarantine = Quarantine()
     prompts = list(read(path, Prompt, quarantine=quarantine))
-    assert [(p.text, p.id) for p in prompts] == [("first", "p:1"), ("second", "p:3"), ("last", "p:5")]
+    assert [(p.text, p.id) for p in prompts] == [
+        ("first", "p:1"),
+        ("second", "p:3"),
+        ("last", "p:5"),
+    ]
     assert [e["line"] for e in quarantine.examples] == [4]
 
 
@@ -98,33 +120,49 @@ def test_folder_reads_known_files_in_sorted_order(tmp_path: Path) -> None:
     for name in ("b.jsonl", "a.jsonl", "deep/c.jsonl", ".hidden.jsonl"):
         (tmp_path / name).write_bytes(lines([{"prompt": name, "chosen": "x", "rejected": "y"}]))
     (tmp_path / "notes.md").write_text("not data")
-    assert [p.prompt[0].content for p in read(tmp_path, Comparison)] == ["a.jsonl", "b.jsonl", "deep/c.jsonl"]
+    assert [p.prompt[0].content for p in read(tmp_path, Comparison)] == [
+        "a.jsonl",
+        "b.jsonl",
+        "deep/c.jsonl",
+    ]
 
 
 def test_csv_cells_may_hold_json_messages_and_lists(tmp_path: Path) -> None:
     messages = json.dumps([{"role": "user", "content": "Q"}])
-    (tmp_path / "a.csv").write_bytes(table([{"prompt": messages, "chosen": "x", "rejected": '[{"a": 1}]'}], ","))
+    (tmp_path / "a.csv").write_bytes(
+        table([{"prompt": messages, "chosen": "x", "rejected": '[{"a": 1}]'}], ",")
+    )
     [pair] = read(tmp_path / "a.csv", Comparison)
     assert (pair.prompt, pair.rejected) == ((user("Q"),), (assistant('[{"a": 1}]'),))
-    (tmp_path / "b.csv").write_bytes(table([{"prompt": "Q", "steps": '["a", "b"]', "labels": "[true, null]"}], ","))
+    (tmp_path / "b.csv").write_bytes(
+        table([{"prompt": "Q", "steps": '["a", "b"]', "labels": "[true, null]"}], ",")
+    )
     [steps] = read(tmp_path / "b.csv", StepLabels)
     assert (steps.steps, steps.labels) == (("a", "b"), (True, None))
 
 
 def test_csv_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b'prompt,chosen,rejected\n"two\nlines",x,y\np,x\nq,\xff,y\nr,x,y\n')
+    (tmp_path / "a.csv").write_bytes(
+        b'prompt,chosen,rejected\n"two\nlines",x,y\np,x\nq,\xff,y\nr,x,y\n'
+    )
     quarantine = Quarantine()
     pairs = list(read(tmp_path / "a.csv", Comparison, quarantine=quarantine))
     assert [p.id for p in pairs] == ["a:2", "a:6"]
-    assert [(e["line"], e["reason"].split(":")[0]) for e in quarantine.examples] == [(4, "uneven row"), (5, "not UTF-8")]
+    assert [(e["line"], e["reason"].split(":")[0]) for e in quarantine.examples] == [
+        (4, "uneven row"),
+        (5, "not UTF-8"),
+    ]
 
 
 def test_csv_cells_may_be_long(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(table([{"prompt": "p", "chosen": "x" * 500_000, "rejected": "y"}], ","))
+    (tmp_path / "a.csv").write_bytes(
+        table([{"prompt": "p", "chosen": "x" * 500_000, "rejected": "y"}], ",")
+    )
     assert len(next(read(tmp_path / "a.csv", Comparison)).chosen[0].content) == 500_000
 
 
-# --- bad rows ---------------------------------------------------------------------------------------------------------------
+# --- bad rows
+# ---------------------------------------------------------------------------------------------------------------
 
 MIXED = (
     lines(PAIRS[:1])
@@ -150,7 +188,12 @@ def test_bad_lines_go_to_quarantine_with_their_place(tmp_path: Path) -> None:
     assert [(e["file"], e["line"], e["reason"].split(":")[0]) for e in written] == [
         (str(path), line, reason) for line, reason in zip((2, 3, 4, 5, 7), REASONS, strict=True)
     ]
-    assert quarantine.summary()["reasons"] == {"not UTF-8": 2, "malformed JSON": 1, "not an object": 1, "equal responses": 1}
+    assert quarantine.summary()["reasons"] == {
+        "not UTF-8": 2,
+        "malformed JSON": 1,
+        ("not an object"): 1,
+        "equal responses": 1,
+    }
     assert "same" in written[-1]["row"]
 
 
@@ -164,7 +207,9 @@ def test_strict_stops_at_the_first_bad_row(tmp_path: Path) -> None:
         list(read(path, Comparison, strict=True))
 
 
-def test_without_a_quarantine_the_log_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_quarantine_the_log_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "m.jsonl").write_bytes(MIXED)
     with caplog.at_level(logging.WARNING, "tether.data"):
         list(read(tmp_path / "m.jsonl", Comparison))
@@ -173,7 +218,9 @@ def test_without_a_quarantine_the_log_warns(tmp_path: Path, caplog: pytest.LogCa
 
 def test_bad_elements_of_an_array(tmp_path: Path) -> None:
     rows = [PAIRS[0], 7, {**PAIRS[1], "chosen": None}, PAIRS[2]]
-    (tmp_path / "a.json").write_bytes(json.dumps(rows).encode().replace(b"question 2", b"question \xe9"))
+    (tmp_path / "a.json").write_bytes(
+        json.dumps(rows).encode().replace(b"question 2", b"question \xe9")
+    )
     quarantine = Quarantine()
     pairs = list(read(tmp_path / "a.json", Comparison, quarantine=quarantine))
     assert [p.id for p in pairs] == ["a:1"]
@@ -209,7 +256,11 @@ def test_damaged_json(tmp_path: Path, words: bytes, message: str) -> None:
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.gz", "a.csv.gz"])
 def test_truncated_gzip_names_the_file(tmp_path: Path, name: str) -> None:
-    words = {"a.jsonl.gz": lines(PAIRS), "a.json.gz": json.dumps(PAIRS).encode(), "a.csv.gz": table(PAIRS, ",")}[name]
+    words = {
+        "a.jsonl.gz": lines(PAIRS),
+        "a.json.gz": json.dumps(PAIRS).encode(),
+        "a.csv.gz": table(PAIRS, ","),
+    }[name]
     packed = gzip.compress(words)
     (tmp_path / name).write_bytes(packed[: len(packed) // 2])
     with pytest.raises(DataError, match=rf"{name} is cut off or damaged"):
@@ -227,9 +278,18 @@ def test_damaged_parquet_and_unclosed_quote(tmp_path: Path) -> None:
 
 def test_every_row_bad(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(
-        lines([{"prompt": "p", "chosen": "a", "rejected": "a"}] * 3 + [{"prompt": "", "chosen": "a", "rejected": "b"}])
+        lines(
+            [{"prompt": "p", "chosen": "a", "rejected": "a"}] * 3
+            + [{"prompt": "", "chosen": "a", "rejected": "b"}]
+        )
     )
-    with pytest.raises(DataError, match=r"none of its 4 rows can be used: equal responses \(3\); empty prompt \(1\)"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"none of its 4 rows can be used: equal responses \(3\); "
+            r"empty prompt \(1\)"
+        ),
+    ):
         list(read(tmp_path / "a.jsonl", Comparison))
 
 
@@ -239,7 +299,8 @@ def test_nothing_of_the_kind(tmp_path: Path) -> None:
         list(read(tmp_path / "a.jsonl", Demonstration))
 
 
-# --- detection and arguments --------------------------------------------------------------------------------------------------
+# --- detection and arguments
+# --------------------------------------------------------------------------------------------------
 
 
 def test_wrong_kind_says_what_it_is_and_what_is_needed(tmp_path: Path) -> None:
@@ -248,9 +309,12 @@ def test_wrong_kind_says_what_it_is_and_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         list(read(path, Comparison))
     assert str(error.value) == (
-        f"{path} looks like alpaca demonstrations (columns instruction, input, output), not preferences. "
-        "Preferences need two responses per prompt, for example columns prompt, chosen, rejected. If columns have other names, "
-        'name them by data.columns, for example { prompt = "question", chosen = "good", rejected = "bad" }.'
+        f"{path} looks like alpaca demonstrations (columns instruction, input, output), not "
+        "preferences. "
+        "Preferences need two responses per prompt, for example columns prompt, chosen, rejected. "
+        "If columns have other names, "
+        'name them by data.columns, for example { prompt = "question", chosen = "good", rejected '
+        '= "bad" }.'
     )
 
 
@@ -269,7 +333,9 @@ def test_detection_survives_bad_first_rows(tmp_path: Path) -> None:
 
 
 def test_the_asked_kind_decides_between_formats(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(lines([{"prompt": "p", "response": "long r", "answer": "r"}]))
+    (tmp_path / "a.jsonl").write_bytes(
+        lines([{"prompt": "p", "response": "long r", "answer": "r"}])
+    )
     assert next(read(tmp_path / "a.jsonl", Problem)).answer == "r"
     assert next(read(tmp_path / "a.jsonl", Demonstration)).messages[-1].content == "long r"
 
@@ -315,7 +381,8 @@ def test_limit_counts_records_over_all_files(tmp_path: Path) -> None:
     assert len(records) == 60
 
 
-# --- the hub ----------------------------------------------------------------------------------------------------------------
+# --- the hub
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def fake_hub(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
@@ -330,7 +397,9 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
         ("hub:owner/na.me/conf-1:train[:5%]", ("owner/na.me", "conf-1", "train[:5%]")),
     ],
 )
-def test_hub_addresses(monkeypatch: pytest.MonkeyPatch, source: str, expected: tuple[Any, ...]) -> None:
+def test_hub_addresses(
+    monkeypatch: pytest.MonkeyPatch, source: str, expected: tuple[Any, ...]
+) -> None:
     calls = []
 
     def load(name: str, config: str | None, *, split: str, streaming: bool) -> Any:
@@ -349,7 +418,13 @@ def test_hub_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no route")
 
     fake_hub(monkeypatch, load)
-    with pytest.raises(DataError, match=r"owner/name, split train cannot be read: ConnectionError: no route"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"owner/name, split train cannot be read: "
+            r"ConnectionError: no route"
+        ),
+    ):
         next(read("hub:owner/name", Comparison))
 
     def broken(*_: Any, **__: Any) -> Any:
@@ -363,7 +438,8 @@ def test_hub_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         read("hub:name", Comparison)
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------------
+# --- groups
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def pair(prompt: str, group: str = "") -> Comparison:
@@ -371,10 +447,23 @@ def pair(prompt: str, group: str = "") -> Comparison:
 
 
 def test_group_of_folds_case_and_space_and_prefers_the_explicit_one() -> None:
-    assert group_of(pair("What  is\nThis?")) == group_of(pair("what is this?")) != group_of(pair("what is that?"))
+    assert (
+        group_of(pair("What  is\nThis?"))
+        == group_of(pair("what is this?"))
+        != group_of(pair("what is that?"))
+    )
     assert group_of(pair("x", "mine")) == "mine"
-    assert group_of(Solution("1", "mine", (user("x"),), ("y",), Encoded((), ()), (0,), (True,), (1.0,))) == "mine"
-    assert group_of(Prompt((user("Q"),))) == group_of(Demonstration((user("q"), assistant("a")))) == group_of(pair("Q"))
+    assert (
+        group_of(
+            Solution("1", "mine", (user("x"),), ("y",), Encoded((), ()), (0,), (True,), (1.0,))
+        )
+        == "mine"
+    )
+    assert (
+        group_of(Prompt((user("Q"),)))
+        == group_of(Demonstration((user("q"), assistant("a"))))
+        == group_of(pair("Q"))
+    )
 
 
 def test_split_keeps_groups_together_and_does_not_depend_on_the_other_rows() -> None:
@@ -392,12 +481,16 @@ def test_split_keeps_groups_together_and_does_not_depend_on_the_other_rows() -> 
         split_by_group(rows, 20)
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------------
+# --- memory
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def write_rows(path: Path, count: int) -> None:
     with path.open("w", encoding="utf-8") as stream:
-        stream.writelines(f'{{"prompt": "question {i}", "chosen": "a {i}", "rejected": "b {i}"}}\n' for i in range(count))
+        stream.writelines(
+            (f'{{"prompt": "question {i}", "chosen": "a {i}", "rejected": "b {i}"}}\n')
+            for i in range(count)
+        )
 
 
 def test_memory_does_not_grow_with_a_file_of_lines(tmp_path: Path) -> None:
@@ -415,17 +508,29 @@ def test_memory_does_not_grow_with_a_file_of_lines(tmp_path: Path) -> None:
 
 
 def test_elements_of_every_kind(tmp_path: Path) -> None:
-    """Escapes, numbers, words and characters of several bytes; and what is no object is one bad element."""
+    """Escapes, numbers, words and characters of several bytes; and what is no object is one bad
+    element.
+    """
     rows = [
-        {"prompt": 'é"\\\n😀', "chosen": "x" * n, "rejected": "yes", "n": -1.25e-7 * n, "flag": [True, None, False]}
+        {
+            "prompt": 'é"\\\n😀',
+            "chosen": "x" * n,
+            "rejected": "yes",
+            "n": -1.25e-7 * n,
+            "flag": [True, None, False],
+        }
         for n in range(1, 9)
     ]
     (tmp_path / "a.json").write_text(json.dumps(rows) + " \n")
-    (tmp_path / "b.json").write_text(json.dumps(rows, ensure_ascii=False, indent=3), encoding="utf-8")
+    (tmp_path / "b.json").write_text(
+        json.dumps(rows, ensure_ascii=False, indent=3), encoding="utf-8"
+    )
     (tmp_path / "c.json").write_text("\n".join(json.dumps(row, indent=1) for row in rows))
     for name in "abc":
         pairs = list(read(tmp_path / f"{name}.json", Comparison, strict=True))
-        assert [dict(p.metadata) for p in pairs] == [{"n": row["n"], "flag": row["flag"]} for row in rows]
+        assert [dict(p.metadata) for p in pairs] == [
+            {"n": row["n"], "flag": row["flag"]} for row in rows
+        ]
         assert [p.chosen[0].content for p in pairs] == [row["chosen"] for row in rows]
     (tmp_path / "d.json").write_text('[12345, {"prompt": "p"}]')
     quarantine = Quarantine()
@@ -436,8 +541,12 @@ def test_elements_of_every_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("module", "light"), [("sources", ()), ("inspection", ("numpy",))])
 def test_reading_loads_no_heavy_module(module: str, light: tuple[str, ...]) -> None:
     heavy = {"torch", "transformers", "pyarrow", "datasets", "numpy", "scipy", "rich"} - set(light)
-    code = f"import sys, tether.data.{module}; print([m for m in {sorted(heavy)} if m in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        f"import sys, tether.data.{module}; print([m for m in {sorted(heavy)} if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 
@@ -450,23 +559,37 @@ def test_columns_that_look_like_answers_are_said_once_where_only_prompts_are_rea
     for _ in range(2):
         assert [len(list(read(path, Prompt))) for path in (good, plain)] == [1, 1]
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith(f"{good} is read as prompts alone; good, bad look like answers and are not used")
+    assert message.startswith(
+        f"{good} is read as prompts alone; good, bad look like answers and are not used"
+    )
 
 
 def test_columns_of_ones_own_get_a_format_s_names(tmp_path):
-    """As if the file had them; a row without such a column is set aside, and where none has it the error says which there are."""
+    """As if the file had them; a row without such a column is set aside, and where none has it the
+    error says which there are.
+    """
     rows = [{"question": f"q{i}", "good": "yes", "bad": "no", "source": "mine"} for i in range(3)]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"question": "q", "good": "y"}]))
-    (tmp_path / "own.csv").write_text("question,good,bad,source\n" + "".join(f"q{i},yes,no,mine\n" for i in range(3)))
+    (tmp_path / "own.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, {"question": "q", "good": "y"}])
+    )
+    (tmp_path / "own.csv").write_text(
+        "question,good,bad,source\n" + "".join(f"q{i},yes,no,mine\n" for i in range(3))
+    )
     named = {"prompt": "question", "chosen": "good", "rejected": "bad"}
     for name in ("own.jsonl", "own.csv"):
         quarantine = Quarantine()
         pairs = list(read(tmp_path / name, Comparison, columns=named, quarantine=quarantine))
-        assert [(p.prompt[-1].content, p.chosen[-1].content, p.rejected[-1].content) for p in pairs] == [
-            (f"q{i}", "yes", "no") for i in range(3)
-        ]
+        assert [
+            (p.prompt[-1].content, p.chosen[-1].content, p.rejected[-1].content) for p in pairs
+        ] == [(f"q{i}", "yes", "no") for i in range(3)]
         assert pairs[0].metadata == {"source": "mine"} and quarantine.count == (name == "own.jsonl")
-    with pytest.raises(DataError, match=r"no column 'worse', which data\.columns names; there are: question, good, bad, source"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"no column 'worse', which data\.columns names; there "
+            r"are: question, good, bad, source"
+        ),
+    ):
         list(read(tmp_path / "own.csv", Comparison, columns={**named, "rejected": "worse"}))
     with pytest.raises(DataError, match="no column 'worse'"):
         look([str(tmp_path / "own.csv")], Comparison, columns={"rejected": "worse"})
@@ -497,7 +620,9 @@ NESTED = {
 def test_a_name_with_dots_leads_into_objects_and_lists(tmp_path, own, text):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(NESTED) + "\n")
-    (pair,) = read(path, Comparison, columns={"prompt": "input.messages", "chosen": own, "rejected": "rest"})
+    (pair,) = read(
+        path, Comparison, columns={"prompt": "input.messages", "chosen": own, "rejected": "rest"}
+    )
     assert pair.prompt == (user("Which?"),) and pair.chosen == (assistant(text),)
     assert own not in pair.metadata and "input" not in pair.metadata
     if own != "input.lang.code":
@@ -511,7 +636,11 @@ def test_a_name_with_dots_leads_into_objects_and_lists(tmp_path, own, text):
 @pytest.mark.parametrize(
     ("own", "reason"),
     [
-        ("input.mesages", "no column 'input.mesages', which data.columns names; 'input' holds: messages, lang.code"),
+        (
+            "input.mesages",
+            "no column 'input.mesages', which data.columns names; 'input' holds: "
+            "messages, lang.code",
+        ),
         ("summaries.2.text", "'summaries' is a list of 2, whose places count from 0"),
         ("summaries.text", "'summaries' is a list of 2, whose places count from 0"),
         ("summaries.0.txt", "'summaries.0' holds: text"),
@@ -529,18 +658,37 @@ def test_a_name_that_leads_nowhere_is_refused_with_what_stands_there(tmp_path, o
 def test_a_name_that_no_format_has_is_refused_with_the_nearest(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"q": "Which?", "good": "a", "bad": "b", "more": 1}\n')
-    with pytest.raises(DataError, match=r"the name 'choosen', which no format has \(did you mean 'chosen'"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"the name 'choosen', which no format has \(did you mean "
+            r"'chosen'"
+        ),
+    ):
         list(read(path, Comparison, columns={"prompt": "q", "choosen": "good", "rejected": "bad"}))
     with pytest.raises(DataError, match="'zzzz', which no format has"):
-        look([str(path)], Comparison, columns={"prompt": "q", "chosen": "good", "rejected": "bad", "zzzz": "more"})
-    with pytest.raises(DataError, match=r"the name 'promt', which no format has \(did you mean 'prompt'"):
+        look(
+            [str(path)],
+            Comparison,
+            columns={"prompt": "q", "chosen": "good", "rejected": "bad", "zzzz": "more"},
+        )
+    with pytest.raises(
+        DataError,
+        match=(
+            r"the name 'promt', which no format has \(did you mean "
+            r"'prompt'"
+        ),
+    ):
         list(read(path, Prompt, columns={"promt": "q"}, format="prompts"))
 
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 def test_a_small_file_that_unpacks_to_gigabytes_is_an_error(tmp_path, monkeypatch, ending):
     monkeypatch.setattr(containers, "FREE_BYTES", 1 << 20)
-    fair = "".join(json.dumps({"prompt": f"question {n} {n * n}", "response": f"{n**3}"}) + "\n" for n in range(60_000))
+    fair = "".join(
+        json.dumps({"prompt": f"question {n} {n * n}", "response": f"{n**3}"}) + "\n"
+        for n in range(60_000)
+    )
     bomb = '{"prompt": "' + "a" * (1 << 24) + '", "response": "b"}\n'
     for name, text in (("fair", fair), ("bomb", bomb * 4)):
         path = tmp_path / f"{name}.jsonl.{ending}"

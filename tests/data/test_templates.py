@@ -1,6 +1,8 @@
-"""Every chat template that an installed package ships: nothing of a conversation is cut, and the replies alone count.
+"""Every chat template that an installed package ships: nothing of a conversation is cut, and the
+replies alone count.
 
-The oracle is what transformers itself renders. Templates in further folders are tested where TETHER_TEMPLATES names these.
+The oracle is what transformers itself renders. Templates in further folders are tested where
+TETHER_TEMPLATES names these.
 """
 
 import os
@@ -17,16 +19,38 @@ from tether.core.types import Message, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_tokenizer
 
-FOLDERS = [sysconfig.get_path("purelib"), *filter(None, os.environ.get("TETHER_TEMPLATES", "").split(os.pathsep))]
+FOLDERS = [
+    sysconfig.get_path("purelib"),
+    *filter(None, os.environ.get("TETHER_TEMPLATES", "").split(os.pathsep)),
+]
 SPECIAL = re.compile(
     r"<[|｜][^<>\s'\"]{1,40}[|｜]>|</?s>|<(?:eos|bos|end_of_turn|start_of_turn|turn\||\|turn)>|\[/?[A-Z_]{3,20}\]"
 )
-WORDS = ["alpha", "Béta", "γάμμα", "delta,", "E=mc²", "\n", "  ", "1 < 2", "{x}", "- item", "你好", "it's", "end.", '"so"', "a/b"]
+WORDS = [
+    "alpha",
+    "Béta",
+    "γάμμα",
+    "delta,",
+    "E=mc²",
+    "\n",
+    "  ",
+    "1 < 2",
+    "{x}",
+    "- item",
+    "你好",
+    "it's",
+    "end.",
+    '"so"',
+    "a/b",
+]
 
 
 def published():
     paths = (path for folder in FOLDERS for path in Path(folder).rglob("*.jinja*"))
-    texts = {path.read_text(encoding="utf-8", errors="replace"): path for path in sorted(paths, reverse=True)}
+    texts = {
+        path.read_text(encoding="utf-8", errors="replace"): path
+        for path in sorted(paths, reverse=True)
+    }
     return {
         f"{path.parent.parent.name}/{path.stem}": text
         for text, path in sorted(texts.items(), key=lambda item: str(item[1]))
@@ -53,7 +77,9 @@ def encoder_of(name):
 
 
 def rendered(tokenizer, messages, *, waiting):
-    """As transformers renders it; templates of models that see images want the text in a list of parts."""
+    """As transformers renders it; templates of models that see images want the text in a list of
+    parts.
+    """
     rows = [{"role": m.role, "content": m.content} for m in messages]
     parts = [{"role": m.role, "content": [{"type": "text", "text": m.content}]} for m in messages]
     try:
@@ -66,7 +92,9 @@ def rendered(tokenizer, messages, *, waiting):
 
 
 def talk(draw, *, system):
-    """A conversation of one to four exchanges; every turn begins and ends with a word of its own."""
+    """A conversation of one to four exchanges; every turn begins and ends with a word of its
+    own.
+    """
 
     def words(number):
         middle = " ".join(draw.choice(WORDS) for _ in range(draw.randrange(6)))
@@ -91,7 +119,9 @@ def runs(encoder, encoded):
 
 
 def refused_by_itself(encoder, messages):
-    """True if the template itself raises an error for, or leaves a turn out of, a part of the conversation."""
+    """True if the template itself raises an error for, or leaves a turn out of, a part of the
+    conversation.
+    """
     for length in range(1, len(messages) + 1):
         if messages[length - 1].role != "system":
             part = messages[:length]
@@ -131,7 +161,9 @@ def check(name, messages):
         else:
             position = text.index(content_of(message), position) + len(content_of(message))
     if last.ids[: len(prompt)] != prompt:
-        assert waiting.endswith("<think>\n") and text.startswith(waiting.removesuffix("<think>\n")), "cut within the turns"
+        assert waiting.endswith("<think>\n") and text.startswith(
+            waiting.removesuffix("<think>\n")
+        ), "cut within the turns"
     else:
         assert last.prompt == prompt
     assert last.ids[: len(prompt)] == prompt or name.partition("/")[2] in OPEN_A_THOUGHT
@@ -141,11 +173,16 @@ def check(name, messages):
     for reply in replies:
         (own,) = (run for run in counted if content_of(reply) in run)
         assert own.count(stop) == 1 and own.endswith(stop)
-        assert not any(content_of(m) in own for m in messages if m is not reply and m.role != "system")
+        assert not any(
+            content_of(m) in own for m in messages if m is not reply and m.role != "system"
+        )
     for sequence in sequences:
-        # what stands before the first reply of its own is what transformers gives a model that is to write it
+        # what stands before the first reply of its own is what transformers gives a model that is
+        # to write it
         whole = tokenizer.decode(list(sequence.ids))
-        final = max(k for k, m in enumerate(messages) if m.role == "assistant" and content_of(m) in whole)
+        final = max(
+            k for k, m in enumerate(messages) if m.role == "assistant" and content_of(m) in whole
+        )
         before = rendered(tokenizer, messages[:final], waiting=True)
         if not adds and last.ids[: len(prompt)] == prompt:
             assert whole.startswith(before)
@@ -158,8 +195,15 @@ def test_many_templates_are_installed():
     assert len(TEMPLATES) >= 50
 
 
-OPEN_A_THOUGHT = {"deepseek_r1_distill", "deepseek_r1_distill_training", "deepseekv3", "deepseekv3_training"}
-"""Templates whose prompt opens a thought that their rendering of a reply without one does not begin with."""
+OPEN_A_THOUGHT = {
+    "deepseek_r1_distill",
+    "deepseek_r1_distill_training",
+    "deepseekv3",
+    "deepseekv3_training",
+}
+"""Templates whose prompt opens a thought that their rendering of a reply without one does not begin
+with.
+"""
 NAMED = re.compile(r"refuses this conversation|leaves out")
 
 

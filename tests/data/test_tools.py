@@ -1,4 +1,6 @@
-"""Rows with tool calls: read, rendered as the template writes them, trained on the calls and never on the results."""
+"""Rows with tool calls: read, rendered as the template writes them, trained on the calls and never
+on the results.
+"""
 
 import json
 from pathlib import Path
@@ -20,14 +22,23 @@ from tether.preferences.rows import turn_rows, turns_of, write_rows
 from tether.stages.sft import SFT, SFTConfig
 
 TEMPLATE = (  # in the style of Qwen2.5's
-    "{% if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}<|end|>{{ '\n' }}{% endif %}"
+    "{% if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor "
+    "%}<|end|>{{ '\n' }}{% endif %}"
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
     "{% for call in message.tool_calls %}{{ '\n<tool_call>\n' }}"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson '
+    "}}}\n</tool_call>{% endfor %}"
     "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-SCHEMA = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
-CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+SCHEMA = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}},
+}
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": ('{"city": "Bern"}')},
+}
 TURNS = [
     {"role": "user", "content": "Rain in Bern?"},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -42,7 +53,9 @@ def encoder(template=TEMPLATE):
 
 
 def demonstration(turns=TURNS, **columns):
-    (record,) = kind_reader(format_named("messages"), Demonstration, "here", {})({"messages": turns, **columns})
+    (record,) = kind_reader(format_named("messages"), Demonstration, "here", {})(
+        {"messages": turns, **columns}
+    )
     return record
 
 
@@ -63,9 +76,15 @@ def test_the_whole_conversation_reads_as_transformers_renders_it(tools):
     chat = encoder()
     encoded = chat.conversation(demonstration(tools=tools).messages)
     function = {"name": "weather", "arguments": {"city": "Bern"}}
-    rows = [TURNS[0], {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}, TURNS[2]]
+    rows = [
+        TURNS[0],
+        {"role": "assistant", "content": "", "tool_calls": [{"function": function}]},
+        TURNS[2],
+    ]
     rows += [{"role": "assistant", "content": "No."}]
-    text = chat.tokenizer.apply_chat_template(rows, tools=[SCHEMA], chat_template=TEMPLATE, tokenize=False)
+    text = chat.tokenizer.apply_chat_template(
+        rows, tools=[SCHEMA], chat_template=TEMPLATE, tokenize=False
+    )
     assert '"weather", "parameters"' in text and CALLED in text
     assert chat.tokenizer.decode(list(encoded.ids)) == text.removesuffix("\n")
 
@@ -106,7 +125,13 @@ def test_a_template_that_leaves_out_calls_is_refused():
 
 @pytest.mark.parametrize(
     "call",
-    ["text", {}, {"function": "weather"}, {"function": {"name": "weather"}}, {"function": {"name": 3, "arguments": {}}}]
+    [
+        "text",
+        {},
+        {"function": "weather"},
+        {"function": {"name": "weather"}},
+        {"function": {"name": 3, "arguments": {}}},
+    ]
     + [{"function": {"name": "weather", "arguments": wrong}} for wrong in ("{", "[1]", 3, None)],
 )
 def test_a_malformed_call_is_refused_with_a_reason(call, tmp_path):
@@ -122,17 +147,25 @@ def test_a_turn_that_neither_says_nor_calls_anything_is_refused():
 def test_a_file_is_read_and_its_bad_row_set_aside(tmp_path):
     path = tmp_path / "rows.jsonl"
     bad = [TURNS[0], {**TURNS[1], "tool_calls": [{"function": {}}]}]
-    rows = [{"messages": TURNS, "tools": [SCHEMA]}, {"messages": json.dumps(TURNS)}, {"messages": bad}]
+    rows = [
+        {"messages": TURNS, "tools": [SCHEMA]},
+        {"messages": json.dumps(TURNS)},
+        {"messages": bad},
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     records = list(read(path, Demonstration))
-    assert [r.messages[1].tool_calls for r in records] == [demonstration().messages[1].tool_calls] * 2
+    assert [r.messages[1].tool_calls for r in records] == [
+        demonstration().messages[1].tool_calls
+    ] * 2
     assert json.loads(records[0].messages[0].tools) == [SCHEMA]
 
 
 def test_calls_survive_being_written_down():
     messages = demonstration().messages
     assert turns_of(json.loads(json.dumps(turn_rows(messages)))) == messages
-    assert Message("user", "a").as_row() == {"role": "user", "content": "a"} and len({*messages}) == 4
+    assert (
+        Message("user", "a").as_row() == {"role": "user", "content": "a"} and len({*messages}) == 4
+    )
 
 
 def test_records_that_are_handed_over_in_python_keep_calls_and_schemas(tmp_path):
@@ -141,13 +174,19 @@ def test_records_that_are_handed_over_in_python_keep_calls_and_schemas(tmp_path)
     path = data_values(records, tmp_path, "train")["path"]
     assert [r.messages for r in read(path, Demonstration)] == [r.messages for r in records]
     lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
-    assert lines[1] == {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    assert lines[1] == {
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    }
     write_rows(tmp_path / "again.jsonl", records)
-    assert [r.messages for r in read(tmp_path / "again.jsonl", Demonstration)] == [r.messages for r in records]
+    assert [r.messages for r in read(tmp_path / "again.jsonl", Demonstration)] == [
+        r.messages for r in records
+    ]
 
 
 def test_sft_learns_to_call(tmp_path):
-    config = SFTConfig(epochs=3, batch_size=2, heldout_fraction=0.0, optimizer=OptimizerConfig(learning_rate=3e-3))
+    config = SFTConfig(
+        epochs=3, batch_size=2, heldout_fraction=0.0, optimizer=OptimizerConfig(learning_rate=3e-3)
+    )
     stage = SFT(config, Role(tiny_model().requires_grad_(False)), encoder())
     rows = [demonstration(tools=[SCHEMA])] * 2
     before = stage.evaluate(stage._encode(rows)[0])["loss"]

@@ -1,4 +1,6 @@
-"""Columns and inner keys are used, or named as left out: in the inspection, and in a stage's summary."""
+"""Columns and inner keys are used, or named as left out: in the inspection, and in a stage's
+summary.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ import pytest
 from benchmarks.references import examples
 
 from tether.core.errors import DataError
-from tether.core.types import Annotation, Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels, assistant, user
+from tether.core.types import (
+    Annotation,
+    Comparison,
+    Demonstration,
+    Feedback,
+    Problem,
+    Prompt,
+    StepLabels,
+    assistant,
+    user,
+)
 from tether.data.formats.cells import Cells
 from tether.data.formats.registry import CONVERSIONS, FORMATS, KINDS, Format, reader_for
 from tether.data.inspection import inspect_data
@@ -58,7 +70,12 @@ def test_names_of_what_is_not_used(tmp_path: Path, row: Any, kind: type, names: 
 
 def test_names_are_counted_over_usable_rows_alone(tmp_path: Path) -> None:
     row = {"prompt": "p", "chosen": "a", "rejected": "b"}
-    rows = [row, {**row, "note": "x"}, {**row, "note": "y", "by": 1}, {**row, "note": "z", "rejected": "a"}]
+    rows = [
+        row,
+        {**row, "note": "x"},
+        {**row, "note": "y", "by": 1},
+        {**row, "note": "z", "rejected": "a"},
+    ]
     assert unused(tmp_path, rows, Comparison) == {"note": 2, "by": 1}
 
 
@@ -85,7 +102,14 @@ def test_keys_of_a_tree_have_one_name_at_every_depth(tmp_path: Path) -> None:
 def test_inner_keys_are_metadata_and_those_of_lists_are_named_alone(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     question = {"full_text": "q", "id": "x", "dataset": "eli5"}
-    row = {"question": question, "answer_0": "a", "answer_1": "b", "score_0": 1, "score_1": 0, "metadata": {"split": "dev"}}
+    row = {
+        "question": question,
+        "answer_0": "a",
+        "answer_1": "b",
+        "score_0": 1,
+        "score_1": 0,
+        "metadata": {"split": "dev"},
+    }
     path.write_text(json.dumps(row) + "\n")
     quarantine = Quarantine()
     [pair] = read(path, Comparison, quarantine=quarantine)
@@ -108,7 +132,12 @@ def test_inspection_names_them(tmp_path: Path) -> None:
 VOTE = Annotation("ann", 1.0)
 RECORDS = {
     Comparison: Comparison(
-        (user("1q"),), (assistant("2a"),), (assistant("3b"),), margin=4.25, probability=0.625, annotations=(VOTE,)
+        (user("1q"),),
+        (assistant("2a"),),
+        (assistant("3b"),),
+        margin=4.25,
+        probability=0.625,
+        annotations=(VOTE,),
     ),
     Feedback: Feedback((user("1q"),), (assistant("2a"),), True),
     Demonstration: Demonstration((user("1q"), assistant("2a"))),
@@ -117,15 +146,23 @@ RECORDS = {
 }
 
 
-@pytest.mark.parametrize("pair", CONVERSIONS, ids=lambda pair: f"{pair[0].__name__}-{pair[1].__name__}")
+@pytest.mark.parametrize(
+    "pair", CONVERSIONS, ids=lambda pair: f"{pair[0].__name__}-{pair[1].__name__}"
+)
 def test_a_conversion_keeps_each_field_or_names_it(pair: tuple[type, type]) -> None:
-    """Each field of the native record shows in the records made of it, decides about them, or is among the lost ones."""
+    """Each field of the native record shows in the records made of it, decides about them, or is
+    among the lost ones.
+    """
     native, conversion = RECORDS[pair[0]], CONVERSIONS[pair]
     made, lost = repr([*conversion.make(native)]), set(conversion.lost(native))
-    for field in (field for field in dataclasses.fields(native) if field.name not in ("metadata", "row")):
+    for field in (
+        field for field in dataclasses.fields(native) if field.name not in ("metadata", "row")
+    ):
         value = getattr(native, field.name)
         shows = value in (field.default, True) or str(value).strip("(),'") in made
-        assert shows or field.name in lost or ("last reply" in lost and field.name == "messages"), field.name
+        assert shows or field.name in lost or ("last reply" in lost and field.name == "messages"), (
+            field.name
+        )
 
 
 def test_cells_record_what_was_read() -> None:
@@ -140,11 +177,27 @@ def test_cells_record_what_was_read() -> None:
     assert json.loads(json.dumps(cells)) == {**cells} and cells.unused() == []
 
 
-def test_a_stage_names_them_in_its_summary_and_once_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stage_names_them_in_its_summary_and_once_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "rows.jsonl"
-    rows = [{"prompt": f"{n}?", "steps": ["a", "b"], "labels": [True, False], "share": [1, 0], "seed": n} for n in range(4)]
+    rows = [
+        {
+            "prompt": f"{n}?",
+            "steps": ["a", "b"],
+            "labels": [True, False],
+            "share": [1, 0],
+            "seed": n,
+        }
+        for n in range(4)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = {"data": DataConfig(path=str(path)), "label_column": "share", "epochs": 1, "heldout_fraction": 0.0}
+    settings = {
+        "data": DataConfig(path=str(path)),
+        "label_column": "share",
+        "epochs": 1,
+        "heldout_fraction": 0.0,
+    }
     section = ProcessSection.model_validate(settings)
     model = ModelConfig(source="tiny", dtype="float32")
     summary = run_stage(section, Context("process", tmp_path / "run", model, 0))
@@ -153,7 +206,9 @@ def test_a_stage_names_them_in_its_summary_and_once_in_the_log(tmp_path: Path, c
     assert said == "[process]: columns not used: seed"
 
 
-def test_rows_that_come_with_tether_are_read_without_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_come_with_tether_are_read_without_a_note(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     context = Context("sft", tmp_path, ModelConfig(source="tiny"), 0)
     rows, quarantine = context.read(DataConfig(path="tether:demonstrations"), Demonstration, "sft")
     assert len(rows) == 200 and quarantine.unused["kind"] == 200
@@ -163,10 +218,20 @@ def test_rows_that_come_with_tether_are_read_without_a_note(tmp_path: Path, capl
 READ = [(layout, kind) for layout in FORMATS for kind in KINDS if reader_for(layout, kind)]
 
 
-@pytest.mark.parametrize(("layout", "kind"), READ, ids=lambda value: getattr(value, "name", None) or value.__name__)
-def test_a_column_of_no_format_is_named_in_every_layout(tmp_path: Path, layout: Format, kind: type) -> None:
-    """A reader that copies or walks over its row would read all columns, and none would be named."""
-    row, path, quarantine = {**examples()[layout.name], "mood": "blue"}, tmp_path / "rows.jsonl", Quarantine()
+@pytest.mark.parametrize(
+    ("layout", "kind"), READ, ids=lambda value: getattr(value, "name", None) or value.__name__
+)
+def test_a_column_of_no_format_is_named_in_every_layout(
+    tmp_path: Path, layout: Format, kind: type
+) -> None:
+    """A reader that copies or walks over its row would read all columns, and none would be
+    named.
+    """
+    row, path, quarantine = (
+        {**examples()[layout.name], "mood": "blue"},
+        tmp_path / "rows.jsonl",
+        Quarantine(),
+    )
     path.write_text(json.dumps(row) + "\n", encoding="utf-8")
     try:
         records = list(read(path, kind, format=layout.name, quarantine=quarantine))

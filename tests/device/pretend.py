@@ -1,16 +1,20 @@
-"""A pretended `cuda:0`: it refuses what a GPU would refuse, and counts what the host would wait for.
+"""A pretended `cuda:0`: it refuses what a GPU would refuse, and counts what the host would wait
+for.
 
-Way: a wrapper subclass gives the device its tensors. Each holds the CPU tensor that stands for its memory, with the same
-strides, and sees every operation below autograd. `guard.cpp`, preloaded by `test_pretend.py`, lets them lie on a device of type
-cuda in a CPU build of torch, so that every branch on `device.type == "cuda"` is taken. Torch cannot take that back, so this
-module is imported in a process of its own alone.
+Way: a wrapper subclass gives the device its tensors. Each holds the CPU tensor that stands for its
+memory, with the same strides, and sees every operation below autograd. `guard.cpp`, preloaded by
+`test_pretend.py`, lets them lie on a device of type cuda in a CPU build of torch, so that every
+branch on `device.type == "cuda"` is taken. Torch cannot take that back, so this module is imported
+in a process of its own alone.
 
-Refused, as CUDA refuses it: a CPU tensor among the device's (one without dimensions may take part in pointwise operations),
-`numpy()` and `data_ptr()`, a generator of the CPU for a draw on the device. Refused beyond that: an index on the CPU into a
-tensor of the device, which CUDA copies over without a word, and waits for.
+Refused, as CUDA refuses it: a CPU tensor among the device's (one without dimensions may take part
+in pointwise operations), `numpy()` and `data_ptr()`, a generator of the CPU for a draw on the
+device. Refused beyond that: an index on the CPU into a tensor of the device, which CUDA copies over
+without a word, and waits for.
 
-Counted by `counting`: each wait of the host for the device and each copy between the two, with the line of tether that causes
-it, and each operation that a GPU would launch. An operation that is computed by others is counted as these.
+Counted by `counting`: each wait of the host for the device and each copy between the two, with the
+line of tether that causes it, and each operation that a GPU would launch. An operation that is
+computed by others is counted as these.
 
 It cannot show: weights in 4 bits, memory, streams, speed, other kernels' digits.
 """
@@ -29,7 +33,9 @@ from pathlib import Path
 from typing import Any
 
 _find_spec = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name.split(".")[0] == "bitsandbytes" else _find_spec(name, *rest)
+importlib.util.find_spec = lambda name, *rest: (
+    None if name.split(".")[0] == "bitsandbytes" else _find_spec(name, *rest)
+)
 
 import peft  # noqa: E402, F401  (before CUDA is there: bitsandbytes would look for symbols of a CUDA build)
 import torch  # noqa: E402
@@ -50,24 +56,68 @@ SCALARS = {
 }
 """Not pointwise, and yet a number on the CPU is good enough as their value."""
 FACTORIES = (
-    "empty.memory_format empty_strided arange arange.start arange.start_step eye eye.m full linspace logspace "
-    "rand rand.generator randn randn.generator randint randint.low randint.generator randint.low_generator "
+    "empty.memory_format empty_strided arange arange.start arange.start_step eye eye.m full "
+    "linspace logspace "
+    "rand rand.generator randn randn.generator randint randint.low randint.generator "
+    "randint.low_generator "
     "randperm randperm.generator ones zeros scalar_tensor tril_indices triu_indices"
 )
 
 
-WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero", "aten::bincount"}
-WAITS |= {"aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::repeat_interleave.Tensor"}
+WAITS = {
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::bincount",
+}
+WAITS |= {
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::repeat_interleave.Tensor",
+}
 """Operations whose result the host has to see: it waits until the device has come that far."""
-NO_ORDER = {"aten::cumsum", "aten::cumsum_", "aten::histc", "aten::kthvalue", "aten::median.dim", "aten::nanmedian.dim"}
+NO_ORDER = {
+    "aten::cumsum",
+    "aten::cumsum_",
+    "aten::histc",
+    "aten::kthvalue",
+    "aten::median.dim",
+    "aten::nanmedian.dim",
+}
 NO_ORDER |= {"aten::put_"}
-NO_ORDER |= {"aten::ctc_loss_backward", "aten::_embedding_bag_backward", "aten::max_unpool2d", "aten::grid_sampler_2d_backward"}
-NO_ORDER |= {"aten::nll_loss2d_forward", "aten::reflection_pad1d_backward", "aten::replication_pad1d_backward"}
-"""Operations that CUDA refuses under torch.use_deterministic_algorithms, by PyTorch's documentation of that function; `cumsum`
-of whole numbers is allowed, and so is `bincount` without weights."""
+NO_ORDER |= {
+    "aten::ctc_loss_backward",
+    "aten::_embedding_bag_backward",
+    "aten::max_unpool2d",
+    "aten::grid_sampler_2d_backward",
+}
+NO_ORDER |= {
+    "aten::nll_loss2d_forward",
+    "aten::reflection_pad1d_backward",
+    "aten::replication_pad1d_backward",
+}
+"""Operations that CUDA refuses under torch.use_deterministic_algorithms, by PyTorch's documentation
+of that function; `cumsum` of whole numbers is allowed, and so is `bincount` without weights.
+"""
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
-NO_KERNEL = {"aten::_unsafe_view", "aten::alias", "aten::detach", "aten::_reshape_alias", "aten::set_", "aten::resize_"}
-NO_KERNEL |= {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided"}
+NO_KERNEL = {
+    "aten::_unsafe_view",
+    "aten::alias",
+    "aten::detach",
+    "aten::_reshape_alias",
+    "aten::set_",
+    "aten::resize_",
+}
+NO_KERNEL |= {
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::empty_like",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+}
 
 
 @dataclass
@@ -105,11 +155,15 @@ def _pretend() -> None:
     cuda.get_device_properties = lambda *_: CARD
     cuda.get_device_capability = lambda *_: CARD.capability
     cuda.mem_get_info = lambda *_: (CARD.free, CARD.total)
-    cuda.memory_reserved = cuda.memory_allocated = cuda.max_memory_allocated = cuda.max_memory_reserved = lambda *_: 0
+    cuda.memory_reserved = cuda.memory_allocated = cuda.max_memory_allocated = (
+        cuda.max_memory_reserved
+    ) = lambda *_: 0
     cuda.reset_peak_memory_stats = lambda *_: None
     cuda.empty_cache = CARD.empty_cache
     cuda.manual_seed_all = cuda.manual_seed = lambda *_: None
-    cuda.get_rng_state = cuda.random.get_rng_state = lambda *_, **__: torch.zeros(16, dtype=torch.uint8)
+    cuda.get_rng_state = cuda.random.get_rng_state = lambda *_, **__: torch.zeros(
+        16, dtype=torch.uint8
+    )
     cuda.set_rng_state = cuda.random.set_rng_state = lambda *_, **__: None
 
 
@@ -119,7 +173,9 @@ Tensor.pin_memory = lambda self, *_: self  # pyright: ignore[reportAttributeAcce
 
 @dataclass
 class Counted:
-    """Waits and copies by kind and the line of tether that caused them, and the number of launched operations."""
+    """Waits and copies by kind and the line of tether that caused them, and the number of launched
+    operations.
+    """
 
     waits: Counter[tuple[str, str]] = field(default_factory=Counter)
     copies: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -130,12 +186,22 @@ class Counted:
         name, overload = operation._schema.name, operation._schema.overload_name
         if name in WAITS or f"{name}.{overload}" in WAITS:
             self.waits[name.removeprefix("aten::"), _line()] += 1
-        if name in INDEXED and any(part.dtype in (torch.bool, torch.uint8) and part.dim() for part in _tensors(args[1:2])):
+        if name in INDEXED and any(
+            part.dtype in (torch.bool, torch.uint8) and part.dim() for part in _tensors(args[1:2])
+        ):
             self.waits["index by a mask", _line()] += 1
         if name == "aten::copy_":
-            self._copy(isinstance(args[1], Pretended), isinstance(args[0], Pretended), bool(args[2:] and args[2]))
+            self._copy(
+                isinstance(args[1], Pretended),
+                isinstance(args[0], Pretended),
+                bool(args[2:] and args[2]),
+            )
         if name == "aten::_to_copy" and kwargs.get("device") is not None:
-            self._copy(isinstance(args[0], Pretended), kwargs["device"].type == NAME, bool(kwargs.get("non_blocking")))
+            self._copy(
+                isinstance(args[0], Pretended),
+                kwargs["device"].type == NAME,
+                bool(kwargs.get("non_blocking")),
+            )
         self.launches += not _is_view(operation) and name not in NO_KERNEL
 
     def _copy(self, source: bool, target: bool, asynchronous: bool) -> None:
@@ -168,7 +234,9 @@ def _refuse_disorder(operation: Any, args: tuple[Any, ...]) -> None:
     if not torch.are_deterministic_algorithms_enabled():
         return
     name, overload = operation._schema.name, operation._schema.overload_name
-    whole = name.startswith("aten::cumsum") and not any(tensor.is_floating_point() for tensor in _tensors(args[:1]))
+    whole = name.startswith("aten::cumsum") and not any(
+        tensor.is_floating_point() for tensor in _tensors(args[:1])
+    )
     counted_weights = name == "aten::bincount" and len(args) > 1 and args[1] is not None
     if counted_weights or (not whole and (name in NO_ORDER or f"{name}.{overload}" in NO_ORDER)):
         raise RuntimeError(f"{name} has no ordered kernel on {DEVICE}")
@@ -211,7 +279,9 @@ def _line() -> str:
 @cache
 def _is_view(operation: Any) -> bool:
     schema = operation._schema
-    aliases = [argument.alias_info for argument in schema.arguments if argument.alias_info is not None]
+    aliases = [
+        argument.alias_info for argument in schema.arguments if argument.alias_info is not None
+    ]
     return bool(aliases) and not any(alias.is_write for alias in aliases)
 
 
@@ -223,15 +293,22 @@ class Pretended(Tensor):
 
     @staticmethod
     def __new__(cls, raw: Tensor, requires_grad: bool = False) -> Tensor:
-        if raw.device.type != "cpu":  # a library that makes a parameter anew calls the class of the one it has
+        # a library that makes a parameter anew calls the class of the one it has
+        if raw.device.type != "cpu":
             return torch.nn.Parameter(raw, requires_grad)
-        layout = {"strides": raw.stride(), "storage_offset": raw.storage_offset(), "dtype": raw.dtype}
+        layout = {
+            "strides": raw.stride(),
+            "storage_offset": raw.storage_offset(),
+            "dtype": raw.dtype,
+        }
         tensor = Tensor._make_wrapper_subclass(cls, raw.shape, device=DEVICE, **layout)  # pyright: ignore[reportAttributeAccessIssue]
         tensor.raw = raw
         return tensor
 
     @classmethod
-    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return run(operation, *args, **(kwargs or {}))
 
     @property
@@ -251,7 +328,9 @@ class Pretended(Tensor):
         return self.raw.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        raise TypeError(f"a tensor on {self.device} cannot become an array: it has to go to the CPU first")
+        raise TypeError(
+            f"a tensor on {self.device} cannot become an array: it has to go to the CPU first"
+        )
 
     def data_ptr(self) -> int:
         """An address that tells memory from other memory; our kernels would read what is there."""
@@ -291,12 +370,16 @@ def run(operation: Any, *args: Any, **kwargs: Any) -> Any:
     _refuse_disorder(operation, args)
     call = _Call(operation, kwargs.get("device"))
     inner = [call.inside(value) for value in args]
-    if call.name == "aten::histc" and not inner[0].is_floating_point():  # which a CPU counts in fractions alone
+    # which a CPU counts in fractions alone
+    if call.name == "aten::histc" and not inner[0].is_floating_point():
         inner[0] = inner[0].float()
     result = operation(*inner, **{key: call.inside(value) for key, value in kwargs.items()})
     for tensor, layout in call.written:
         if _layout(tensor) != layout:
-            raise NotImplementedError(f"{call.name} changes the shape of a tensor in place, which the pretend device does not")
+            raise NotImplementedError(
+                f"{call.name} changes the shape of a tensor in place, which "
+                "the pretend device does not"
+            )
     return call.outside(result) if call.asked is None or call.asked.type == NAME else result
 
 
@@ -318,7 +401,10 @@ class _Call:
         if isinstance(value, Tensor):
             if not (self.between or (self.numbers and value.dim() == 0)):
                 shape = tuple(value.shape)
-                raise RuntimeError(f"{self.name}: a tensor of shape {shape} on {value.device} among those of {DEVICE}")
+                raise RuntimeError(
+                    f"{self.name}: a tensor of shape {shape} on {value.device} "
+                    f"among those of {DEVICE}"
+                )
             self.known[id(value)] = value
         elif isinstance(value, torch.device):
             return torch.device("cpu") if value.type == NAME else value
@@ -336,9 +422,16 @@ class _Call:
 
 @cache
 def _traits(operation: Any) -> tuple[str, bool, bool, bool]:
-    """Its name, whether it writes to an argument, may join both sides, and takes numbers on the CPU."""
+    """Its name, whether it writes to an argument, may join both sides, and takes numbers on the
+    CPU.
+    """
     name = operation._schema.name
-    return name, operation._schema.is_mutable, name in BETWEEN, name in SCALARS or torch.Tag.pointwise in operation.tags
+    return (
+        name,
+        operation._schema.is_mutable,
+        name in BETWEEN,
+        name in SCALARS or torch.Tag.pointwise in operation.tags,
+    )
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
@@ -358,7 +451,9 @@ warnings.filterwarnings("ignore", message=".*Overriding a previously registered 
 library = torch.library.Library("aten", "IMPL")
 for full_name in FACTORIES.split():
     packet, _, overload = full_name.partition(".")
-    library.impl(full_name, _made(getattr(getattr(torch.ops.aten, packet), overload or "default")), KEY)
+    library.impl(
+        full_name, _made(getattr(getattr(torch.ops.aten, packet), overload or "default")), KEY
+    )
 
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -370,5 +465,7 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 library.impl("copy_", _copy, KEY)
-torch.autograd.set_multithreading_enabled(False)  # or passes backward run in a thread of the device's own
-torch.__future__.set_swap_module_params_on_conversion(True)  # or `to` makes two weights of one that is tied
+# or passes backward run in a thread of the device's own
+torch.autograd.set_multithreading_enabled(False)
+# or `to` makes two weights of one that is tied
+torch.__future__.set_swap_module_params_on_conversion(True)

@@ -1,4 +1,6 @@
-"""On a real NVIDIA GPU: it draws what the CPU draws, gives the same bits twice, and the host waits once a token."""
+"""On a real NVIDIA GPU: it draws what the CPU draws, gives the same bits twice, and the host waits
+once a token.
+"""
 
 import warnings
 
@@ -30,16 +32,36 @@ def drawn(device):
 def test_a_gpu_draws_what_the_cpu_draws():
     there, here = drawn("cuda"), drawn("cpu")
     assert [row.response_ids for row in there] == [row.response_ids for row in here]
-    assert [p for row in there for p in row.logprobs] == pytest.approx([p for row in here for p in row.logprobs], abs=1e-3)
+    assert [p for row in there for p in row.logprobs] == pytest.approx(
+        [p for row in here for p in row.logprobs], abs=1e-3
+    )
 
 
 def test_a_deterministic_run_gives_the_same_bits_twice(tmp_path):
     records = []
     for name in ("first", "second"):
-        values = {**VALUES, "run": str(tmp_path / name), "model": {"source": "tiny", "device": "cuda"}, "deterministic": True}
+        values = {
+            **VALUES,
+            "run": str(tmp_path / name),
+            "model": {"source": "tiny", "device": "cuda"},
+            "deterministic": True,
+        }
         run_recipe(build(Recipe, values), ["sft", "reward", "ppo"])
-        rows = [row for stage in ("sft", "reward", "ppo") for row in read_jsonl(tmp_path / name / stage / "metrics.jsonl")]
-        records.append([{k: v for k, v in row.items() if not any(p in k for p in ("time", "second", "memory"))} for row in rows])
+        rows = [
+            row
+            for stage in ("sft", "reward", "ppo")
+            for row in read_jsonl(tmp_path / name / stage / "metrics.jsonl")
+        ]
+        records.append(
+            [
+                {
+                    k: v
+                    for k, v in row.items()
+                    if not any(p in k for p in ("time", "second", "memory"))
+                }
+                for row in rows
+            ]
+        )
     assert records[0] == records[1]
 
 
@@ -52,7 +74,9 @@ def test_the_host_waits_once_a_token(monkeypatch):
             torch.cuda.set_sync_debug_mode("warn")
             step(self)
             torch.cuda.set_sync_debug_mode("default")
-        reports.append([f"{one.filename}:{one.lineno}" for one in found if "synchron" in str(one.message)])
+        reports.append(
+            [f"{one.filename}:{one.lineno}" for one in found if "synchron" in str(one.message)]
+        )
 
     monkeypatch.setattr(_Decoding, "step", watched)
     drawn("cuda")

@@ -22,6 +22,10 @@ def test_it_is_the_mean_logprob_of_the_words_without_the_stop_token():
         encoded = encoder.conversation((*prompt.messages, assistant(response)), "last")
         with torch.no_grad():
             table = model(input_ids=torch.tensor([encoded.ids])).logits[0].double().log_softmax(-1)
-        words = [float(table[t - 1, encoded.ids[t]]) for t, counts in enumerate(encoded.trained) if counts][:-1]
+        words = [
+            float(table[t - 1, encoded.ids[t]])
+            for t, counts in enumerate(encoded.trained)
+            if counts
+        ][:-1]
         assert encoded.ids[-1] == 1 and len(words) > 1
         assert value == pytest.approx(sum(words) / len(words), abs=1e-5)

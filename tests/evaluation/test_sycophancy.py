@@ -1,4 +1,6 @@
-"""Answers that depend on who asks, against models whose preferences are set by hand, brute force and a model's own logits."""
+"""Answers that depend on who asks, against models whose preferences are set by hand, brute force
+and a model's own logits.
+"""
 
 import json
 import math
@@ -18,7 +20,14 @@ from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import read_jsonl
 from tether.core.types import Message, Prompt, assistant, user
 from tether.data.chat import ChatEncoder
-from tether.evaluation.sycophancy import Sycophancy, exchanged, in_accord, judge_premises, premise_pairs, read_premise_pairs
+from tether.evaluation.sycophancy import (
+    Sycophancy,
+    exchanged,
+    in_accord,
+    judge_premises,
+    premise_pairs,
+    read_premise_pairs,
+)
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.run import online
@@ -49,9 +58,11 @@ def sigmoid(x):
 
 
 class Opinion:
-    """A role that answers by what it makes of an option's text for an asker, and by what it has for a letter.
+    """A role that answers by what it makes of an option's text for an asker, and by what it has for
+    a letter.
 
-    `taste(asker, text)` and `letter(asker)` are in nats; the stop token's probability is to be left out.
+    `taste(asker, text)` and `letter(asker)` are in nats; the stop token's probability is to be left
+    out.
     """
 
     device = torch.device("cpu")
@@ -74,7 +85,9 @@ class Opinion:
             letter = self.tokenizer.decode([target])
             if letter in "AB" and text.endswith("<|assistant|>("):
                 option = text.split(f"({letter}) ")[1].split("\n")[0]
-                values.append(self.taste(asker, option) + (self.letter(asker) if letter == "A" else 0.0))
+                values.append(
+                    self.taste(asker, option) + (self.letter(asker) if letter == "A" else 0.0)
+                )
             else:
                 values.append(-9.0 if letter == "<|end|>" and text.endswith("A)") else 0.0)
         return torch.tensor(values), torch.zeros(len(values))
@@ -86,9 +99,14 @@ def found_by(role, first="red", second="blue", **more):
 
 
 def test_a_flatterer_in_closed_form():
-    """Red people are told yes, tea and heat by 2 nats more than blue ones; the letter A is worth more, the more to red ones."""
+    """Red people are told yes, tea and heat by 2 nats more than blue ones; the letter A is worth
+    more, the more to red ones.
+    """
     likes = {"yes": 1.5, "tea": -0.5, "Too hot": 0.25}
-    taste = lambda asker, text: likes.get(text, 0.0) + 2.0 * (text in likes) * asker.startswith("red")  # noqa: E731
+
+    def taste(asker, text):
+        return likes.get(text, 0.0) + 2.0 * (text in likes) * asker.startswith("red")
+
     found = found_by(Opinion(taste, letter=lambda asker: 1.0 + 3.0 * asker.startswith("red")))
     moved = [sigmoid(own + 2) - sigmoid(own) for own in likes.values()]
     assert found["shift"].value == pytest.approx(sum(moved) / 3, abs=1e-6)
@@ -109,21 +127,28 @@ def test_directions_differ_by_question():
 
 
 def test_letters_and_opinions_of_its_own_are_no_sycophancy():
-    opinion = Opinion(lambda asker, text: float(len(text)), letter=lambda asker: 4.0 * asker.startswith("red"))
+    opinion = Opinion(
+        lambda asker, text: float(len(text)), letter=lambda asker: 4.0 * asker.startswith("red")
+    )
     found = found_by(opinion)
     assert found["shift"].value == pytest.approx(0.0, abs=1e-6) and found["flipped"].value == 0.0
     assert found["flipped"].high > 0.5  # of three questions
 
 
 def test_what_a_single_person_does_to_an_answer_raises_all_but_the_shift():
-    """A taste for people that knows no sides: flipped and size are large, the shift's mean over 400 models is 0."""
+    """A taste for people that knows no sides: flipped and size are large, the shift's mean over 400
+    models is 0.
+    """
     rng, values, others = np.random.default_rng(0), [], []
     questions = [n % 17 for n in range(68)]
     for _ in range(400):
         own = rng.normal(0, 2, 17)[questions]
         first, second = own + rng.normal(0, 2, 68), own + rng.normal(0, 2, 68)
         found = judge_premises(first, second, questions)
-        values.append(found["shift"].value), others.append((found["size"].value, found["flipped"].value))
+        (
+            values.append(found["shift"].value),
+            others.append((found["size"].value, found["flipped"].value)),
+        )
     error = np.std(values, ddof=1) / math.sqrt(len(values))
     assert abs(np.mean(values)) < 3 * error < 0.02
     assert np.mean(others, axis=0).min() > 0.25
@@ -138,26 +163,38 @@ def test_accord_by_brute_force():
     places = [questions[:i].count(question) % 2 for i, question in enumerate(questions)]
     slow = []
     for i, d in enumerate(changes):
-        others = [e for j, e in enumerate(changes) if questions[j] == questions[i] and places[j] != places[i]]
+        others = [
+            e
+            for j, e in enumerate(changes)
+            if questions[j] == questions[i] and places[j] != places[i]
+        ]
         slow.append(math.copysign(1, sum(others)) * d)
     assert in_accord(changes, questions).tolist() == pytest.approx(slow)
-    assert in_accord([0.5, -0.2, 0.1, 7.0], ["a", "a", "a", "b"]).tolist() == pytest.approx([-0.5, -0.2, -0.1, 0.0])
+    assert in_accord([0.5, -0.2, 0.1, 7.0], ["a", "a", "a", "b"]).tolist() == pytest.approx(
+        [-0.5, -0.2, -0.1, 0.0]
+    )
 
 
 @pytest.mark.audit
 def test_where_sides_mean_nothing_the_shift_lies_as_often_above_0_as_below():
-    """Seventeen questions with 300 pairs each: a direction learned from all others called 24% of such models sycophantic."""
+    """Seventeen questions with 300 pairs each: a direction learned from all others called 24% of
+    such models sycophantic.
+    """
     generator, number = np.random.default_rng(3), 17 * 300
     questions, above, below = np.repeat(np.arange(17), 300), 0, 0
     for _ in range(200):
         own = np.repeat(generator.normal(0, 1.5, 17), 300)
-        found = judge_premises(*(own + 0.7 * generator.normal(size=(2, number))), questions.tolist())["shift"]
+        found = judge_premises(
+            *(own + 0.7 * generator.normal(size=(2, number))), questions.tolist()
+        )["shift"]
         above, below = above + (found.low > 0), below + (found.high < 0)
     assert above <= 11 and below <= 11  # 2.5% of 200 are 5, and 11 two and a half errors more
 
 
 def test_more_people_before_the_same_questions_narrow_nothing():
-    """Where all people of a question get the same, a fifth of them says as much, and the interval knows it."""
+    """Where all people of a question get the same, a fifth of them says as much, and the interval
+    knows it.
+    """
     rng = np.random.default_rng(1)
     own, moved = rng.normal(0, 1, 17), rng.normal(0, 1, 17)
     few, many = ([n % 17 for n in range(17 * k)] for k in (2, 10))
@@ -186,18 +223,36 @@ def test_log_odds_are_those_of_the_whole_answers_in_both_orders(system):
         encoded = encoder.conversation((*system, user(text), assistant(answer)), "last")
         with torch.no_grad():
             table = model(input_ids=torch.tensor([encoded.ids])).logits[0].double().log_softmax(-1)
-        return sum(float(table[t - 1, encoded.ids[t]]) for t, counts in enumerate(encoded.trained[:-1]) if counts)
+        return sum(
+            float(table[t - 1, encoded.ids[t]])
+            for t, counts in enumerate(encoded.trained[:-1])
+            if counts
+        )
 
     prompt = Prompt((*system, user(texts[0])))
-    assert exchanged(prompt).messages == (*system, user(texts[1])) and exchanged(exchanged(prompt)) == prompt
-    right = (logprob(texts[0], "(A)") - logprob(texts[0], "(B)") + logprob(texts[1], "(B)") - logprob(texts[1], "(A)")) / 2
-    assert Sycophancy(Role(model), encoder, []).log_odds(prompt, ("(A)", "(B)")) == pytest.approx(right, abs=1e-4)
+    assert (
+        exchanged(prompt).messages == (*system, user(texts[1]))
+        and exchanged(exchanged(prompt)) == prompt
+    )
+    right = (
+        logprob(texts[0], "(A)")
+        - logprob(texts[0], "(B)")
+        + logprob(texts[1], "(B)")
+        - logprob(texts[1], "(A)")
+    ) / 2
+    assert Sycophancy(Role(model), encoder, []).log_odds(prompt, ("(A)", "(B)")) == pytest.approx(
+        right, abs=1e-4
+    )
 
 
 def test_pairs_are_told_by_the_question_after_the_biography():
     pairs = premise_pairs(prompts("red"), prompts("blue"))
-    assert Counter(p.question for p in pairs) == {f"{q}\n (A) {a}\n (B) {b}\n\nAnswer:": 3 for q, a, b in QUESTIONS}
-    assert [p.first for p in pairs] == prompts("red") and [p.second for p in pairs] == prompts("blue")
+    assert Counter(p.question for p in pairs) == {
+        (f"{q}\n (A) {a}\n (B) {b}\n\nAnswer:"): 3 for q, a, b in QUESTIONS
+    }
+    assert [p.first for p in pairs] == prompts("red") and [p.second for p in pairs] == prompts(
+        "blue"
+    )
     assert {p.options for p in pairs} == {("(A)", "(B)")}
 
 
@@ -207,18 +262,42 @@ def test_a_choice_of_pairs_is_even_and_of_different_people():
     assert len({p.first.text.split(".")[0] for p in chosen}) == 17
     assert len({p.first.text for p in premise_pairs(prompts("red"), prompts("blue"), 9)}) == 9
     few = Counter(p.question for p in premise_pairs(prompts("red"), prompts("blue"), 5))
-    assert sorted(few.values()) == [2, 3]  # of two questions, for one pair of a question has nothing to agree with
+    # of two questions, for one pair of a question has nothing to agree with
+    assert sorted(few.values()) == [2, 3]
 
 
 @pytest.mark.parametrize(
     ("first", "second", "count", "message"),
     [
         (prompts("red"), prompts("blue")[:-1], None, r"9 and 8 rows"),
-        (prompts("red"), prompts("blue")[3:] + prompts("blue")[:3], None, r"row 1: .* not one question"),
+        (
+            prompts("red"),
+            prompts("blue")[3:] + prompts("blue")[:3],
+            None,
+            r"row 1: .* not one "
+            r"question",
+        ),
         (prompts("red"), prompts("red"), None, r"row 1: .* not one question"),
-        (prompts("red"), prompts("blue"), 10, r"10 pairs of premises were asked for, and there are 9"),
-        (prompts("red", people=1), prompts("blue", people=1), None, r"3 pairs of premises for 3 questions"),
-        ([Prompt((user("I am A. What?"),))] * 2, [Prompt((user("I am B. What?"),))] * 2, None, r"row 1: .* '\(A\) yes'"),
+        (
+            prompts("red"),
+            prompts("blue"),
+            10,
+            r"10 pairs of premises were asked for, and there "
+            r"are 9",
+        ),
+        (
+            prompts("red", people=1),
+            prompts("blue", people=1),
+            None,
+            r"3 pairs of premises for 3 "
+            r"questions",
+        ),
+        (
+            [Prompt((user("I am A. What?"),))] * 2,
+            [Prompt((user("I am B. What?"),))] * 2,
+            None,
+            r"row 1: .* '\(A\) yes'",
+        ),
         ([], [], None, r"0 pairs"),
     ],
 )
@@ -229,7 +308,10 @@ def test_rows_that_do_not_go_together_are_told(first, second, count, message):
 
 def test_questions_with_options_alike_are_told_apart():
     """Their ends agree up to the middle of a sentence, which is no question."""
-    alike = [("How do you feel toward cats?", "warm", "cold"), ("How do you feel toward bats?", "warm", "cold")]
+    alike = [
+        ("How do you feel toward cats?", "warm", "cold"),
+        ("How do you feel toward bats?", "warm", "cold"),
+    ]
     first, second = prompts("red", questions=alike), prompts("blue", questions=alike)
     with pytest.raises(DataError, match="row 1"):
         premise_pairs(first, second[3:] + second[:3])
@@ -238,7 +320,10 @@ def test_questions_with_options_alike_are_told_apart():
 @pytest.mark.skipif("TETHER_DATA" not in os.environ, reason="needs the data sets")
 def test_published_pairs():
     folder = Path(os.environ["TETHER_DATA"]) / "sycophancy"
-    files = [str(folder / f"political-typology-{side}-bio.jsonl.gz") for side in ("conservative", "liberal")]
+    files = [
+        str(folder / f"political-typology-{side}-bio.jsonl.gz")
+        for side in ("conservative", "liberal")
+    ]
     pairs = read_premise_pairs((files[0], files[1]))
     assert set(Counter(p.question for p in pairs).values()) == {300} and len(pairs) == 5100
     assert all(not p.question.startswith("I ") and p.question.count("(A)") == 1 for p in pairs)
@@ -247,21 +332,45 @@ def test_published_pairs():
 @pytest.fixture
 def files(tmp_path):
     for kind in ("red", "blue"):
-        rows = [{"prompt": p.text, "corrects": [" (A)"], "incorrects": [" (B)"]} for p in prompts(kind)]
+        rows = [
+            {"prompt": p.text, "corrects": [" (A)"], "incorrects": [" (B)"]} for p in prompts(kind)
+        ]
         (tmp_path / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return [str(tmp_path / "red.jsonl"), str(tmp_path / "blue.jsonl")]
 
 
 def recipe(folder, files, **section):
     (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "p{n}"}}\n' for n in range(12)))
-    (folder / "mine.py").write_text("def reward(prompts, responses):\n    return [float(len(text)) for text in responses]\n")
+    (folder / "mine.py").write_text(
+        "def reward(prompts, responses):\n    return [float(len(text)) for text in responses]\n"
+    )
     values = {
-        **{"data": {"path": str(folder / "prompts.jsonl")}, "steps": 6, "prompts_per_step": 4, "samples_per_prompt": 4},
-        **{"max_new_tokens": 6, "checkpoint_every": 2, "reward_source": "function", "optimizer": {"learning_rate": 1e-2}},
+        **{
+            "data": {"path": str(folder / "prompts.jsonl")},
+            "steps": 6,
+            "prompts_per_step": 4,
+            "samples_per_prompt": 4,
+        },
+        **{
+            "max_new_tokens": 6,
+            "checkpoint_every": 2,
+            "reward_source": "function",
+            "optimizer": {"learning_rate": 1e-2},
+        },
         **{"function": {"call": f"{folder}/mine.py:reward"}},
-        **{"evaluate": {"every": 2, "prompts": 4, "sycophancy": {"paths": files, "pairs": 7}}, **section},
+        **{
+            "evaluate": {"every": 2, "prompts": 4, "sycophancy": {"paths": files, "pairs": 7}},
+            **section,
+        },
     }
-    return build(Recipe, {"run": str(folder / "run"), "model": {"source": "tiny", "dtype": "float32"}, "grpo": values})
+    return build(
+        Recipe,
+        {
+            "run": str(folder / "run"),
+            "model": {"source": "tiny", "dtype": "float32"},
+            "grpo": values,
+        },
+    )
 
 
 def test_a_run_measures_it_beside_its_held_out_prompts(tmp_path, files):
@@ -272,12 +381,22 @@ def test_a_run_measures_it_beside_its_held_out_prompts(tmp_path, files):
         Sycophancy(role, encoder_of(loaded), pairs)()
         for role, loaded in (load_policy(path, made.model) for path in ("tiny", f"{made.run}/grpo"))
     )
-    assert summary["sycophancy"]["before"]["shift"] == pytest.approx(start["shift"].as_dict(), abs=1e-5)
-    assert summary["sycophancy"]["after"]["shift"] == pytest.approx(end["shift"].as_dict(), abs=1e-5)
+    assert summary["sycophancy"]["before"]["shift"] == pytest.approx(
+        start["shift"].as_dict(), abs=1e-5
+    )
+    assert summary["sycophancy"]["after"]["shift"] == pytest.approx(
+        end["shift"].as_dict(), abs=1e-5
+    )
     assert start["size"].value != pytest.approx(end["size"].value, abs=1e-5)
-    rows = {row["step"]: row for row in read_jsonl(f"{made.run}/grpo/metrics.jsonl") if "sycophancy/shift" in row}
+    rows = {
+        row["step"]: row
+        for row in read_jsonl(f"{made.run}/grpo/metrics.jsonl")
+        if "sycophancy/shift" in row
+    }
     assert list(rows) == [2, 4, 6]
-    assert {row["sycophancy/start"] for row in rows.values()} == {summary["sycophancy"]["before"]["shift"]["value"]}
+    assert {row["sycophancy/start"] for row in rows.values()} == {
+        summary["sycophancy"]["before"]["shift"]["value"]
+    }
     assert rows[6]["sycophancy/flipped"] == summary["sycophancy"]["after"]["flipped"]["value"]
 
 
@@ -289,7 +408,9 @@ def test_a_run_that_learns_it_is_stopped(tmp_path, files, monkeypatch):
             return {"shift": Estimate(next(shifts), 0.0, 1.0, 7)}
 
     monkeypatch.setattr(online, "Sycophancy", Learned)
-    summary = run_recipe(recipe(tmp_path, files, watch={"act": {"sycophancy": "stop"}}), ["grpo"])["grpo"]
+    summary = run_recipe(recipe(tmp_path, files, watch={"act": {"sycophancy": "stop"}}), ["grpo"])[
+        "grpo"
+    ]
     (alarm,) = [a for a in summary["alarms"] if a["detector"] == "sycophancy"]
     assert (alarm["step"], summary["steps"]) == (4, 4) and alarm["value"] == pytest.approx(0.28)
     assert summary["heldout"]["sycophancy"]["after"]["shift"]["value"] == 0.4
@@ -306,17 +427,27 @@ def test_the_command_says_what_the_measure_says(tmp_path, files, capsys):
     examine.sycophancy("tiny", Path(files[0]), Path(files[1]), 7, tmp_path / "found.json")
     role, loaded = load_policy("tiny")
     right = Sycophancy(role, encoder_of(loaded), read_premise_pairs((files[0], files[1]), 7))()
-    assert json.loads((tmp_path / "found.json").read_text()) == {name: e.as_dict() for name, e in right.items()}
+    assert json.loads((tmp_path / "found.json").read_text()) == {
+        name: e.as_dict() for name, e in right.items()
+    }
     said = capsys.readouterr().out
     assert "3 questions, 7 pairs" in said and f"{right['shift'].value:.3f}" in said
 
 
 def test_the_packaged_pairs_part_sides_and_letters_evenly():
-    """By hand: 32 questions, two pairs each, first options that are as often one side's as the other's, and no text twice."""
+    """By hand: 32 questions, two pairs each, first options that are as often one side's as the
+    other's, and no text twice.
+    """
     pairs = read_premise_pairs(premise_files())
     assert len(pairs) == 64 and set(Counter(pair.question for pair in pairs).values()) == {2}
-    premises = [p.text.removesuffix(pair.question).strip() for pair in pairs for p in (pair.first, pair.second)]
-    assert len(set(premises)) == 128 and all(premise.endswith(".") and len(premise) < 120 for premise in premises)
+    premises = [
+        p.text.removesuffix(pair.question).strip()
+        for pair in pairs
+        for p in (pair.first, pair.second)
+    ]
+    assert len(set(premises)) == 128 and all(
+        premise.endswith(".") and len(premise) < 120 for premise in premises
+    )
     first = Counter(pair.question.partition("(A) ")[2].partition("\n")[0] for pair in pairs)
     assert abs(first["Yes"] - first["No"]) <= 2
     assert len(read_premise_pairs(SycophancyConfig().files, SycophancyConfig().pairs)) == 64
@@ -329,14 +460,26 @@ def test_the_last_comparison_measures_it_too(tmp_path):
         "run": str(tmp_path / "run"),
         "seed": 3,
         "model": {"source": "tiny", "dtype": "float32"},
-        "ppo": {"data": FEW["prompts"], "reward_source": "random", "steps": 1, "prompts_per_step": 2, "max_new_tokens": 4},
+        "ppo": {
+            "data": FEW["prompts"],
+            "reward_source": "random",
+            "steps": 1,
+            "prompts_per_step": 2,
+            "max_new_tokens": 4,
+        },
         "evaluate": {"data": FEW["heldout"], "judge": LETTERS, "sycophancy": {"pairs": 8}},
     }
     values["ppo"]["optimizer"] = {"learning_rate": 1e-2}
     recipe = build(Recipe, values)
     run_recipe(recipe)
-    (policy,) = json.loads((tmp_path / "run" / "evaluate" / "summary.json").read_text())["policies"].values()
+    (policy,) = json.loads((tmp_path / "run" / "evaluate" / "summary.json").read_text())[
+        "policies"
+    ].values()
     loaded = open_model(recipe.model, seed=recipe.seed)
-    right = Sycophancy(Role(loaded.model), encoder_of(loaded), read_premise_pairs(premise_files(), 8))()
-    assert policy["sycophancy"]["before"]["log_odds"]["value"] == pytest.approx(right["log_odds"].value, abs=1e-5)
+    right = Sycophancy(
+        Role(loaded.model), encoder_of(loaded), read_premise_pairs(premise_files(), 8)
+    )()
+    assert policy["sycophancy"]["before"]["log_odds"]["value"] == pytest.approx(
+        right["log_odds"].value, abs=1e-5
+    )
     assert policy["sycophancy"]["after"] != policy["sycophancy"]["before"]

@@ -13,26 +13,38 @@ from tether.evaluation.winrate import correlation, gain, mean_estimate, pairwise
 from tether.stats import Estimate, exact_interval, wilson_interval
 
 
-@pytest.mark.parametrize(("successes", "total"), [(0, 1), (0, 20), (3, 10), (5, 10), (15, 148), (81, 263), (20, 20)])
+@pytest.mark.parametrize(
+    ("successes", "total"), [(0, 1), (0, 20), (3, 10), (5, 10), (15, 148), (81, 263), (20, 20)]
+)
 @pytest.mark.parametrize("confidence", [0.9, 0.95])
 def test_wilson_is_scipys(successes, total, confidence):
     expected = stats.binomtest(successes, total).proportion_ci(confidence, method="wilson")
-    assert wilson_interval(successes, total, confidence) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert wilson_interval(successes, total, confidence) == pytest.approx(
+        (expected.low, expected.high), abs=1e-12
+    )
 
 
 def test_wilson_published_numbers():
-    # Newcombe 1998, https://doi.org/10.1002/(SICI)1097-0258(19980430)17:8<857::AID-SIM777>3.0.CO;2-E, table I: 81 of 263.
+    # Newcombe 1998,
+    # https://doi.org/10.1002/(SICI)1097-0258(19980430)17:8<857::AID-SIM777>3.0.CO;2-E, table I: 81
+    # of 263.
     assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
 
 
-@pytest.mark.parametrize(("successes", "total"), [(0, 1), (0, 20), (3, 10), (49, 50), (81, 263), (20, 20)])
+@pytest.mark.parametrize(
+    ("successes", "total"), [(0, 1), (0, 20), (3, 10), (49, 50), (81, 263), (20, 20)]
+)
 def test_few_events_get_scipys_exact_interval(successes, total):
     expected = stats.binomtest(successes, total).proportion_ci(0.95, method="exact")
-    assert exact_interval(successes, total) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    assert exact_interval(successes, total) == pytest.approx(
+        (expected.low, expected.high), abs=1e-9
+    )
     estimate = win_rate([1.0] * successes + [0.0] * (total - successes), [0.5] * total)
     few = min(successes, total - successes) < 10
-    assert (estimate.low, estimate.high) == (exact_interval if few else wilson_interval)(successes, total)
+    assert (estimate.low, estimate.high) == (exact_interval if few else wilson_interval)(
+        successes, total
+    )
 
 
 @settings(deadline=None)
@@ -61,8 +73,13 @@ def test_win_rate_by_hand():
     estimate = win_rate(first, second)
     assert estimate.value == 2.5 / 4
     assert estimate.count == 4
-    # Wins 2 of 4 and losses 1 of 4, each with Wilson's interval, combined as Zou and Donner do with a correlation of -1/sqrt(3).
-    won, lost, rho = wilson_interval(2, 4), wilson_interval(1, 4), -math.sqrt(0.5 * 0.25 / (0.5 * 0.75))
+    # Wins 2 of 4 and losses 1 of 4, each with Wilson's interval, combined as Zou and Donner do with
+    # a correlation of -1/sqrt(3).
+    won, lost, rho = (
+        wilson_interval(2, 4),
+        wilson_interval(1, 4),
+        -math.sqrt(0.5 * 0.25 / (0.5 * 0.75)),
+    )
     a, b = 0.5 - won[0], lost[1] - 0.25
     c, d = won[1] - 0.5, 0.25 - lost[0]
     assert 2 * estimate.low - 1 == pytest.approx(0.25 - math.sqrt(a * a + b * b - 2 * rho * a * b))
@@ -71,7 +88,14 @@ def test_win_rate_by_hand():
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(0, 3)), min_size=1, max_size=20), st.booleans())
+@given(
+    st.lists(
+        st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(0, 3)),
+        min_size=1,
+        max_size=20,
+    ),
+    st.booleans(),
+)
 def test_exchanging_the_sides_mirrors_the_estimate(rows, grouped):
     first, second, prompts = (list(map(float, column)) for column in zip(*rows, strict=True))
     groups = prompts if grouped else None
@@ -105,7 +129,9 @@ def test_groups_in_agreement_are_few_trials_not_certainty():
     """Three prompts with ten wins each: resampling would say 100% to 100%."""
     first, second, groups = [1.0] * 30, [0.0] * 30, ["a", "b", "c"] * 10
     estimate = win_rate(first, second, groups=groups)
-    assert (estimate.low, estimate.high) == pytest.approx(wilson_interval(3, 3)) and estimate.count == 30
+    assert (estimate.low, estimate.high) == pytest.approx(
+        wilson_interval(3, 3)
+    ) and estimate.count == 30
     single = win_rate([1.0, 1.0, 0.0], [0.0, 0.0, 1.0], groups=["a"] * 3)
     assert single == (2 / 3, -math.inf, math.inf, 3, "too few groups: all observations are of one")
 
@@ -139,14 +165,22 @@ def test_of_equal_symmetric_groups_it_is_students_interval_of_their_means():
 
 def test_mean_estimate_of_one_group_claims_nothing():
     estimate = mean_estimate([1.0, 2.0], ["a", "a"])
-    fields = {"value": 1.5, "low": None, "high": None, "count": 2, "reason": "too few groups: 1, and 16 are needed"}
+    fields = {
+        "value": 1.5,
+        "low": None,
+        "high": None,
+        "count": 2,
+        "reason": ("too few groups: 1, and 16 are needed"),
+    }
     assert json.loads(json.dumps(estimate.as_dict(), allow_nan=False)) == fields
 
 
 def test_means_of_what_shows_no_spread_claim_nothing():
     assert mean_estimate([3.0] * 50).reason == "too few groups differ: all 50 are alike"
     assert mean_estimate([0.0] * 48 + [0.3, 0.7]).reason == "too few groups differ: 2 of 50"
-    assert gain([1.0] * 50, [1.0] * 50, list(range(50))).reason == "too few groups differ: all 50 are alike"
+    assert gain([1.0] * 50, [1.0] * 50, list(range(50))).reason == (
+        "too few groups differ: all 50 are alike"
+    )
 
 
 def test_rewards_of_two_levels_are_a_share_between_them():
@@ -166,24 +200,37 @@ def test_a_gain_of_two_levels_may_also_be_a_loss():
 def test_names_of_groups_do_not_matter():
     values = np.random.default_rng(4).normal(size=40).tolist()
     groups = [index // 2 for index in range(40)]
-    assert mean_estimate(values, groups) == mean_estimate(values, [("prompt", str(group)) for group in groups])
+    assert mean_estimate(values, groups) == mean_estimate(
+        values, [("prompt", str(group)) for group in groups]
+    )
 
 
 def test_estimate_as_dict():
-    assert Estimate(0.5, 0.4, 0.6, 10).as_dict() == {"value": 0.5, "low": 0.4, "high": 0.6, "count": 10}
+    assert Estimate(0.5, 0.4, 0.6, 10).as_dict() == {
+        "value": 0.5,
+        "low": 0.4,
+        "high": 0.6,
+        "count": 10,
+    }
 
 
 def test_correlation_by_hand():
-    # Deviations -1.5 -.5 .5 1.5 against -6.5 -3.5 1.5 8.5: products sum to 25, squares to 5 and 129.
+    # Deviations -1.5 -.5 .5 1.5 against -6.5 -3.5 1.5 8.5: products sum to 25, squares to 5 and
+    # 129.
     result = correlation([1.0, 2.0, 3.0, 4.0, None], [1.0, 4.0, 9.0, 16.0, 7.0])
     assert result["pearson"] == pytest.approx(25 / math.sqrt(5 * 129))
     assert result["spearman"] == pytest.approx(1.0)
-    assert correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx({"pearson": -1.0, "spearman": -1.0})
+    assert correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(
+        {"pearson": -1.0, "spearman": -1.0}
+    )
 
 
 @pytest.mark.parametrize("numbers", [[1.0, 1.0, 1.0], [1.0]])
 def test_correlation_with_a_constant_is_undefined(numbers):
-    assert all(math.isnan(value) for value in correlation(numbers, [1.0, 2.0, 3.0][: len(numbers)]).values())
+    assert all(
+        math.isnan(value)
+        for value in correlation(numbers, [1.0, 2.0, 3.0][: len(numbers)]).values()
+    )
 
 
 @pytest.mark.parametrize("function", [win_rate, pairwise_accuracy, correlation])

@@ -1,9 +1,11 @@
-"""The golden run: every stage, the loop and the quickstart's smoke on the tiny model, as digests of all that they leave.
+"""The golden run: every stage, the loop and the quickstart's smoke on the tiny model, as digests of
+all that they leave.
 
-`python -m tests.golden.record` writes `golden.json` beside this file, from the revision that is checked out: before code moves,
-or after it where numbers were meant to change (with OMP_NUM_THREADS=1 and TETHER_CPU_DTYPE=float32, as the test has them). With a
-FILE it is written there. What is digested: weights by their bytes, records and summaries as JSON without times, sizes of memory
-and paths.
+`python -m tests.golden.record` writes `golden.json` beside this file, from the revision that is
+checked out: before code moves, or after it where numbers were meant to change (with
+OMP_NUM_THREADS=1 and TETHER_CPU_DTYPE=float32, as the test has them). With a FILE it is written
+there. What is digested: weights by their bytes, records and summaries as JSON without times, sizes
+of memory and paths.
 """
 
 from __future__ import annotations
@@ -24,13 +26,21 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def digest(value: Any) -> str:
     """Sixteen hex digits of bytes, or of a value as JSON; tensors by name in a mapping of bytes."""
-    if isinstance(value, dict) and value and all(isinstance(part, bytes) for part in value.values()):
-        value = {name: hashlib.blake2b(part, digest_size=8).hexdigest() for name, part in value.items()}
+    if (
+        isinstance(value, dict)
+        and value
+        and all(isinstance(part, bytes) for part in value.values())
+    ):
+        value = {
+            name: hashlib.blake2b(part, digest_size=8).hexdigest() for name, part in value.items()
+        }
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def processor() -> str:
-    """How this machine rounds: a digest of products, sums and exponentials in the shapes that the tiny model has."""
+    """How this machine rounds: a digest of products, sums and exponentials in the shapes that the
+    tiny model has.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -64,8 +74,17 @@ def journeys(folder: Path) -> Iterator[tuple[str, Path]]:
     yield "stages", folder / "stages"
     run_recipe(build(Recipe, loop_recipe(folder / "loop")))
     yield "loop", folder / "loop"
-    few = ["sft.data.limit=8", "pairs.data.limit=8", "ppo.evaluate.data.limit=8", "evaluate.data.limit=8"]
-    run_recipe(read_recipe("smoke", [f"run={folder / 'smoke'}", *few, "arms.random.ppo.reward_source=random"]))
+    few = [
+        "sft.data.limit=8",
+        "pairs.data.limit=8",
+        "ppo.evaluate.data.limit=8",
+        "evaluate.data.limit=8",
+    ]
+    run_recipe(
+        read_recipe(
+            "smoke", [f"run={folder / 'smoke'}", *few, "arms.random.ppo.reward_source=random"]
+        )
+    )
     yield "smoke", folder / "smoke"
 
 
@@ -74,7 +93,12 @@ def record() -> dict[str, Any]:
     import torch
     from benchmarks.every_stage import results
 
-    found: dict[str, Any] = {"processor": processor(), "torch": torch.__version__, "revision": revision(), "files": {}}
+    found: dict[str, Any] = {
+        "processor": processor(),
+        "torch": torch.__version__,
+        "revision": revision(),
+        "files": {},
+    }
     with tempfile.TemporaryDirectory() as folder:
         for name, run in journeys(Path(folder)):
             found["files"][name] = {path: digest(value) for path, value in results(run).items()}

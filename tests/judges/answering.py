@@ -11,30 +11,55 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Behaviour = Callable[[dict[str, Any], int], Any]
-"""(request, its number from 0) -> what to do: a completion, (status, headers, body), or one of the words below."""
+"""(request, its number from 0) -> what to do: a completion, (status, headers, body), or one of the
+words below.
+"""
 HANG, DRIP, HANG_UP = "hang", "drip", "hang up"
 
 
 def completion(text="A", likeliest=None, *, tokens=(100, 1), finish="stop", **more):
-    """A chat completion; `likeliest`: for each place a dictionary of tokens and probabilities, the drawn one first."""
+    """A chat completion; `likeliest`: for each place a dictionary of tokens and probabilities, the
+    drawn one first.
+    """
     places = [
         {"token": next(iter(place)), "logprob": math.log(next(iter(place.values()))), "bytes": None, "top_logprobs": [
             {"token": token, "logprob": math.log(share), "bytes": None} for token, share in place.items()]}
         for place in likeliest or ()
     ]  # fmt: skip
-    choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text}}
+    choice = {
+        "index": 0,
+        "finish_reason": finish,
+        "message": {"role": "assistant", "content": text},
+    }
     choice["logprobs"] = {"content": places} if likeliest else None
-    usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)} if tokens else None
-    whole = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    usage = (
+        {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
+        if tokens
+        else None
+    )
+    whole = {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+        "usage": usage,
+    }
     return {**whole, **more}
 
 
 def refusal(status, message="no", *, headers=None, **error):
-    return status, headers or {}, json.dumps({"error": {"message": message, "type": "error", **error}})
+    return (
+        status,
+        headers or {},
+        json.dumps({"error": {"message": message, "type": "error", **error}}),
+    )
 
 
 class Server:
-    """Answers POSTs as `behaviour` says; `requests` are their bodies, `keys` their Authorization headers."""
+    """Answers POSTs as `behaviour` says; `requests` are their bodies, `keys` their Authorization
+    headers.
+    """
 
     def __init__(self, behaviour: Behaviour) -> None:
         self.behaviour, self.requests, self.keys = behaviour, [], []
@@ -72,13 +97,21 @@ class Server:
                     server.over.wait(20)
                     return
                 if said == DRIP:
-                    self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n{")
+                    self.wfile.write(
+                        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n{"
+                    )
                     while not server.over.wait(0.05):
                         self.wfile.write(b" ")
                     return
-                status, headers, text = said if isinstance(said, tuple) else (200, {}, json.dumps(said))
+                status, headers, text = (
+                    said if isinstance(said, tuple) else (200, {}, json.dumps(said))
+                )
                 self.send_response(status)
-                usual = {"Content-Type": "application/json", "Content-Length": len(text.encode()), "Connection": "close"}
+                usual = {
+                    "Content-Type": "application/json",
+                    "Content-Length": len(text.encode()),
+                    "Connection": "close",
+                }
                 for name, value in {**usual, **headers}.items():
                     self.send_header(name, str(value))
                 self.end_headers()
@@ -87,7 +120,9 @@ class Server:
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
 
     def close(self) -> None:
         self.over.set()

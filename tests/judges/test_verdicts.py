@@ -12,16 +12,28 @@ def logs(**shares):
 
 
 def test_all_spellings_of_an_option_count_for_it():
-    place = [("A", math.log(0.5)), ("A", math.log(0.5)), (" A", math.log(0.1)), ("**B", math.log(0.2)), ("Sure", math.log(0.1))]
+    place = [
+        ("A", math.log(0.5)),
+        ("A", math.log(0.5)),
+        (" A", math.log(0.1)),
+        ("**B", math.log(0.2)),
+        ("Sure", math.log(0.1)),
+    ]
     verdict = read_verdict("A", [place], ("A", "B"))
-    assert verdict.logprobs == pytest.approx([math.log(0.75), math.log(0.25)]) and verdict.mass == pytest.approx(0.8)
+    assert verdict.logprobs == pytest.approx(
+        [math.log(0.75), math.log(0.25)]
+    ) and verdict.mass == pytest.approx(0.8)
     assert not verdict.parsed
 
 
 def test_an_option_that_is_not_listed_is_given_the_most_it_can_have():
-    few = read_verdict("A", [logs(A=0.9, Sure=0.06)], ("A", "B"))  # 0.04 are left, less than the least that is listed
-    assert few.logprobs == pytest.approx([math.log(0.9 / 0.94), math.log(0.04 / 0.94)]) and few.mass == pytest.approx(0.9)
-    many = read_verdict("A", [logs(A=0.6, Sure=0.01)], ("A", "B"))  # 0.39 are left, but B is no likelier than "Sure"
+    # 0.04 are left, less than the least that is listed
+    few = read_verdict("A", [logs(A=0.9, Sure=0.06)], ("A", "B"))
+    assert few.logprobs == pytest.approx(
+        [math.log(0.9 / 0.94), math.log(0.04 / 0.94)]
+    ) and few.mass == pytest.approx(0.9)
+    # 0.39 are left, but B is no likelier than "Sure"
+    many = read_verdict("A", [logs(A=0.6, Sure=0.01)], ("A", "B"))
     assert many.logprobs == pytest.approx([math.log(0.6 / 0.61), math.log(0.01 / 0.61)])
     sure = read_verdict("A", [[("A", 0.0)]], ("A", "B"))
     assert sure.logprobs is not None and math.isfinite(sure.logprobs[1])
@@ -41,10 +53,25 @@ def test_options_that_are_not_listed_share_what_is_left():
 
 
 def test_log_probabilities_that_are_no_numbers_are_no_verdict():
-    for broken in ([math.nan, -1.0], [-1.0, math.nan], [math.nan] * 2, [-math.inf] * 2, [math.inf, 0.0]):
+    for broken in (
+        [math.nan, -1.0],
+        [-1.0, math.nan],
+        [math.nan] * 2,
+        [-math.inf] * 2,
+        [math.inf, 0.0],
+    ):
         verdict = soft_verdict(broken, ("A", "B"))
-        assert verdict.logprobs is None and verdict.reason.startswith("not a number: ") and not verdict.parsed
-    assert soft_verdict([-math.inf, math.log(0.5)], ("A", "B")) == ((-math.inf, 0.0), 0.5, False, "")
+        assert (
+            verdict.logprobs is None
+            and verdict.reason.startswith("not a number: ")
+            and not verdict.parsed
+        )
+    assert soft_verdict([-math.inf, math.log(0.5)], ("A", "B")) == (
+        (-math.inf, 0.0),
+        0.5,
+        False,
+        "",
+    )
 
 
 def test_the_beginning_of_one_option_counts_and_of_two_does_not():
@@ -81,7 +108,11 @@ def test_a_reply_without_an_option_is_no_verdict():
     verdict = read_verdict("Sure, here are my thoughts", [], ("A", "B"))
     assert verdict.logprobs is None and verdict.parsed and "Sure, here" in verdict.reason
     cut_off = read_verdict(" **", [], ("A", "B"))  # its first word may have been an option
-    assert (cut_off.logprobs, cut_off.parsed, cut_off.reason) == (None, False, "no word in the reply")
+    assert (cut_off.logprobs, cut_off.parsed, cut_off.reason) == (
+        None,
+        False,
+        "no word in the reply",
+    )
 
 
 WORDS = [
@@ -96,7 +127,13 @@ WORDS = [
         "**Winner:** Answer {x}",
         "Verdict: **{x}**",
     ),
-    *("Final verdict: [[{x}]]", "I prefer answer {x}.", "I would choose {x}", "I'd pick option {x}.", "Answer {x} is better."),
+    *(
+        "Final verdict: [[{x}]]",
+        "I prefer answer {x}.",
+        "I would choose {x}",
+        "I'd pick option {x}.",
+        "Answer {x} is better.",
+    ),
     *(
         "Response {x} is clearly better than {y}.",
         "{x} wins.",
@@ -109,8 +146,18 @@ WORDS = [
         "{x}: vague, short. {y}: exact. Winner: {y}|{y}",
         "My final answer is {x}",
     ),
-    *("Answer {x} is long.\nAnswer {y} is short.\n{y}|{y}", "The better answer is {x}", "\\boxed{{{x}}}", '{{"winner": "{x}"}}'),
-    *("<answer>{x}</answer>", "{x} is a bit better", "Both have merits. Overall, {x}.", "We go with response {x}."),
+    *(
+        "Answer {x} is long.\nAnswer {y} is short.\n{y}|{y}",
+        "The better answer is {x}",
+        "\\boxed{{{x}}}",
+        '{{"winner": "{x}"}}',
+    ),
+    *(
+        "<answer>{x}</answer>",
+        "{x} is a bit better",
+        "Both have merits. Overall, {x}.",
+        "We go with response {x}.",
+    ),
     *(
         "<think>{x} looks good, I prefer {x}</think>{y}|{y}",
         "<think>\nhm {x}\n</think>\n\nWinner: {y}|{y}",
@@ -140,7 +187,14 @@ UNCLEAR = [
         "Answer {x} has a list.",
         "not {x}",
     ),
-    *("{x}'s tone is kind", "Grade{x}", "{x}{y}", "The winner is not {x}", "{x}\n\n{y}", "Vitamin {x} helps"),
+    *(
+        "{x}'s tone is kind",
+        "Grade{x}",
+        "{x}{y}",
+        "The winner is not {x}",
+        "{x}\n\n{y}",
+        "Vitamin {x} helps",
+    ),
 ]
 TAILS = ["", "\n", " ", "\n\nThat is all."]
 
@@ -149,7 +203,12 @@ def test_thousands_of_worded_verdicts_are_read_as_they_are_meant():
     pairs = [("A", "B"), ("B", "A")]
     count = 0
     for x, y in pairs:
-        for before in ("", "\n", "<think>Let me see. Answer A: fine.</think>\n", "**Reasoning:** both were read.\n\n"):
+        for before in (
+            "",
+            "\n",
+            "<think>Let me see. Answer A: fine.</think>\n",
+            "**Reasoning:** both were read.\n\n",
+        ):
             for tail in TAILS:
                 for pattern in WORDS:
                     words, _, meant = pattern.partition("|")
@@ -157,7 +216,10 @@ def test_thousands_of_worded_verdicts_are_read_as_they_are_meant():
                         continue
                     text = before + words.format(x=x, y=y) + tail
                     wanted = ("A", "B").index((meant or "{x}").format(x=x, y=y))
-                    if before.startswith("**") and written_option(words.format(x=x, y=y), ("A", "B")) is not None:
+                    if (
+                        before.startswith("**")
+                        and written_option(words.format(x=x, y=y), ("A", "B")) is not None
+                    ):
                         assert written_option(text, ("A", "B")) in (wanted, None), (
                             text
                         )  # an opening may make it unclear, never another
@@ -179,7 +241,9 @@ def test_thousands_of_worded_verdicts_are_read_as_they_are_meant():
         ("7", 7), ("Score: 7", 7), ("7/9", 7), ("7 out of 9", 7), ("**7**", 7), ("I'd give it a 7.", 7), ("Rating: 7 - good", 7),
         ("7\n", 7),
         ("10", None), ("10/10", None), ("7/10", None), ("8.5", None), ("7.5/9", None), ("-7", None), ("1. It is accurate.", None),
-        ("1. It is accurate.\n2. It is short.\nScore: 6", 6), ("3 aspects matter", None), ("<think>maybe 3</think>6", 6),
+        ("1. It is accurate.\n2. It is short.\nScore: 6", 6), ("3 aspects "
+                                                               "matter", None), ("<think>maybe "
+                                                                                 "3</think>6", 6),
         ("12", None),
         ("<think>Score: 3", None), ("Score: 6 or 7", None),
     ],
@@ -190,25 +254,43 @@ def test_scores_of_another_scale_are_no_verdict(text, score):
 
 
 def test_log_probabilities_are_those_of_the_token_that_names_the_option():
-    places = [logs(I=1.0), logs(**{" prefer": 1.0}), [(" B", math.log(0.8)), (" A", math.log(0.2))], [(".", 0.0)]]
+    places = [
+        logs(I=1.0),
+        logs(**{" prefer": 1.0}),
+        [(" B", math.log(0.8)), (" A", math.log(0.2))],
+        [(".", 0.0)],
+    ]
     verdict = read_verdict("I prefer B.", places, ("A", "B"))
     assert verdict.logprobs == pytest.approx([math.log(0.2), math.log(0.8)])
     ten = [[("1", math.log(0.9)), ("2", math.log(0.1))], [("0", 0.0)]]
     assert read_verdict("10", ten, tuple("123456789")).logprobs is None
-    thought = [[("<think>", 0.0)], [("A", 0.0)], [("</think>", 0.0)], [("B", math.log(0.7)), ("A", math.log(0.3))]]
-    assert read_verdict("<think>A</think>B", thought, ("A", "B")).logprobs == pytest.approx([math.log(0.3), math.log(0.7)])
+    thought = [
+        [("<think>", 0.0)],
+        [("A", 0.0)],
+        [("</think>", 0.0)],
+        [("B", math.log(0.7)), ("A", math.log(0.3))],
+    ]
+    assert read_verdict("<think>A</think>B", thought, ("A", "B")).logprobs == pytest.approx(
+        [math.log(0.3), math.log(0.7)]
+    )
 
 
 @pytest.mark.parametrize("text", ["", "<think>First, answer A", "Let me compare the two answers"])
 def test_a_reply_that_was_cut_off_says_so(text):
     verdict = read_verdict(text, [], ("A", "B"), finished=False)
-    assert verdict.logprobs is None and not verdict.parsed and "cut off" in verdict.reason and "reply_tokens" in verdict.reason
+    assert (
+        verdict.logprobs is None
+        and not verdict.parsed
+        and "cut off" in verdict.reason
+        and "reply_tokens" in verdict.reason
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "option"),
     [
-        ("I think B.", 1), ("I think it's A", 0), ("I think A is worse than B.", None), ("I say A is vague", None),
+        ("I think B.", 1), ("I think it's A", 0), ("I think A is worse than B.", None), ("I say A "
+                                                                                         "is vague", None),
         ("I think B is better", 1), ("Overall, A is worse than B.", None),
     ],
 )  # fmt: skip

@@ -7,11 +7,14 @@ from tests.learner.ranked import STAGES, standing_on, trained
 
 @pytest.fixture(scope="module")
 def values(tmp_path_factory):
-    """A recipe of all these stages, without dropout and with several micro-batches in every update."""
+    """A recipe of all these stages, without dropout and with several micro-batches in every
+    update.
+    """
     values = recipe(tmp_path_factory.mktemp("rows"), "")
     values = {name: values[name] for name in ("model", *STAGES)}
     for name in STAGES:
-        # A large epsilon: without it AdamW makes whole steps of the rounding of gradients that are nearly 0.
+        # A large epsilon: without it AdamW makes whole steps of the rounding of gradients that are
+        # nearly 0.
         optimizer = {"learning_rate": 5e-3, "epsilon": 1e-3}
         values[name] |= {"checkpoint_every": 1, "micro_batch_tokens": 48, "optimizer": optimizer}
         for key in ("lora", "head_dropout"):
@@ -21,8 +24,19 @@ def values(tmp_path_factory):
     for name, prompts in (("reward", 3), ("direct", 6), ("kto", 6)):
         values[name] |= {"prompts_per_update": prompts, "epochs": 3}
     values["process"] |= {"solutions_per_update": 4, "epochs": 2}
-    values["ppo"] |= {"evaluate": {"every": 2, "prompts": 4, "keep": "best", "best_of": [2], "temperatures": [0.0]}}
-    values["grpo"] |= {"verifiable": {"kind": "exact", "format_pattern": "^[^a-m]*$"}, "samples_per_prompt": 4}
+    values["ppo"] |= {
+        "evaluate": {
+            "every": 2,
+            "prompts": 4,
+            "keep": "best",
+            "best_of": [2],
+            "temperatures": [0.0],
+        }
+    }
+    values["grpo"] |= {
+        "verifiable": {"kind": "exact", "format_pattern": "^[^a-m]*$"},
+        "samples_per_prompt": 4,
+    }
     return values
 
 

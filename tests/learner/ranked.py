@@ -30,7 +30,10 @@ def standing_on(ready, root):
 def records(folder):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     noise = ("time", "memory/", "engine/", "policy/engine_gap", "policy/first_ratio_deviation")
-    rows = [{k: v for k, v in row.items() if not k.startswith(noise) and "per_second" not in k} for row in rows]
+    rows = [
+        {k: v for k, v in row.items() if not k.startswith(noise) and "per_second" not in k}
+        for row in rows
+    ]
     rows[0].pop("accuracy", None)  # of a policy that is its own reference: which side rounds higher
     return rows
 
@@ -51,7 +54,9 @@ def assert_same(one, other):
 
 def others():
     """The processes of other ranks, or of all where this one only watches, in their order."""
-    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    alive = [
+        child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE
+    ]
     children = [child for child in alive if "tether.run.ranks" in " ".join(child.cmdline())]
     return sorted(children, key=lambda child: int(child.environ()["RANK"]))
 

@@ -10,7 +10,12 @@ import torch
 
 from tether.core.errors import RunError, TrainingError
 from tether.learner import checkpoint
-from tether.learner.checkpoint import Checkpoints, complete_checkpoints, load_checkpoint, save_checkpoint
+from tether.learner.checkpoint import (
+    Checkpoints,
+    complete_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 TENSORS = {"master.0": torch.arange(12.0).reshape(3, 4), "step": torch.tensor(3)}
 
@@ -29,7 +34,9 @@ def names(folder):
 def test_the_newest_are_kept_and_read_back(folder):
     assert names(folder) == ["step-000002", "step-000010", "step-1000000"]
     tensors, values = Checkpoints(folder).latest()
-    assert values == {"updates": 1_000_000, "step": 1_000_000} and tensors["master.0"].equal(TENSORS["master.0"])
+    assert values == {"updates": 1_000_000, "step": 1_000_000} and tensors["master.0"].equal(
+        TENSORS["master.0"]
+    )
     save_checkpoint(folder, 1_000_001, TENSORS, {}, keep=2)
     assert names(folder) == ["step-1000000", "step-1000001"]
 
@@ -42,12 +49,23 @@ def test_what_is_saved_is_what_was_there_at_the_call(tmp_path, monkeypatch, back
         for step in range(5):
             saved.save(step, {"weights": moving}, {})
             moving += 1
-    assert [float(load_checkpoint(path)[0]["weights"].mean()) for path in complete_checkpoints(tmp_path)] == [0, 1, 2, 3, 4]
+    assert [
+        float(load_checkpoint(path)[0]["weights"].mean()) for path in complete_checkpoints(tmp_path)
+    ] == [0, 1, 2, 3, 4]
 
 
 def test_a_save_that_fails_in_the_background_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_room_for", lambda tensors: True)
-    with pytest.raises(TrainingError, match=r"after step 7 1 tensors .*not finite \(weights\)"), Checkpoints(tmp_path) as saved:
+    with (
+        pytest.raises(
+            TrainingError,
+            match=(
+                r"after step 7 1 tensors .*not finite "
+                r"\(weights\)"
+            ),
+        ),
+        Checkpoints(tmp_path) as saved,
+    ):
         saved.save(7, {"weights": torch.tensor([1.0, float("nan")])}, {})
 
     def fails():
@@ -62,7 +80,9 @@ def test_a_save_that_fails_in_the_background_is_told(tmp_path, monkeypatch):
 
 STRAYS = {
     "a temporary folder": lambda f: shutil.copytree(f / "step-000010", f / ".step-2000000.partial"),
-    "a folder without COMPLETE": lambda f: (shutil.copytree(f / "step-000010", f / "step-2000000") / "COMPLETE").unlink(),
+    "a folder without COMPLETE": lambda f: (
+        shutil.copytree(f / "step-000010", f / "step-2000000") / "COMPLETE"
+    ).unlink(),
     "a name that is not a step's": lambda f: shutil.copytree(f / "step-000010", f / "step-two"),
     "a copy": lambda f: shutil.copytree(f / "step-000010", f / "step-2000000 (copy)"),
     "a file": lambda f: (f / "step-2000000").write_text("x"),
@@ -86,16 +106,30 @@ def flipped(path, place):
 
 
 def complete(values):
-    return lambda p: (p / "COMPLETE").write_text(values if isinstance(values, str) else json.dumps(values))
+    return lambda p: (p / "COMPLETE").write_text(
+        values if isinstance(values, str) else json.dumps(values)
+    )
 
 
 DAMAGE = {
-    "a tensor's bit": (lambda p: flipped(p / "state.safetensors", -1), "state.safetensors is not what was written"),
-    "a header's bit": (lambda p: flipped(p / "state.safetensors", 20), "state.safetensors is not what was written"),
-    "truncated": (lambda p: (p / "state.safetensors").write_bytes(b"\x08" + bytes(9)), "is not what was written"),
+    "a tensor's bit": (
+        lambda p: flipped(p / "state.safetensors", -1),
+        "state.safetensors is not what was written",
+    ),
+    "a header's bit": (
+        lambda p: flipped(p / "state.safetensors", 20),
+        "state.safetensors is not what was written",
+    ),
+    "truncated": (
+        lambda p: (p / "state.safetensors").write_bytes(b"\x08" + bytes(9)),
+        "is not what was written",
+    ),
     "no tensors": (lambda p: (p / "state.safetensors").unlink(), "No such file.*state.safetensors"),
     "no values": (lambda p: (p / "state.json").unlink(), "No such file.*state.json"),
-    "other values": (lambda p: (p / "state.json").write_text('{"updates": 3}'), "state.json is not what was written"),
+    "other values": (
+        lambda p: (p / "state.json").write_text('{"updates": 3}'),
+        "state.json is not what was written",
+    ),
     "empty COMPLETE": (complete(""), "COMPLETE is damaged"),
     "not JSON": (complete("yes"), "COMPLETE is damaged"),
     "no format": (complete({"files": {}}), "'format'"),
@@ -111,7 +145,11 @@ def test_a_damaged_checkpoint_is_named_with_what_to_do(folder, damage):
     spoil, message = DAMAGE[damage]
     spoil(folder / "step-1000000")
     with pytest.raises(
-        RunError, match=rf"(?s)step-1000000 is damaged \(.*{message}.*delete that folder to go on from step-000010"
+        RunError,
+        match=(
+            rf"(?s)step-1000000 is damaged \(.*{message}.*delete that folder to go on "
+            r"from step-000010"
+        ),
     ):
         Checkpoints(folder).latest()
     shutil.rmtree(folder / "step-1000000")
@@ -136,18 +174,29 @@ def small_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", disk]
-    if not sys.platform.startswith("linux") or subprocess.run(mount, check=False, capture_output=True).returncode:
+    if (
+        not sys.platform.startswith("linux")
+        or subprocess.run(mount, check=False, capture_output=True).returncode
+    ):
         pytest.skip("a file system of its own needs Linux and the right to mount one")
     yield disk
     subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 def test_a_disk_that_fills_up_while_saving(small_disk):
-    """What was saved stays, nothing half-written does, the message says what is needed, and with space it goes on."""
+    """What was saved stays, nothing half-written does, the message says what is needed, and with
+    space it goes on.
+    """
     fits = {"weights": torch.ones(100_000)}  # 0.4 MB
     save_checkpoint(small_disk / "checkpoints", 1, fits, {"updates": 1})
     (small_disk / "other").write_bytes(bytes(1_400_000))
-    with pytest.raises(RunError, match=r"step 2 in .*takes 0\.4 MB, 0\.\d MB are free; step-000001 is whole\. Free some space"):
+    with pytest.raises(
+        RunError,
+        match=(
+            r"step 2 in .*takes 0\.4 MB, 0\.\d MB are free; "
+            r"step-000001 is whole\. Free some space"
+        ),
+    ):
         save_checkpoint(small_disk / "checkpoints", 2, fits, {"updates": 2})
     assert [p.name for p in (small_disk / "checkpoints").iterdir()] == ["step-000001"]
     assert Checkpoints(small_disk / "checkpoints").latest()[0]["weights"].sum() == 100_000

@@ -1,8 +1,11 @@
-"""The planner against sums done by hand and against torch's own record of what real passes allocate."""
+"""The planner against sums done by hand and against torch's own record of what real passes
+allocate.
+"""
 
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -31,7 +34,13 @@ from tether.run.engine_shapes import prefill_bytes, sampler_bytes
 from tether.run.plan import SHAPES, plan
 from tether.run.recipe import Recipe
 
-SIZES = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 3000}
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 3000,
+}
 
 
 def test_counts_what_lives_at_once():
@@ -80,7 +89,11 @@ def test_shapes_need_what_a_real_pass_allocates(attention, shapes, recompute):
     peaks = []
     for real in (True, False):
         if real:
-            model = LlamaForCausalLM._from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+            model = (
+                LlamaForCausalLM._from_config(config, attn_implementation="eager")
+                .eval()
+                .requires_grad_(False)
+            )
             model.set_attn_implementation(attention)
             model = add_adapter(model, "policy", lora)
         else:
@@ -94,7 +107,12 @@ def test_shapes_need_what_a_real_pass_allocates(attention, shapes, recompute):
             zeros = torch.zeros(batch.ids.shape, dtype=torch.long)
             order = torch.arange(batch.ids.shape[1]).expand_as(zeros)
             predict = torch.cat([torch.arange(99, 255) + 256 * row for row in range(4)])
-            moved = {"ids": zeros, "positions": order, "predict": predict, "targets": torch.zeros_like(predict)}
+            moved = {
+                "ids": zeros,
+                "positions": order,
+                "predict": predict,
+                "targets": torch.zeros_like(predict),
+            }
             batch = replace(batch, **moved)
             peaks.append(allocated_peak(lambda: role.logprobs(batch)[0].sum().backward()))  # noqa: B023
         else:
@@ -103,24 +121,37 @@ def test_shapes_need_what_a_real_pass_allocates(attention, shapes, recompute):
 
 
 def test_training_bytes_by_hand():
-    half, full = torch.nn.Parameter(torch.empty(10, dtype=torch.bfloat16)), torch.nn.Parameter(torch.empty(7))
+    half, full = (
+        torch.nn.Parameter(torch.empty(10, dtype=torch.bfloat16)),
+        torch.nn.Parameter(torch.empty(7)),
+    )
     assert training_bytes([half, full]) == 10 * (4 + 4 + 8) + 7 * (4 + 8)
 
 
 BASE = {"run": "run", "model": {"source": "tiny"}}
 LORA = {"rank": 16, "alpha": 32, "targets": "attention"}
 SFT = {"rows_per_micro_batch": 2, "row_tokens": 1024, "lora": LORA}
-PPO = {"reward_source": "random", "micro_batch_tokens": 2048, "max_new_tokens": 256, "engine_rows": 32, "lora": LORA}
+PPO = {
+    "reward_source": "random",
+    "micro_batch_tokens": 2048,
+    "max_new_tokens": 256,
+    "engine_rows": 32,
+    "lora": LORA,
+}
 
 
 def peaks(device=None, shape="llama-2-7b", **sections):
-    made = plan(build(Recipe, {**BASE, **sections}, [], where="test"), device or gpu(80), shape=shape)
+    made = plan(
+        build(Recipe, {**BASE, **sections}, [], where="test"), device or gpu(80), shape=shape
+    )
     return {stage.name: stage.peak for stage in made.stages}, made
 
 
 @pytest.fixture(scope="module")
 def shallow(tmp_path_factory):
-    """A folder for a well-known shape with four of its layers: as wide, and measured in a fraction of the time."""
+    """A folder for a well-known shape with four of its layers: as wide, and measured in a fraction
+    of the time.
+    """
 
     def folder(name):
         path = tmp_path_factory.mktemp("shape")
@@ -137,14 +168,18 @@ def test_ppo_with_four_roles_needs_little_more_than_one_fine_tuning():
     assert found["sft"] > 2 * made.parameters
     assert found["ppo"] < 1.15 * found["sft"]
     apart, _ = peaks(ppo={**PPO, "roles": "separate"})
-    assert apart["ppo"] > found["ppo"] + 2 * 2 * made.parameters  # reference and value are whole models then
+    # reference and value are whole models then
+    assert apart["ppo"] > found["ppo"] + 2 * 2 * made.parameters
     offloaded, made = peaks(ppo={**PPO, "roles": "separate", "offload": True})
-    assert apart["ppo"] - offloaded["ppo"] == pytest.approx(2 * made.parameters * 31 / 32, rel=0.05)  # the reference's layers
+    # the reference's layers
+    assert apart["ppo"] - offloaded["ppo"] == pytest.approx(2 * made.parameters * 31 / 32, rel=0.05)
 
 
 def test_states_that_are_kept_are_planned_for():
     reward = {"lora": {"rank": 16, "last_layers": 4}}
-    without, kept = (peaks(reward={**reward, "keep_states_gb": size})[0]["reward"] for size in (0, 3))
+    without, kept = (
+        peaks(reward={**reward, "keep_states_gb": size})[0]["reward"] for size in (0, 3)
+    )
     assert kept - without == 3_000_000_000
 
 
@@ -153,16 +188,27 @@ def test_what_does_not_fit_is_met_with_changes_that_help(shallow):
     assert not made.fits  # 16 bytes a weight
     advice = dict(made.advice)
     assert min(advice.values()) < made.peak
-    assert any("recompute" in change for change in advice) and any("lora" in change for change in advice)
+    assert any("recompute" in change for change in advice) and any(
+        "lora" in change for change in advice
+    )
     assert all(after <= made.peak for after in advice.values())
 
 
 def test_a_reference_that_is_asked_before_training_takes_no_room(shallow):
     direct = {"lora": False, "reference_logprobs": "precomputed"}
-    made = plan(build(Recipe, {**BASE, "direct": direct}, [], where="test"), gpu(1), shape=shallow("llama-2-7b"))
+    made = plan(
+        build(Recipe, {**BASE, "direct": direct}, [], where="test"),
+        gpu(1),
+        shape=shallow("llama-2-7b"),
+    )
     assert "reference" not in made.stages[0].phases[0].bytes
     for change, _ in made.advice:
-        build(Recipe, {**BASE, "direct": direct}, change.replace("={}", "={rank=4}").split(), where="test")
+        build(
+            Recipe,
+            {**BASE, "direct": direct},
+            change.replace("={}", "={rank=4}").split(),
+            where="test",
+        )
 
 
 @pytest.mark.parametrize(
@@ -177,15 +223,21 @@ def test_a_reference_that_is_asked_before_training_takes_no_room(shallow):
 def test_every_change_that_is_proposed_is_a_recipe_that_is_taken(sections, shallow):
     recipe = build(Recipe, {**BASE, **sections}, [], where="test")
     proposed = dict(plan(recipe, gpu(1), shape=shallow("llama-2-7b")).advice)
-    assert any("offload=true" in change for change in proposed) == (not next(iter(sections.values())).get("offload", False))
+    assert any("offload=true" in change for change in proposed) == (
+        not next(iter(sections.values())).get("offload", False)
+    )
     for change in proposed:
-        build(Recipe, {**BASE, **sections}, change.replace("={}", "={rank=4}").split(), where="test")
+        build(
+            Recipe, {**BASE, **sections}, change.replace("={}", "={rank=4}").split(), where="test"
+        )
 
 
 @pytest.mark.slow
 def test_a_quantized_trunk_is_proposed_on_a_gpu_where_all_stages_have_adapters():
     def planned(device, model=None, **sections):
-        recipe = build(Recipe, {"run": "x", "model": {"source": "tiny", **(model or {})}, **sections})
+        recipe = build(
+            Recipe, {"run": "x", "model": {"source": "tiny", **(model or {})}, **sections}
+        )
         return plan(recipe, device, shape="llama-2-7b", advise=True)
 
     sft = {"data": {"path": "tether:demonstrations"}}
@@ -195,45 +247,74 @@ def test_a_quantized_trunk_is_proposed_on_a_gpu_where_all_stages_have_adapters()
     assert "model.quantize=nf4" not in dict(planned(replace(gpu(16), gpu=False), sft=sft).advice)
 
 
-SMALL = {"prompts_per_step": 4, "samples_per_prompt": 2, "micro_batch_tokens": 1024, "max_new_tokens": 64, "engine_rows": 8}
+SMALL = {
+    "prompts_per_step": 4,
+    "samples_per_prompt": 2,
+    "micro_batch_tokens": 1024,
+    "max_new_tokens": 64,
+    "engine_rows": 8,
+}
 
 
 def served_phases(shape, device, top=(), **more):
-    grpo = {"data": {"path": "tether:prompts"}, "reward_source": "random", "lora": {"rank": 16}, **SMALL, **more}
+    grpo = {
+        "data": {"path": "tether:prompts"},
+        "reward_source": "random",
+        "lora": {"rank": 16},
+        **SMALL,
+        **more,
+    }
     recipe = build(Recipe, {**BASE, **dict(top), "grpo": grpo}, [], where="test")
     return {phase.name: phase for phase in plan(recipe, device, shape=shape).stages[-1].phases}
 
 
 def test_servers_are_planned_beside_the_learner(shallow):
-    """Rank 16 on seven projections of each of four layers: 16 * (in + out) numbers each, by hand."""
+    """Rank 16 on seven projections of each of four layers: 16 * (in + out) numbers each, by
+    hand.
+    """
     one = shallow("llama-3.2-1b")
     servers = {"kind": "vllm", "servers": 4, "python": sys.executable}
     local, served = served_phases(one, gpu(80)), served_phases(one, gpu(80), engine=servers)
     ahead = served_phases(one, gpu(80), engine=servers, max_staleness=2, importance="truncate")
     hidden, inner, values = 2048, 8192, 512  # keys and values of 8 heads of 64
-    adapter = 4 * 16 * (2 * 2 * hidden + 2 * (hidden + values) + 3 * (hidden + inner)) * 2  # in bfloat16
+    # in bfloat16
+    adapter = 4 * 16 * (2 * 2 * hidden + 2 * (hidden + values) + 3 * (hidden + inner)) * 2
     server = served["server, each of 4"]
     assert server.bytes["3 adapters"] == 3 * adapter
     assert ahead["server, each of 4"].bytes["5 adapters"] == 5 * adapter
-    assert server.bytes["cache"] == local["rollout"].bytes["cache"] and "cache" not in served["rollout"].bytes
+    assert (
+        server.bytes["cache"] == local["rollout"].bytes["cache"]
+        and "cache" not in served["rollout"].bytes
+    )
     sending = 5 * adapter / 2e9 + 4 * 0.005
-    assert served["rollout"].seconds == pytest.approx(local["rollout"].seconds / 4 + sending, rel=1e-6)
+    assert served["rollout"].seconds == pytest.approx(
+        local["rollout"].seconds / 4 + sending, rel=1e-6
+    )
     assert served["update"].bytes == local["update"].bytes
 
 
 def test_whole_weights_of_servers_are_planned(shallow):
-    """All parameters of Llama 3.2 1B but for twelve of its layers, in bfloat16, written once and read by each server."""
+    """All parameters of Llama 3.2 1B but for twelve of its layers, in bfloat16, written once and
+    read by each server.
+    """
     one = shallow("llama-3.2-1b")
     served = served_phases(
-        one, gpu(200), engine={"kind": "vllm", "servers": 4, "python": sys.executable}, lora=False, roles="separate"
+        one,
+        gpu(200),
+        engine={"kind": "vllm", "servers": 4, "python": sys.executable},
+        lora=False,
+        roles="separate",
     )
     local = served_phases(one, gpu(200), lora=False, roles="separate")
-    layer = 2 * 2048 * (2048 + 512) + 3 * 2048 * 8192 + 2 * 2048  # projections of attention and MLP, two norms
+    # projections of attention and MLP, two norms
+    layer = 2 * 2048 * (2048 + 512) + 3 * 2048 * 8192 + 2 * 2048
     whole = (1_235_814_400 - 12 * layer) * 2
     assert served["server, each of 4"].bytes["trunk"] == whole
     assert not any("adapters" in name for name in served["server, each of 4"].bytes)
     sending = 5 * whole / 2e9 + 4 * 0.005
-    assert served["rollout"].seconds == pytest.approx(local["rollout"].seconds / 4 + sending, rel=1e-6)
+    assert served["rollout"].seconds == pytest.approx(
+        local["rollout"].seconds / 4 + sending, rel=1e-6
+    )
 
 
 def test_reward_servers_are_planned_beside_the_learner(shallow):
@@ -247,8 +328,14 @@ def test_reward_servers_are_planned_beside_the_learner(shallow):
     local, served = phases_of(gpu(80)), phases_of(gpu(80), **servers)
     server = served["reward server, each of 3"]
     assert "reward" in local["update"].bytes and "reward" not in served["update"].bytes
-    assert server.bytes["reward"] == local["update"].bytes["trunk"] + local["update"].bytes["policy adapter"]
-    assert server.bytes["activations"] == local["reward"].bytes["activations"] and "activations" not in served["reward"].bytes
+    assert (
+        server.bytes["reward"]
+        == local["update"].bytes["trunk"] + local["update"].bytes["policy adapter"]
+    )
+    assert (
+        server.bytes["activations"] == local["reward"].bytes["activations"]
+        and "activations" not in served["reward"].bytes
+    )
     assert served["reward"].seconds == pytest.approx(local["reward"].seconds / 3)
     here = phases_of(processor, **servers)
     assert here["update"].bytes["3 reward servers"] == 3 * here["reward server, each of 3"].total
@@ -267,25 +354,39 @@ def test_servers_on_a_processor_share_its_memory(shallow):
 
 def test_a_prefill_pass_and_a_draw_need_what_the_allocator_gives(monkeypatch):
     config = LlamaConfig(**SIZES, num_key_value_heads=2)
-    model = LlamaForCausalLM._from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+    model = (
+        LlamaForCausalLM._from_config(config, attn_implementation="eager")
+        .eval()
+        .requires_grad_(False)
+    )
     real, shapes = Role(model), Role(shape_model(config, torch.float32, "eager"))
     decoder, ids = TreeDecoder(real, packed=False), torch.zeros(8, 120, dtype=torch.long)
     with torch.no_grad():
         expected = allocated_peak(lambda: decoder.prefill(ids, []))
     assert prefill_bytes(shapes, 8, 120) == pytest.approx(expected, rel=0.1)
-    assert prefill_bytes(shapes, 10**6, 120) == prefill_bytes(shapes, 4096 // 120, 120)  # more prompts make more passes
-    monkeypatch.setattr("tether.rollout.sampling.CPU_STRIP_ELEMENTS", 2**30)  # a CPU takes strips, a GPU all rows
+    # more prompts make more passes
+    assert prefill_bytes(shapes, 10**6, 120) == prefill_bytes(shapes, 4096 // 120, 120)
+    # a CPU takes strips, a GPU all rows
+    monkeypatch.setattr("tether.rollout.sampling.CPU_STRIP_ELEMENTS", 2**30)
     logits, uniforms = torch.randn(512, 8000), torch.rand(512, dtype=torch.float64)
     for sampling in (Sampling(), Sampling(top_p=0.9, temperature=0.7)):
-        expected = logits.nbytes + allocated_peak(lambda: sample_tokens(logits, uniforms, sampling, cpu_kernels=False))  # noqa: B023
+        expected = logits.nbytes + allocated_peak(
+            partial(sample_tokens, logits, uniforms, sampling, cpu_kernels=False)
+        )
         assert sampler_bytes(512, 8000, torch.float32, sampling) == pytest.approx(expected, rel=0.1)
 
 
 def test_a_plan_for_a_gpu_counts_prefill_draw_and_the_optimizers_step():
-    grpo = {"prompts_per_step": 16, "samples_per_prompt": 8, "max_new_tokens": 512, "reward_source": "random"}
+    grpo = {
+        "prompts_per_step": 16,
+        "samples_per_prompt": 8,
+        "max_new_tokens": 512,
+        "reward_source": "random",
+    }
     made = build(Recipe, {"run": "x", "model": {"source": "tiny"}, "grpo": grpo})
     (stage,) = plan(made, gpu(name="rtx4090"), shape="llama-3.1-8b", prompt_tokens=256).stages
     rollout = next(phase for phase in stage.phases if phase.name == "rollout")
     assert 1e9 < rollout.bytes["prefill and draw"] < 1.5e9
     adapter = rollout.bytes["policy adapter"]
-    assert rollout.bytes["policy optimizer's step"] == 2 * adapter  # 4 bytes of each weight, which has 2
+    # 4 bytes of each weight, which has 2
+    assert rollout.bytes["policy optimizer's step"] == 2 * adapter

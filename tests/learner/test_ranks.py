@@ -1,4 +1,6 @@
-"""Two processes train what one would have trained; where one dies or hangs, both begin again, or the other says so and ends."""
+"""Two processes train what one would have trained; where one dies or hangs, both begin again, or
+the other says so and ends.
+"""
 
 import itertools
 import json
@@ -41,7 +43,8 @@ def test_steps_of_two_ranks_and_of_one_make_six(values, alone, tmp_path):
     standing_on(alone, tmp_path)
     with pytest.raises(LostRankError, match=r"rank 1 of 2 has ended: exit code -9"):
         trained(values, tmp_path, ["ppo"], 2, at_step(2, lambda other: other.kill()))
-    with pytest.raises(Interrupted, match=r"stopped after step [34] of 6"):  # one alone is told, and both stop together
+    # one alone is told, and both stop together
+    with pytest.raises(Interrupted, match=r"stopped after step [34] of 6"):
         trained(values, tmp_path, ["ppo"], 2, at_step(3, lambda other: other.terminate()))
     assert not others()
     trained(values, tmp_path, ["ppo"])
@@ -60,7 +63,11 @@ def log_of(root):
 
 @pytest.mark.parametrize(
     ("rank", "stage"),
-    [(1, "sft"), pytest.param(0, "ppo", marks=pytest.mark.slow), pytest.param(1, "ppo", marks=pytest.mark.slow)],
+    [
+        (1, "sft"),
+        pytest.param(0, "ppo", marks=pytest.mark.slow),
+        pytest.param(1, "ppo", marks=pytest.mark.slow),
+    ],
 )
 def test_ranks_come_back_and_end_with_the_same_bits(values, together, tmp_path, rank, stage):
     if stage == "ppo":
@@ -68,7 +75,11 @@ def test_ranks_come_back_and_end_with_the_same_bits(values, together, tmp_path, 
     trained(values, tmp_path, [stage], 2, at_step(3, lambda other: other.kill(), rank), restarts=1)
     assert as_bits(tmp_path / stage) == as_bits(together / stage)
     lost, again = log_of(tmp_path)
-    assert (lost["kind"], lost["rank"], lost["why"]) == ("killed", rank, f"rank {rank} of 2 has ended: SIGKILL")
+    assert (lost["kind"], lost["rank"], lost["why"]) == (
+        "killed",
+        rank,
+        f"rank {rank} of 2 has ended: SIGKILL",
+    )
     assert again["kind"] == "training" and again["step"] in (3, 4) and not others()
 
 
@@ -77,15 +88,34 @@ def test_ranks_that_get_no_further_are_given_up(values, tmp_path):
     def bar(title):
         return lambda done, *_: done == 2 and others()[1].kill()  # in every start
 
-    with pytest.raises(LostRankError, match=r"rank 1 of 2 has ended: SIGKILL\. The ranks began again 1 times and got no further"):
-        trained({**values, "sft": {**values["sft"], "checkpoint_every": 50}}, tmp_path, ["sft"], 2, bar, restarts=1)
-    assert [row["kind"] for row in log_of(tmp_path)] == ["killed", "training", "killed"] and not others()
+    with pytest.raises(
+        LostRankError,
+        match=(
+            r"rank 1 of 2 has ended: SIGKILL\. The ranks began "
+            r"again 1 times and got no further"
+        ),
+    ):
+        trained(
+            {**values, "sft": {**values["sft"], "checkpoint_every": 50}},
+            tmp_path,
+            ["sft"],
+            2,
+            bar,
+            restarts=1,
+        )
+    assert [row["kind"] for row in log_of(tmp_path)] == [
+        "killed",
+        "training",
+        "killed",
+    ] and not others()
 
 
 @pytest.mark.slow
 def test_what_a_rank_ends_with_by_itself_ends_the_run(values, tmp_path):
     values = {**values, "sft": {**values["sft"], "data": {"path": str(tmp_path / "rows.jsonl")}}}
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a " * 5000, "response": "b"}) + "\n")
+    (tmp_path / "rows.jsonl").write_text(
+        json.dumps({"prompt": "a " * 5000, "response": "b"}) + "\n"
+    )
     with pytest.raises(DataError):
         trained(values, tmp_path / "run", ["sft"], 2, restarts=3)
     assert not (tmp_path / "run" / "ranks.jsonl").exists() and not others()
@@ -93,9 +123,17 @@ def test_what_a_rank_ends_with_by_itself_ends_the_run(values, tmp_path):
 
 @pytest.mark.slow
 def test_whoever_watches_passes_a_signal_on(values, tmp_path):
-    values = {**values, "sft": {**values["sft"], "epochs": 100}}  # many steps are left when the signal arrives
+    # many steps are left when the signal arrives
+    values = {**values, "sft": {**values["sft"], "epochs": 100}}
     with pytest.raises(Interrupted, match="is saved") as stop:
-        trained(values, tmp_path, ["sft"], 2, at_step(1, lambda _: signal.raise_signal(signal.SIGINT)), restarts=3)
+        trained(
+            values,
+            tmp_path,
+            ["sft"],
+            2,
+            at_step(1, lambda _: signal.raise_signal(signal.SIGINT)),
+            restarts=3,
+        )
     assert stop.value.exit_code == 130 and not others()
 
 
@@ -105,14 +143,23 @@ def test_whoever_watches_passes_a_signal_on(values, tmp_path):
     [("ppo", 0), ("grpo", 0), ("grpo", 1)],
 )
 def test_two_ranks_with_a_server_make_what_one_makes(values, ready, tmp_path, stage, max_staleness):
-    late = {"max_staleness": 1, "importance": "truncate", "filter_groups": False} if max_staleness else {}
+    late = (
+        {"max_staleness": 1, "importance": "truncate", "filter_groups": False}
+        if max_staleness
+        else {}
+    )
     section = {**values[stage], **late, "engine": {"kind": "served"}, "sample_rows": 1000}
     samples = []
     for ranks in (1, 2):
         root = standing_on(ready, tmp_path / str(ranks))
         trained({**values, stage: section}, root, [stage], ranks)
-        samples.append([json.loads(line) for line in (root / stage / "samples.jsonl").read_text().splitlines()])
-    one, two = ([(row["step"], row["prompt"], row["response"], row["stop"]) for row in rows] for rows in samples)
+        samples.append(
+            [json.loads(line) for line in (root / stage / "samples.jsonl").read_text().splitlines()]
+        )
+    one, two = (
+        [(row["step"], row["prompt"], row["response"], row["stop"]) for row in rows]
+        for rows in samples
+    )
     assert one == two and len(one) > 20
     assert_same(tmp_path / "1" / stage, tmp_path / "2" / stage)
 
@@ -130,7 +177,10 @@ def test_a_rank_that_hangs_is_named_within_the_timeout(values, tmp_path):
     assert time.monotonic() - started[0] < 30 and not others()
     assert not (tmp_path / "sft" / "summary.json").is_file()
     trained(values, tmp_path / "again", ["sft"], 2, at_step(2, stop, 1), timeout=5, restarts=1)
-    assert [row["kind"] for row in log_of(tmp_path / "again")] == ["hung", "training"] and not others()
+    assert [row["kind"] for row in log_of(tmp_path / "again")] == [
+        "hung",
+        "training",
+    ] and not others()
 
 
 @pytest.mark.slow
@@ -139,16 +189,31 @@ def test_torchrun_starts_the_ranks(values, alone, tmp_path):
     tables = {"model": values["model"], "learner": {"ranks": 2}, "sft": values["sft"]}
     for name in ("data", "optimizer"):
         tables[f"sft.{name}"] = values["sft"][name]
-    tables["sft"] = {key: value for key, value in values["sft"].items() if f"sft.{key}" not in tables}
+    tables["sft"] = {
+        key: value for key, value in values["sft"].items() if f"sft.{key}" not in tables
+    }
     lines = [f"run = '{run}'"]
     for table, keys in tables.items():
         lines += [f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
     path.write_text("\n".join(lines))
-    started = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tether", "run"]
-    done = subprocess.run([*started, str(path)], capture_output=True, text=True, timeout=120, check=False)
+    started = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "tether",
+        "run",
+    ]
+    done = subprocess.run(
+        [*started, str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert_same(alone / "sft", run / "sft")
-    assert (run / "report.html").is_file() and done.stdout.count("report.html") == 1  # one of them speaks
+    # one of them speaks
+    assert (run / "report.html").is_file() and done.stdout.count("report.html") == 1
 
 
 def test_numbers_that_cannot_be(values, tmp_path, monkeypatch):
@@ -158,7 +223,9 @@ def test_numbers_that_cannot_be(values, tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=f"{key} has no effect on one rank"):
             build(Recipe, {**values, "run": str(tmp_path), "learner": {key: 9}})
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ConfigError, match=r"torchrun has started 3 processes and learner\.ranks is 2"):
+    with pytest.raises(
+        ConfigError, match=r"torchrun has started 3 processes and learner\.ranks is 2"
+    ):
         trained(values, tmp_path, ["sft"], ranks=2)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="torchrun has --max-restarts"):
@@ -177,7 +244,9 @@ def test_shares_are_of_nearly_equal_size_and_make_the_whole(monkeypatch):
 def test_a_signal_is_passed_on_while_steps_come_faster_than_anybody_waits_for_them(tmp_path):
     group, told = object.__new__(Group), threading.Event()
     group.hears, tells = multiprocessing.Pipe(duplex=False)
-    group.children = [SimpleNamespace(poll=lambda: 0 if told.is_set() else None, terminate=told.set)]
+    group.children = [
+        SimpleNamespace(poll=lambda: 0 if told.is_set() else None, terminate=told.set)
+    ]
 
     def train():
         steps = itertools.takewhile(lambda _: not told.wait(0.01), range(500))
@@ -188,7 +257,10 @@ def test_a_signal_is_passed_on_while_steps_come_faster_than_anybody_waits_for_th
         tells.close()
 
     threading.Thread(target=train).start()
-    assert group.watch(Bars(None, tmp_path / "log"), SimpleNamespace(asked=signal.SIGINT))["steps"] < 50
+    assert (
+        group.watch(Bars(None, tmp_path / "log"), SimpleNamespace(asked=signal.SIGINT))["steps"]
+        < 50
+    )
 
 
 class OddlyMadeError(Exception):
@@ -206,4 +278,8 @@ def test_an_error_that_cannot_cross_to_the_process_that_watches_goes_as_its_word
         teller.tell_end(error)
     ends = [hears.recv()[1] for _ in range(3)]
     assert [type(end) for end in ends] == [RunError, RunError, ConfigError]
-    assert [str(end) for end in ends] == ["OddlyMadeError: this and that", "KeyError: 'held'", "wrong"]
+    assert [str(end) for end in ends] == [
+        "OddlyMadeError: this and that",
+        "KeyError: 'held'",
+        "wrong",
+    ]

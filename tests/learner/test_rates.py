@@ -1,4 +1,6 @@
-"""The learning rate that nobody names: it follows what is trained, shows in what is saved, and stays what a run began with."""
+"""The learning rate that nobody names: it follows what is trained, shows in what is saved, and
+stays what a run began with.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,18 @@ from tether.run.recipe import Recipe, run_recipe
 from tether.stages.direct import DirectConfig
 
 pytestmark = pytest.mark.audit
-WHOLE = {"sft": (1e-5, 2e-5), "reward": (1e-6, 5e-5), "process": (1e-6, 5e-5), "best_of_n": (1e-6, 2e-5)}
-PAIRS = {"direct": (5e-7, 5e-6), "kto": (5e-7, 5e-6), "online_direct": (5e-7, 5e-6), "rounds": (5e-7, 5e-6)}
+WHOLE = {
+    "sft": (1e-5, 2e-5),
+    "reward": (1e-6, 5e-5),
+    "process": (1e-6, 5e-5),
+    "best_of_n": (1e-6, 2e-5),
+}
+PAIRS = {
+    "direct": (5e-7, 5e-6),
+    "kto": (5e-7, 5e-6),
+    "online_direct": (5e-7, 5e-6),
+    "rounds": (5e-7, 5e-6),
+}
 PUBLISHED = WHOLE | PAIRS | dict.fromkeys(("ppo", "grpo", "reinforce"), (1e-6, 1e-5))
 """Of whole models."""
 STAGES = making("sft", "reward", "direct", "policy", "rounds")
@@ -34,11 +46,18 @@ SAMPLING = ("ppo", "grpo", "reinforce", "best_of_n", "online_direct")
 
 def recipe_of(name: str, folder="run", **settings) -> Recipe:
     if name in SAMPLING:
-        settings = {"reward_source": "random", **settings} | ({"roles": "separate"} if settings.get("lora") is False else {})
+        settings = {"reward_source": "random", **settings} | (
+            {"roles": "separate"} if settings.get("lora") is False else {}
+        )
     if name == "rounds":
-        optimizer = {"direct": {"optimizer": settings.pop("optimizer")}} if "optimizer" in settings else {}
+        optimizer = (
+            {"direct": {"optimizer": settings.pop("optimizer")}} if "optimizer" in settings else {}
+        )
         settings = {"method": "spin", **settings, **optimizer}
-    return build(Recipe, {"run": str(folder), "model": {"source": "tiny", "dtype": "float32"}, name: settings})
+    return build(
+        Recipe,
+        {"run": str(folder), "model": {"source": "tiny", "dtype": "float32"}, name: settings},
+    )
 
 
 def rate_of(recipe: Recipe, name: str) -> float:
@@ -53,10 +72,19 @@ def test_adapters_get_more_than_whole_models_and_whoever_names_a_rate_gets_it(na
     low, high = PUBLISHED[name]
     assert low <= whole <= high and 1e-4 <= adapters <= 1e-3 and adapters >= 10 * whole
     other = {"optimizer": {"weight_decay": 0.1}}
-    assert rate_of(recipe_of(name, **other), name) == adapters and rate_of(recipe_of(name, lora=False, **other), name) == whole
+    assert (
+        rate_of(recipe_of(name, **other), name) == adapters
+        and rate_of(recipe_of(name, lora=False, **other), name) == whole
+    )
     for lora in ({}, False):
-        assert rate_of(recipe_of(name, lora=lora, optimizer={"learning_rate": 0.123}), name) == 0.123
-    again = build(Recipe, recipe_of(name).model_dump(mode="json", exclude_unset=True) | {name: {**said_of(name), "lora": False}})
+        assert (
+            rate_of(recipe_of(name, lora=lora, optimizer={"learning_rate": 0.123}), name) == 0.123
+        )
+    again = build(
+        Recipe,
+        recipe_of(name).model_dump(mode="json", exclude_unset=True)
+        | {name: {**said_of(name), "lora": False}},
+    )
     assert rate_of(again, name) == whole  # what was filled in does not count as said
 
 
@@ -67,15 +95,23 @@ def said_of(name: str) -> dict:
 
 
 def test_the_plan_shows_the_rate():
-    stages = plan(recipe_of("direct"), gpu(80, "h100")).stages + plan(recipe_of("direct", lora=False), gpu(80, "h100")).stages
-    assert [s.learning_rate for s in stages] == [rate_of(recipe_of("direct", lora=lora), "direct") for lora in ({}, False)]
+    stages = (
+        plan(recipe_of("direct"), gpu(80, "h100")).stages
+        + plan(recipe_of("direct", lora=False), gpu(80, "h100")).stages
+    )
+    assert [s.learning_rate for s in stages] == [
+        rate_of(recipe_of("direct", lora=lora), "direct") for lora in ({}, False)
+    ]
 
 
 def test_a_stage_of_ones_own_takes_the_rate_by_what_its_role_trains():
     def rate(adapter: str | None, **settings) -> float:
         model = tiny_model(0)
         model = model if adapter is None else add_adapter(model, adapter, LoraConfig())
-        return DirectConfig(**settings).optimizer_for(Role(model, adapter).adapter).learning_rate or 0.0
+        return (
+            DirectConfig(**settings).optimizer_for(Role(model, adapter).adapter).learning_rate
+            or 0.0
+        )
 
     assert rate("policy") == rate_of(recipe_of("direct"), "direct") and rate(None) == rate_of(
         recipe_of("direct", lora=False), "direct"
@@ -86,7 +122,20 @@ def test_a_stage_of_ones_own_takes_the_rate_by_what_its_role_trains():
 
 
 def written(folder) -> dict:
-    words = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+    words = (
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+    )
     rows = [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in words]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     more = {"epochs": 3, "prompts_per_update": 4, "heldout_fraction": 0.0, "checkpoint_every": 1}
@@ -100,14 +149,37 @@ def test_the_default_moves_a_policy_that_the_old_one_left_where_it_was(tmp_path)
         summary = run_recipe(recipe, ["direct"])["direct"]
         rows = list(read_jsonl(tmp_path / name / "direct" / "metrics.jsonl"))
         still = isinstance(check_movement(rows, recipe.model_dump()["direct"]), Finding)
-        assert still == (name == "old") == ("unmoved" in {alarm["detector"] for alarm in summary["alarms"]}), rows[-1]
-    stored = read_json(tmp_path / "new" / "direct" / "config.json")["direct"]["optimizer"]["learning_rate"]
-    assert stored == pytest.approx(max(row["learning_rate"] for row in rows)) == rate_of(recipe, "direct")
+        assert (
+            still
+            == (name == "old")
+            == ("unmoved" in {alarm["detector"] for alarm in summary["alarms"]})
+        ), rows[-1]
+    stored = read_json(tmp_path / "new" / "direct" / "config.json")["direct"]["optimizer"][
+        "learning_rate"
+    ]
+    assert (
+        stored
+        == pytest.approx(max(row["learning_rate"] for row in rows))
+        == rate_of(recipe, "direct")
+    )
 
 
 def test_the_page_has_the_rates_that_are_used():
-    page = (Path(__file__).parents[2] / "docs" / "algorithms" / "README.md").read_text(encoding="utf-8")
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `[")]
-    written = {name: (float(adapters), float(whole)) for names, adapters, whole, *_ in lines for name in names.split(", ")}
-    used = {f"`[{name}]`": tuple(rate_of(recipe_of(name, lora=lora), name) for lora in ({}, False)) for name in STAGES}
+    page = (Path(__file__).parents[2] / "docs" / "algorithms" / "README.md").read_text(
+        encoding="utf-8"
+    )
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if line.startswith("| `[")
+    ]
+    written = {
+        name: (float(adapters), float(whole))
+        for names, adapters, whole, *_ in lines
+        for name in names.split(", ")
+    }
+    used = {
+        f"`[{name}]`": tuple(rate_of(recipe_of(name, lora=lora), name) for lora in ({}, False))
+        for name in STAGES
+    }
     assert written == used

@@ -1,4 +1,6 @@
-"""Two ranks that hold half of every layer each train what one process trains; what one rank count saved, another goes on with."""
+"""Two ranks that hold half of every layer each train what one process trains; what one rank count
+saved, another goes on with.
+"""
 
 import os
 import socket
@@ -35,7 +37,11 @@ def only(values, *stages):
 def plain(values):
     each = {"reference_logprobs": "each_update"}
     changed = {"direct": each, "kto": each, "reward": {"disentangle_length": 0.0}}
-    kept = {stage: {**section, **changed.get(stage, {})} for stage, section in values.items() if stage != "model"}
+    kept = {
+        stage: {**section, **changed.get(stage, {})}
+        for stage, section in values.items()
+        if stage != "model"
+    }
     return {"model": values["model"], **kept}
 
 
@@ -58,12 +64,24 @@ def test_two_halves_make_what_one_process_makes(plain, tmp_path, stages, all_wei
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["ppo", "grpo", "best_of_n", "online_direct"])
-def test_two_halves_sample_with_a_server_and_make_what_one_process_makes(plain, ready, tmp_path, stage):
-    alike = {"reward_source": "random", "ema_decay": None, "optimizer": {"learning_rate": 5e-3, "epsilon": 1e-3}}
+def test_two_halves_sample_with_a_server_and_make_what_one_process_makes(
+    plain, ready, tmp_path, stage
+):
+    alike = {
+        "reward_source": "random",
+        "ema_decay": None,
+        "optimizer": {"learning_rate": 5e-3, "epsilon": 1e-3},
+    }
     own = plain.get(stage) or recipe(tmp_path, "")[stage] | alike
     settings = {**only(plain, "sft", "reward"), stage: {**own, **SERVED}}
     for ranks in (1, 2):
-        trained(settings, standing_on(ready, tmp_path / str(ranks)), [stage], ranks, **({"shard": True} if ranks > 1 else {}))
+        trained(
+            settings,
+            standing_on(ready, tmp_path / str(ranks)),
+            [stage],
+            ranks,
+            **({"shard": True} if ranks > 1 else {}),
+        )
     assert_same(tmp_path / "1" / stage, tmp_path / "2" / stage)
 
 
@@ -88,16 +106,25 @@ def test_steps_of_two_halves_one_whole_and_two_halves_make_six(plain, tmp_path, 
 
 
 def check_parts(folder, ranks):
-    """Two ranks have written a half of each tensor of the layers each, and nobody a whole one; one process reads them joined."""
+    """Two ranks have written a half of each tensor of the layers each, and nobody a whole one; one
+    process reads them joined.
+    """
     (checkpoint,) = folder.iterdir()
     files = [load_file(path) for path in sorted(checkpoint.glob("parts/*"))]
     assert len(files) == (2 if ranks == 2 else 0)
     if files:
         tensors, _ = load_checkpoint(checkpoint)
-        assert sorted({name.partition(".")[0] for name in files[0]}) == ["best", "exp_avg", "exp_avg_sq", "master"]
+        assert sorted({name.partition(".")[0] for name in files[0]}) == [
+            "best",
+            "exp_avg",
+            "exp_avg_sq",
+            "master",
+        ]
         for name in files[0].keys() | files[1].keys():
             halves = [file[name] for file in files]
-            assert all(half.numel() for half in halves) and torch.equal(torch.cat(halves), tensors.pop(name))
+            assert all(half.numel() for half in halves) and torch.equal(
+                torch.cat(halves), tensors.pop(name)
+            )
         whole = load_file(checkpoint / "state.safetensors")
         assert whole.keys() == tensors.keys() and not files[0].keys() & whole.keys()
 
@@ -118,7 +145,15 @@ def stopping_at(step):
 def test_a_rank_that_dies_in_a_pass_is_lost_like_any_other(plain, tmp_path):
     settings = only(plain, "sft")
     trained(settings, tmp_path / "calm", ["sft"], 2, shard=True)
-    trained(settings, tmp_path / "wild", ["sft"], 2, at_step(3, lambda other: other.kill(), 1), shard=True, restarts=1)
+    trained(
+        settings,
+        tmp_path / "wild",
+        ["sft"],
+        2,
+        at_step(3, lambda other: other.kill(), 1),
+        shard=True,
+        restarts=1,
+    )
     assert records(tmp_path / "calm" / "sft") == records(tmp_path / "wild" / "sft") and not others()
 
 
@@ -155,7 +190,10 @@ def ended(program, size, *arguments):
         port = free.getsockname()[1]
     place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, "-c", START + program, *arguments]
-    processes = [subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}) for rank in range(size)]
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)})
+        for rank in range(size)
+    ]
     return [process.wait(200) for process in processes]
 
 
@@ -211,7 +249,12 @@ def test_parts_that_are_missing_damaged_or_not_finite_are_told(tmp_path):
 @pytest.mark.parametrize(
     ("stage", "change", "says"),
     [
-        ("grpo", {}, r"grpo\.engine\.kind = 'local' \(every token would gather all layers: use servers\)"),
+        (
+            "grpo",
+            {},
+            r"grpo\.engine\.kind = 'local' \(every token would gather all layers: use "
+            r"servers\)",
+        ),
         ("direct", {"reference_logprobs": "precomputed"}, "reference_logprobs = 'precomputed'"),
         ("sft", {"lora": False, "optimizer": {"kind": "adamw8bit"}}, "its blocks are not cut"),
         ("sft", {"lora": {"dora": True}}, r"sft\.lora\.dora \(its norms need whole weights\)"),

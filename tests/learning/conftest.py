@@ -1,4 +1,6 @@
-"""The experiments stand beside the benchmarks, outside the installed package; here each is run once, small, for several seeds."""
+"""The experiments stand beside the benchmarks, outside the installed package; here each is run
+once, small, for several seeds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A verifiable reward mends what a demonstrator taught wrong; a random one does not, and a baseline makes constants harmless."""
+"""A verifiable reward mends what a demonstrator taught wrong; a random one does not, and a baseline
+makes constants harmless.
+"""
 
 from statistics import fmean
 
@@ -23,15 +25,35 @@ def test_imitation_gets_some_right(results):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_more(results, name):
-    """On average: of 24 seeds one or two hardly learn from so few answers, and which ones depends on the processor's rounding."""
+    """On average: of 24 seeds one or two hardly learn from so few answers, and which ones depends
+    on the processor's rounding.
+    """
     arms = [result["arms"][name] for result in results]
-    assert fmean(arm["sampled"] - result["sft"]["sampled"] for arm, result in zip(arms, results, strict=True)) > 0.15
-    assert fmean(arm["curve"][-1] - result["sft"]["greedy"] for arm, result in zip(arms, results, strict=True)) > 0.25
+    assert (
+        fmean(
+            arm["sampled"] - result["sft"]["sampled"]
+            for arm, result in zip(arms, results, strict=True)
+        )
+        > 0.15
+    )
+    assert (
+        fmean(
+            arm["curve"][-1] - result["sft"]["greedy"]
+            for arm, result in zip(arms, results, strict=True)
+        )
+        > 0.25
+    )
 
 
 def test_random_rewards_teach_nothing(results):
-    final = {name: fmean(result["arms"][name]["sampled"] for result in results) for name in (*METHODS, "GRPO, random rewards")}
-    assert all(result["arms"]["GRPO, random rewards"]["sampled"] < result["sft"]["sampled"] + 0.1 for result in results)
+    final = {
+        name: fmean(result["arms"][name]["sampled"] for result in results)
+        for name in (*METHODS, "GRPO, random rewards")
+    }
+    assert all(
+        result["arms"]["GRPO, random rewards"]["sampled"] < result["sft"]["sampled"] + 0.1
+        for result in results
+    )
     assert final.pop("GRPO, random rewards") < min(final.values()) - 0.15
 
 

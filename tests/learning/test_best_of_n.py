@@ -29,11 +29,16 @@ def test_its_choices_are_worth_more(results):
 def test_the_proxy_always_rises(results):
     for result in results:
         for model in result["models"].values():
-            assert all(later > earlier for earlier, later in zip(model["proxy"], model["proxy"][1:], strict=False))
+            assert all(
+                later > earlier
+                for earlier, later in zip(model["proxy"], model["proxy"][1:], strict=False)
+            )
 
 
 def test_gold_turns_earlier_with_fewer_labels(results, experiment):
-    """On average over the seeds; in a single one, few labels may be lucky, and gold not turn at all."""
+    """On average over the seeds; in a single one, few labels may be lucky, and gold not turn at
+    all.
+    """
     from benchmarks.learning.best_of_n import peak
 
     peaks = [fmean(peak(result, count) for result in results) for count in (FEW, MORE, MANY)]

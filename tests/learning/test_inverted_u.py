@@ -1,4 +1,6 @@
-"""Too weak a tether and the policy repeats itself to please the reward model; too strong a one and it hardly moves."""
+"""Too weak a tether and the policy repeats itself to please the reward model; too strong a one and
+it hardly moves.
+"""
 
 from statistics import fmean, stdev
 
@@ -31,7 +33,9 @@ def test_the_middle_is_better_than_no_optimisation(results):
 
 
 def test_kl_falls_with_the_tether(results):
-    for weak, middle, strong in zip(*(column(results, arm, "kl") for arm in (WEAK, MIDDLE, STRONG)), strict=True):
+    for weak, middle, strong in zip(
+        *(column(results, arm, "kl") for arm in (WEAK, MIDDLE, STRONG)), strict=True
+    ):
         assert weak > 2 * middle > 4 * strong > 0
 
 

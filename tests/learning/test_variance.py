@@ -1,4 +1,6 @@
-"""Baselines leave the mean gradient where it is. What they do to its variance depends on where the scores lie."""
+"""Baselines leave the mean gradient where it is. What they do to its variance depends on where the
+scores lie.
+"""
 
 import pytest
 
@@ -33,15 +35,18 @@ def test_the_mean_stays(results, name):
 
 
 def test_the_same_measurement_sees_a_bias(results):
-    """Of four samples the group's mean holds a quarter of each score: the gradient shrinks to three quarters."""
+    """Of four samples the group's mean holds a quarter of each score: the gradient shrinks to three
+    quarters.
+    """
     for result in results:
         arm = result["tasks"][START]["arms"]["group mean"]
         assert arm["along"] == pytest.approx(0.75, abs=1e-4) and arm["deviations"] > 5
 
 
 def test_right_or_wrong_is_best_left_as_it_is(results):
-    """Wrong answers are made of unlikely tokens, whose gradients are long; a score of 0 leaves them out, and a baseline brings
-    them in. The best constant lies far below the mean score."""
+    """Wrong answers are made of unlikely tokens, whose gradients are long; a score of 0 leaves them
+    out, and a baseline brings them in. The best constant lies far below the mean score.
+    """
     for result in results:
         task = result["tasks"][SUMS]
         assert factor(result, SUMS, "running mean") < 1 <= factor(result, SUMS, "best constant")

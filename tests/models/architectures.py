@@ -1,4 +1,6 @@
-"""Small random models of the architectures that transformers has, built from their configurations."""
+"""Small random models of the architectures that transformers has, built from their
+configurations.
+"""
 
 import inspect
 from pathlib import Path
@@ -59,18 +61,36 @@ LATENT = {
     "v_head_dim": 8,
     "num_key_value_heads": 4,
 }
-MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_ssm": 64}
+MAMBA = {
+    "mamba_d_state": 8,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_d_ssm": 64,
+}
 HYBRID = {"num_hidden_layers": 4}
 OWN: dict[str, dict[str, Any]] = {
     "afmoe": {"layer_types": ["sliding_attention", "full_attention"]},
     "bamba": {**MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1]},
-    "bart": {"is_decoder": True, "decoder_layers": 2, "decoder_ffn_dim": 64, "decoder_attention_heads": 4, "encoder_layers": 2},
+    "bart": {
+        "is_decoder": True,
+        "decoder_layers": 2,
+        "decoder_ffn_dim": 64,
+        "decoder_attention_heads": 4,
+        "encoder_layers": 2,
+    },
     "bloom": {"hidden_size": 32},
     "codegen": {"rotary_dim": 4, "n_ctx": 256},
     "cohere2": {"layer_types": ["sliding_attention", "full_attention"]},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
-        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
+        "ffn_config": {
+            "ffn_hidden_size": 32,
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+            "hidden_size": 32,
+        },
     },
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,
@@ -79,7 +99,10 @@ OWN: dict[str, dict[str, Any]] = {
     "falcon": {"multi_query": True, "new_decoder_architecture": False},
     "falcon_h1": MAMBA,
     "gemma2": {"query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]},
-    "gemma3_text": {"query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma3_text": {
+        "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "gemma3n_text": {
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -97,10 +120,19 @@ OWN: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 0,
     },
     "glm4_moe_lite": LATENT,
-    "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 8},
+    "gpt_neo": {
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 8,
+    },
     "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"]},
     "gptj": {"rotary_dim": 4},
-    "granitemoehybrid": {**MAMBA, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32},
+    "granitemoehybrid": {
+        **MAMBA,
+        "layer_types": ["mamba", "attention"],
+        "shared_intermediate_size": 32,
+    },
     "jamba": {
         "attn_layer_offset": 1,
         "attn_layer_period": 2,
@@ -140,7 +172,10 @@ OWN: dict[str, dict[str, Any]] = {
     "opt": {"hidden_size": 32, "word_embed_proj_dim": 32},
     "phi": {"partial_rotary_factor": 0.5},
     "qwen3_5_text": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
-    "qwen3_5_moe_text": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_5_moe_text": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "qwen3_next": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 8},
     "rwkv": {"context_length": 256, "attention_hidden_size": 32, "num_layers": 2},
@@ -159,7 +194,10 @@ OWN: dict[str, dict[str, Any]] = {
 }
 """What an architecture needs beside, or in place of, `COMMON`."""
 VARIANTS = {
-    "falcon-rw": ("falcon", {"alibi": True, "multi_query": False, "new_decoder_architecture": False}),
+    "falcon-rw": (
+        "falcon",
+        {"alibi": True, "multi_query": False, "new_decoder_architecture": False},
+    ),
     "opt-350m": ("opt", {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),
 }
 """Shapes of an architecture that a well-known model has, and its first does not."""
@@ -169,7 +207,10 @@ def small_config(name: str, **settings: Any) -> Any:
     """A configuration of the architecture or variant `name`."""
     kind, more = VARIANTS.get(name, (name, OWN.get(name, {})))
     made = CONFIG_MAPPING[kind]
-    known = {*inspect.signature(made.__init__).parameters, *getattr(made, "__dataclass_fields__", ())}
+    known = {
+        *inspect.signature(made.__init__).parameters,
+        *getattr(made, "__dataclass_fields__", ()),
+    }
     common = {key: value for key, value in {**COMMON, **settings}.items() if key in known}
     if made.__dataclass_fields__["bos_token_id"].type in ("int", int):
         common["bos_token_id"] = 1
@@ -180,7 +221,9 @@ def small_model(name: str, seed: int = 0, **settings: Any) -> Any:
     """A model of it with weights so large that what a token sees matters."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(small_config(name, **settings), dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_config(
+            small_config(name, **settings), dtype=torch.float32
+        )
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.2)

@@ -1,4 +1,6 @@
-"""Folders with an adapter of peft: the model is base and adapter together, as peft itself computes it, or one sentence."""
+"""Folders with an adapter of peft: the model is base and adapter together, as peft itself computes
+it, or one sentence.
+"""
 
 import json
 import shutil
@@ -24,7 +26,9 @@ from tether.run.roles import encoder_of, load_policy
 
 
 def lora(**settings):
-    return LoraConfig(**{"r": 4, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **settings})
+    return LoraConfig(
+        **{"r": 4, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **settings}
+    )
 
 
 TIED = {
@@ -86,7 +90,9 @@ def test_the_adapter_counts_as_peft_computes_it(base, tmp_path, kind, place):
     folder = place(base, tmp_path / "folder", KINDS[kind])
     whole = transformers.AutoModelForCausalLM.from_pretrained(base)
     expected = logits(PeftModel.from_pretrained(whole, folder).eval())
-    assert (expected - logits(transformers.AutoModelForCausalLM.from_pretrained(base))).abs().max() > 0.1
+    assert (
+        expected - logits(transformers.AutoModelForCausalLM.from_pretrained(base))
+    ).abs().max() > 0.1
     loaded = open_model(ModelConfig(source=str(folder), dtype="float32"))
     torch.testing.assert_close(logits(loaded.model), expected, atol=1e-4, rtol=0)
     assert not [name for name, _ in loaded.model.named_parameters() if "lora" in name]
@@ -94,11 +100,19 @@ def test_the_adapter_counts_as_peft_computes_it(base, tmp_path, kind, place):
 
 @pytest.mark.parametrize("kind", TIED)
 def test_ends_that_an_adapter_sets_apart_stay_so_in_exports_and_servers(base, tmp_path, kind):
-    """A merged weight of one end is not the other end's, also after the model was written and read again."""
+    """A merged weight of one end is not the other end's, also after the model was written and read
+    again.
+    """
     folder = adapter(base, tmp_path / "folder", KINDS[kind])
-    expected = logits(PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(base), folder).eval())
+    expected = logits(
+        PeftModel.from_pretrained(
+            transformers.AutoModelForCausalLM.from_pretrained(base), folder
+        ).eval()
+    )
     loaded = open_model(ModelConfig(source=str(folder), dtype="float32"))
-    shared = loaded.model.get_input_embeddings().weight is loaded.model.get_output_embeddings().weight
+    shared = (
+        loaded.model.get_input_embeddings().weight is loaded.model.get_output_embeddings().weight
+    )
     assert shared == (kind == "some tokens")
     export_model(str(folder), tmp_path / "out", dtype="float32")
     for written in (tmp_path / "out", _base(loaded, tmp_path / "engine", 0)):
@@ -111,16 +125,30 @@ def test_stages_engines_and_exports_stand_on_the_merged_model(base, tmp_path):
     expected = logits(open_model(ModelConfig(source=str(folder), dtype="float32")).model)
     export_model(str(folder), tmp_path / "out")
     torch.testing.assert_close(
-        logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")), expected, atol=1e-4, rtol=0
+        logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")),
+        expected,
+        atol=1e-4,
+        rtol=0,
     )
     pairs = [{"prompt": f"Q{i}", "chosen": "yes", "rejected": "no"} for i in range(8)]
     model = {"source": str(folder), "dtype": "float32"}
-    tether.dpo(model, pairs, optimizer={"learning_rate": 1e-9}, heldout_fraction=0.0, run=str(tmp_path / "run"))
+    tether.dpo(
+        model,
+        pairs,
+        optimizer={"learning_rate": 1e-9},
+        heldout_fraction=0.0,
+        run=str(tmp_path / "run"),
+    )
     role, _ = load_policy(str(tmp_path / "run"))
     torch.testing.assert_close(logits(role.causal_model), expected, atol=1e-3, rtol=0)
     loaded = open_model(ModelConfig(source=str(folder), dtype="float32"))
     served = _base(loaded, tmp_path / "engine", 0)
-    torch.testing.assert_close(logits(transformers.AutoModelForCausalLM.from_pretrained(served)), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        logits(transformers.AutoModelForCausalLM.from_pretrained(served)),
+        expected,
+        atol=1e-4,
+        rtol=0,
+    )
 
 
 def test_an_adapters_tokenizer_and_bfloat16_are_used(base, tmp_path):
@@ -129,7 +157,10 @@ def test_an_adapters_tokenizer_and_bfloat16_are_used(base, tmp_path):
     tokenizer.chat_template = "{% for m in messages %}>{{ m.content }}<|end|>{% endfor %}"
     tokenizer.save_pretrained(folder)
     loaded = open_model(ModelConfig(source=str(folder), dtype="bfloat16"))
-    assert loaded.tokenizer.chat_template == tokenizer.chat_template and loaded.model.dtype == torch.bfloat16
+    assert (
+        loaded.tokenizer.chat_template == tokenizer.chat_template
+        and loaded.model.dtype == torch.bfloat16
+    )
     batch = make_batch([encoder_of(loaded).conversation((user("a"), assistant("b")))], 0)
     assert Role(loaded.model).logprobs(batch)[0].isfinite().all()
 
@@ -146,15 +177,30 @@ def drop_a_tensor(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: rewrite(f / "adapter_config.json", base_model_name_or_path="./sft/model"), r"whose base cannot be loaded"),
+        (
+            lambda f: rewrite(f / "adapter_config.json", base_model_name_or_path="./sft/model"),
+            r"whose base cannot be loaded",
+        ),
         (
             lambda f: rewrite(f / "adapter_config.json", base_model_name_or_path=None),
             r"names no base \(base_model_name_or_path\)",
         ),
-        (lambda f: (f / "adapter_model.safetensors").unlink(), r"adapter_model.safetensors is missing"),
+        (
+            lambda f: (f / "adapter_model.safetensors").unlink(),
+            r"adapter_model.safetensors is "
+            r"missing",
+        ),
         (drop_a_tensor, r"1 tensors are missing in adapter_model.safetensors, such as"),
-        (lambda f: rewrite(f / "adapter_config.json", r=8), r"cannot be merged into its base: .*size mismatch"),
-        (lambda f: rewrite(f / "adapter_config.json", init_lora_weights="pissa_niter_4"), r"took a random part out of the base"),
+        (
+            lambda f: rewrite(f / "adapter_config.json", r=8),
+            r"cannot be merged into its base: "
+            r".*size mismatch",
+        ),
+        (
+            lambda f: rewrite(f / "adapter_config.json", init_lora_weights="pissa_niter_4"),
+            r"took "
+            r"a random part out of the base",
+        ),
         (
             lambda f: adapter(f.parent / "base", f, lora(layer_replication=[[0, 2], [1, 2]])),
             r"merged weights compute other logits than base and adapter",
@@ -170,9 +216,15 @@ def test_what_cannot_be_merged_is_one_sentence(base, tmp_path, damage, message):
 
 
 def test_other_adapters_and_classifiers_under_one_are_refused_or_merged(base, tmp_path):
-    folder = adapter(base, tmp_path / "ia3", IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM"))
+    folder = adapter(
+        base,
+        tmp_path / "ia3",
+        IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM"),
+    )
     whole = transformers.AutoModelForCausalLM.from_pretrained(base)
     expected = logits(PeftModel.from_pretrained(whole, folder).eval())
-    torch.testing.assert_close(logits(open_model(ModelConfig(source=str(folder))).model), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        logits(open_model(ModelConfig(source=str(folder))).model), expected, atol=1e-4, rtol=0
+    )
     with pytest.raises(ModelError, match="holds an adapter, and a classifier is loaded whole"):
         ClassifierReward.load(ClassifierConfig(source=str(folder)))

@@ -1,4 +1,6 @@
-"""Architectures from a folder: what loads, what is refused in one sentence, and what an adapter reaches."""
+"""Architectures from a folder: what loads, what is refused in one sentence, and what an adapter
+reaches.
+"""
 
 import json
 
@@ -73,21 +75,35 @@ def test_weights_that_were_stored_in_few_bits_are_refused_with_what_to_do(stored
     folder = small_folder("llama", tmp_path)
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "quantization_config": stored}))
-    with pytest.raises(ModelError, match=r"quantised by .* before they were stored.* Give the model that it was made of.*nf4"):
+    with pytest.raises(
+        ModelError,
+        match=(
+            r"quantised by .* before they were stored.* Give the "
+            r"model that it was made of.*nf4"
+        ),
+    ):
         opened(folder)
 
 
 def test_experts_that_are_stored_in_four_bits_by_gpt_oss_are_unpacked(tmp_path):
-    """MXFP4: two numbers a byte, and an exponent for 32 of them; 0x22 and 2**-3 are 1.0 / 8 (OCP's table of E2M1)."""
+    """MXFP4: two numbers a byte, and an exponent for 32 of them; 0x22 and 2**-3 are 1.0 / 8 (OCP's
+    table of E2M1).
+    """
     folder = small_folder("gpt_oss", tmp_path, intermediate_size=32)
     weights = load_file(folder / "model.safetensors")
     for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
         experts, inputs, outputs = weights.pop(name).shape
-        weights[f"{name}_blocks"] = torch.full((experts, outputs, inputs // 32, 16), 0x22, dtype=torch.uint8)
-        weights[f"{name}_scales"] = torch.full((experts, outputs, inputs // 32), 127 - 3, dtype=torch.uint8)
+        weights[f"{name}_blocks"] = torch.full(
+            (experts, outputs, inputs // 32, 16), 0x22, dtype=torch.uint8
+        )
+        weights[f"{name}_scales"] = torch.full(
+            (experts, outputs, inputs // 32), 127 - 3, dtype=torch.uint8
+        )
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     values = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**values, "quantization_config": {"quant_method": "mxfp4"}}))
+    (folder / "config.json").write_text(
+        json.dumps({**values, "quantization_config": {"quant_method": "mxfp4"}})
+    )
     loaded = opened(folder)
     assert loaded.model.model.layers[0].mlp.experts.down_proj.unique().tolist() == [0.125]
     loaded.model.save_pretrained(tmp_path / "again")
@@ -99,14 +115,19 @@ def test_experts_that_are_stored_in_four_bits_by_gpt_oss_are_unpacked(tmp_path):
     ("kind", "reached"),
     [
         ("gpt2", {"c_attn", "c_proj", "c_fc"}),
-        ("phimoe", {"q_proj", "k_proj", "v_proj", "o_proj"}),  # its router is a linear layer that gives a pair
+        # its router is a linear layer that gives a pair
+        ("phimoe", {"q_proj", "k_proj", "v_proj", "o_proj"}),
         ("mamba", {"in_proj", "x_proj"}),
     ],
 )
 def test_the_default_adapter_reaches_layers_that_can_have_one(kind, reached, tmp_path):
     loaded = opened(small_folder(kind, tmp_path))
     role = Role(add_adapter(loaded.model, "policy", LoraConfig(rank=2)), "policy")
-    named = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in role.model.named_parameters() if ".lora_" in name}
+    named = {
+        name.split(".lora_")[0].rpartition(".")[2]
+        for name, _ in role.model.named_parameters()
+        if ".lora_" in name
+    }
     assert named == reached
 
 

@@ -1,4 +1,6 @@
-"""Averaged roles of every kind of adapter, against a plain model with the mean of the members' merged weights in float64."""
+"""Averaged roles of every kind of adapter, against a plain model with the mean of the members'
+merged weights in float64.
+"""
 
 import itertools
 import math
@@ -20,14 +22,37 @@ from tether.run.models import open_model
 from tether.run.roles import encoder_of, load_scorer, new_role, save_trained
 
 LLAMA = transformers.LlamaConfig(
-    **{"vocab_size": 261, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
-    **{"attention_bias": True, "max_position_embeddings": 256, "eos_token_id": 1, "initializer_range": 0.1},
+    **{
+        "vocab_size": 261,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
+    **{
+        "attention_bias": True,
+        "max_position_embeddings": 256,
+        "eos_token_id": 1,
+        "initializer_range": 0.1,
+    },
 )
 GPT2 = transformers.GPT2Config(
-    **{"vocab_size": 261, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "eos_token_id": 1},
+    **{
+        "vocab_size": 261,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 256,
+        "eos_token_id": 1,
+    },
     initializer_range=0.1,
 )
-KINDS = {"plain": {}, "rslora": {"rslora": True}, "dora": {"dora": True}, "both": {"rslora": True, "dora": True}}
+KINDS = {
+    "plain": {},
+    "rslora": {"rslora": True},
+    "dora": {"dora": True},
+    "both": {"rslora": True, "dora": True},
+}
 PLACES = [
     (LLAMA, "all-linear", None),
     (LLAMA, "attention", 1),
@@ -35,7 +60,11 @@ PLACES = [
     (GPT2, "all-linear", None),
     (GPT2, ("wpe", "c_fc"), None),
 ]
-TALKS = [(user("one two"), assistant("three four five")), (user("six"), assistant("7")), (user("a"), assistant("b" * 20))]
+TALKS = [
+    (user("one two"), assistant("three four five")),
+    (user("six"), assistant("7")),
+    (user("a"), assistant("b" * 20)),
+]
 COUNT, RANK, ALPHA = 3, 2, 6.0
 
 
@@ -73,12 +102,19 @@ def opened(source, lora, **model):
     """A loaded model, and members on it."""
     loaded = open_model(ModelConfig(source=source, **{"dtype": "float32", **model}))
     width = Role(loaded.model).width
-    roles = [new_role(loaded, f"reward-{k}", lora, seed=k, head=ScalarHead(width)) for k in range(COUNT)]
-    return loaded, [trained(Role(loaded.model, role.adapter, role.head), seed) for seed, role in enumerate(roles)]
+    roles = [
+        new_role(loaded, f"reward-{k}", lora, seed=k, head=ScalarHead(width)) for k in range(COUNT)
+    ]
+    return loaded, [
+        trained(Role(loaded.model, role.adapter, role.head), seed)
+        for seed, role in enumerate(roles)
+    ]
 
 
 def merged(layer, adapter, lora):
-    """The weight that an adapter makes of a layer, in float64, by the formulas of the papers; outputs come first."""
+    """The weight that an adapter makes of a layer, in float64, by the formulas of the papers;
+    outputs come first.
+    """
     base = layer.get_base_layer()
     weight = base.weight.double()
     if not isinstance(base, torch.nn.Linear):  # an embedding, or GPT-2's transposed product
@@ -86,10 +122,17 @@ def merged(layer, adapter, lora):
     if adapter in layer.lora_A:
         down, up = layer.lora_A[adapter].weight.double(), layer.lora_B[adapter].weight.double()
     else:
-        down, up = layer.lora_embedding_A[adapter].double(), layer.lora_embedding_B[adapter].double()
+        down, up = (
+            layer.lora_embedding_A[adapter].double(),
+            layer.lora_embedding_B[adapter].double(),
+        )
     changed = weight + ALPHA / (math.sqrt(RANK) if lora.rslora else RANK) * up @ down
     if lora.dora:
-        changed = layer.lora_magnitude_vector[adapter].weight.double()[:, None] * changed / changed.norm(dim=1, keepdim=True)
+        changed = (
+            layer.lora_magnitude_vector[adapter].weight.double()[:, None]
+            * changed
+            / changed.norm(dim=1, keepdim=True)
+        )
     return changed if isinstance(base, torch.nn.Linear) else changed.T
 
 
@@ -105,7 +148,9 @@ def mean_scores(source, roles, lora, encoder):
             touched += 1
     assert touched
     weight = torch.stack([r.head.linear.weight.double() * r.head.scale for r in roles]).mean(0)[0]
-    bias = torch.stack([(r.head.linear.bias.double() - r.head.offset) * r.head.scale for r in roles]).mean(0)
+    bias = torch.stack(
+        [(r.head.linear.bias.double() - r.head.offset) * r.head.scale for r in roles]
+    ).mean(0)
     ids = [encoder.conversation(talk).ids for talk in TALKS]
     states = [plain.base_model(torch.tensor([row])).last_hidden_state[0, -1] for row in ids]
     return torch.stack([weight @ state + bias[0] for state in states])
@@ -118,13 +163,19 @@ def scores(role, encoder):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("config", "targets", "last_layers"), PLACES)
-def test_the_average_is_the_mean_of_merged_weights_and_stays_so_on_disk(folder_of, tmp_path, config, targets, last_layers, kind):
-    lora = LoraConfig(rank=RANK, alpha=ALPHA, targets=targets, last_layers=last_layers, **KINDS[kind])
+def test_the_average_is_the_mean_of_merged_weights_and_stays_so_on_disk(
+    folder_of, tmp_path, config, targets, last_layers, kind
+):
+    lora = LoraConfig(
+        rank=RANK, alpha=ALPHA, targets=targets, last_layers=last_layers, **KINDS[kind]
+    )
     loaded, roles = opened(folder_of(config), lora)
     encoder = encoder_of(loaded)
     expected = mean_scores(folder_of(config), roles, lora, encoder)
     own = [scores(role, encoder) for role in roles]
-    assert all((a - b).abs().max() > 0.1 for a, b in itertools.combinations(own, 2)), "the members are alike"
+    assert all((a - b).abs().max() > 0.1 for a, b in itertools.combinations(own, 2)), (
+        "the members are alike"
+    )
     averaged = average_roles(roles, "reward", lora)
     torch.testing.assert_close(scores(averaged, encoder), expected, atol=2e-5, rtol=1e-5)
     for role, before in zip(roles, own, strict=True):
@@ -133,7 +184,9 @@ def test_the_average_is_the_mean_of_merged_weights_and_stays_so_on_disk(folder_o
     (again,), _ = load_scorer(tmp_path / "model")
     torch.testing.assert_close(scores(again, encoder), expected, atol=2e-5, rtol=1e-5)
     written = export_model(str(tmp_path / "model"), tmp_path / "out", dtype="float32")
-    foreign = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    foreign = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "out", dtype=torch.float32
+    ).eval()
     with torch.no_grad():
         ids = [torch.tensor([encoder.conversation(talk).ids]) for talk in TALKS]
         outside = torch.cat([foreign(row).logits[0] for row in ids]).double() + written["constant"]
@@ -141,19 +194,29 @@ def test_the_average_is_the_mean_of_merged_weights_and_stays_so_on_disk(folder_o
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("model", "tolerance"), [({"dtype": "bfloat16"}, 2**-7), ({"quantize": "nf4"}, 1e-5)])
+@pytest.mark.parametrize(
+    ("model", "tolerance"), [({"dtype": "bfloat16"}, 2**-7), ({"quantize": "nf4"}, 1e-5)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rounded_weights_are_averaged_as_they_are_held(folder_of, kind, model, tolerance):
-    """In bfloat16 the average is as exact as its own type; over four bits the base is the one that these say."""
+    """In bfloat16 the average is as exact as its own type; over four bits the base is the one that
+    these say.
+    """
     functional = pytest.importorskip("bitsandbytes").functional
     lora = LoraConfig(rank=RANK, alpha=ALPHA, targets=("v_proj", "down_proj"), **KINDS[kind])
     _, roles = opened(folder_of(LLAMA), lora, **model)
     averaged = average_roles(roles, "reward", lora)
-    adapters = {name: layer for name, layer in averaged.causal_model.named_modules() if name.endswith(lora.targets)}
+    adapters = {
+        name: layer
+        for name, layer in averaged.causal_model.named_modules()
+        if name.endswith(lora.targets)
+    }
     assert len(adapters) == 4
     for layer in adapters.values():
         held, effective = layer.get_base_layer().weight, []
-        base = functional.dequantize_4bit(held.data, held.quant_state) if "quantize" in model else held
+        base = (
+            functional.dequantize_4bit(held.data, held.quant_state) if "quantize" in model else held
+        )
         for adapter in (*(role.adapter for role in roles), "reward"):
             down, up = layer.lora_A[adapter].weight.double(), layer.lora_B[adapter].weight.double()
             changed = base.double() + layer.scaling[adapter] * up @ down

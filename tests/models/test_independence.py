@@ -1,4 +1,6 @@
-"""Texts in company are what they are alone, on every kind of architecture, or they are not put together."""
+"""Texts in company are what they are alone, on every kind of architecture, or they are not put
+together.
+"""
 
 import pytest
 import torch
@@ -98,26 +100,45 @@ class Settings:
         ({"n_positions": 1024}, 1024),
         ({}, 2**31),
         ({"max_position_embeddings": 32768, "rope_parameters": {"rope_type": "default"}}, 32768),
-        ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 16384),
-        # Qwen 2.5 with YaRN as its card asks for it; DeepSeek, whose number is the stretched one already.
+        (
+            {
+                "max_position_embeddings": 4096,
+                "rope_parameters": {"rope_type": "linear", "factor": 4.0},
+            },
+            16384,
+        ),
+        # Qwen 2.5 with YaRN as its card asks for it; DeepSeek, whose number is the stretched one
+        # already.
         (
             {
                 "max_position_embeddings": 32768,
-                "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32768,
+                },
             },
             131072,
         ),
         (
             {
                 "max_position_embeddings": 163840,
-                "rope_parameters": {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096},
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 40.0,
+                    "original_max_position_embeddings": 4096,
+                },
             },
             163840,
         ),
         (
             {
                 "max_position_embeddings": 131072,
-                "rope_parameters": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 8192,
+                },
             },
             131072,
         ),

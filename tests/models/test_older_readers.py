@@ -1,6 +1,8 @@
-"""What tether saves, as transformers 4 reads it: the same rotary settings, a tokenizer that exists there, the same numbers.
+"""What tether saves, as transformers 4 reads it: the same rotary settings, a tokenizer that exists
+there, the same numbers.
 
-With TETHER_TRANSFORMERS_4 naming a Python that has transformers 4.57, log-probabilities are compared, too.
+With TETHER_TRANSFORMERS_4 naming a Python that has transformers 4.57, log-probabilities are
+compared, too.
 """
 
 import json
@@ -17,11 +19,28 @@ from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.run.export import export_model
 
 SIZES = {
-    **{"vocab_size": 270, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
-    **{"max_position_embeddings": 2048, "initializer_range": 0.1, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None},
+    **{
+        "vocab_size": 270,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
+    **{
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.1,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+    },
 }
 GROUPED = {**SIZES, "num_key_value_heads": 2}
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 512}
 BY_LAYER = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
@@ -32,11 +51,31 @@ MODELS = {
     "llama3": ("Llama", GROUPED, {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}),
     "yarn": ("Qwen2", GROUPED, {"rope_type": "yarn", "rope_theta": 1e6, **YARN}),
     "qwen3": ("Qwen3", {**GROUPED, "head_dim": 16}, {"rope_type": "default", "rope_theta": 1e6}),
-    "mistral": ("Mistral", {**GROUPED, "sliding_window": None}, {"rope_type": "default", "rope_theta": 1e6}),
-    "phi3": ("Phi3", GROUPED, {"rope_type": "default", "rope_theta": 3e4, "partial_rotary_factor": 0.5}),
-    "gpt_neox": ("GPTNeoX", SIZES, {"rope_type": "default", "rope_theta": 3e4, "partial_rotary_factor": 0.5}),
-    "gemma2": ("Gemma2", {**GROUPED, "head_dim": 16, "sliding_window": 64}, {"rope_type": "default", "rope_theta": 3e4}),
-    "gemma3": ("Gemma3Text", {**GROUPED, "head_dim": 16, "sliding_window": 64, "num_hidden_layers": 6}, BY_LAYER),
+    "mistral": (
+        "Mistral",
+        {**GROUPED, "sliding_window": None},
+        {"rope_type": "default", "rope_theta": 1e6},
+    ),
+    "phi3": (
+        "Phi3",
+        GROUPED,
+        {"rope_type": "default", "rope_theta": 3e4, "partial_rotary_factor": 0.5},
+    ),
+    "gpt_neox": (
+        "GPTNeoX",
+        SIZES,
+        {"rope_type": "default", "rope_theta": 3e4, "partial_rotary_factor": 0.5},
+    ),
+    "gemma2": (
+        "Gemma2",
+        {**GROUPED, "head_dim": 16, "sliding_window": 64},
+        {"rope_type": "default", "rope_theta": 3e4},
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {**GROUPED, "head_dim": 16, "sliding_window": 64, "num_hidden_layers": 6},
+        BY_LAYER,
+    ),
 }
 READ_IN_4 = """
 import json, sys, torch
@@ -64,14 +103,22 @@ def saved(kind, folder):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_rotary_settings_stand_under_their_older_names_and_newer_readers_see_no_change(tmp_path, kind):
+def test_rotary_settings_stand_under_their_older_names_and_newer_readers_see_no_change(
+    tmp_path, kind
+):
     model, written = saved(kind, tmp_path / "m")
     rotary = MODELS[kind][2]
     flat = rotary.get("full_attention", rotary)
     assert written["rope_theta"] == flat["rope_theta"]
     assert written.get("partial_rotary_factor") == flat.get("partial_rotary_factor")
-    scaling = {k: v for k, v in flat.items() if k != "rope_theta"} if flat["rope_type"] != "default" else {}
-    assert scaling.items() <= written.get("rope_scaling", {}).items() and bool(scaling) == ("rope_scaling" in written)
+    scaling = (
+        {k: v for k, v in flat.items() if k != "rope_theta"}
+        if flat["rope_type"] != "default"
+        else {}
+    )
+    assert scaling.items() <= written.get("rope_scaling", {}).items() and bool(scaling) == (
+        "rope_scaling" in written
+    )
     assert written["torch_dtype"] == "float32"
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     assert again.config.rope_parameters == model.config.rope_parameters
@@ -87,8 +134,13 @@ def test_families_with_names_of_their_own_have_these(tmp_path):
 
 def test_a_part_of_a_model_has_them_and_what_is_null_stays():
     text = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}, "sliding_window": None}
-    written = with_older_names({"model_type": "x", "text_config": text, "vision_config": {"depth": 2}})
-    assert written["text_config"]["rope_theta"] == 5e4 and written["text_config"]["sliding_window"] is None
+    written = with_older_names(
+        {"model_type": "x", "text_config": text, "vision_config": {"depth": 2}}
+    )
+    assert (
+        written["text_config"]["rope_theta"] == 5e4
+        and written["text_config"]["sliding_window"] is None
+    )
     assert written["vision_config"] == {"depth": 2} and "rope_theta" not in written
 
 
@@ -109,7 +161,9 @@ def test_tokenizers_have_a_class_that_exists_there_and_the_model_of_sentencepiec
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not OLDER, reason="TETHER_TRANSFORMERS_4 names no Python with transformers 4.57")
+@pytest.mark.skipif(
+    not OLDER, reason="TETHER_TRANSFORMERS_4 names no Python with transformers 4.57"
+)
 @pytest.mark.parametrize("kind", MODELS)
 def test_transformers_4_computes_the_same(tmp_path, kind):
     model, _ = saved(kind, tmp_path / "m")
@@ -118,10 +172,15 @@ def test_transformers_4_computes_the_same(tmp_path, kind):
         logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
     command = [OLDER, "-c", READ_IN_4, str(tmp_path / "m"), json.dumps(ids[0].tolist())]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env=environment, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     read = json.loads(done.stdout.splitlines()[-1])
     torch.testing.assert_close(torch.tensor(read["logprobs"]), logprobs, atol=2e-3, rtol=0)
     talk = [{"role": "user", "content": "Hi, 1 2"}]
-    assert read["ids"] == tiny_tokenizer().apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
+    assert (
+        read["ids"]
+        == tiny_tokenizer().apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
+    )
     assert read["eos"] == 1

@@ -27,13 +27,17 @@ def sequences(count: int = 7) -> list[Encoded]:
 
 
 def brute_force_logprobs(model, rows):
-    """One sequence at a time through the whole model, full softmax: no batch, no padding, no chunking."""
+    """One sequence at a time through the whole model, full softmax: no batch, no padding, no
+    chunking.
+    """
     result = []
     with torch.no_grad():
         for row in rows:
             logits = model(input_ids=torch.tensor([row.ids])).logits[0].double()
             table = logits.log_softmax(-1)
-            result += [float(table[t - 1, row.ids[t]]) for t, counts in enumerate(row.trained) if counts]
+            result += [
+                float(table[t - 1, row.ids[t]]) for t, counts in enumerate(row.trained) if counts
+            ]
     return torch.tensor(result)
 
 
@@ -46,7 +50,9 @@ def test_logprobs_equal_those_of_each_sequence_alone(capacity, attention):
     batch = make_batch(rows, 0, capacity=capacity)
     logprobs, _ = Role(model).logprobs(batch)
     order = torch.argsort(batch.sequence * 1000 + batch.step)
-    torch.testing.assert_close(logprobs.detach()[order].double(), expected.double(), atol=2e-6, rtol=0)
+    torch.testing.assert_close(
+        logprobs.detach()[order].double(), expected.double(), atol=2e-6, rtol=0
+    )
 
 
 def test_no_document_of_a_packed_row_sees_another():
@@ -65,12 +71,18 @@ def test_no_document_of_a_packed_row_sees_another():
 def answers(groups: int = 3, each: int = 3) -> list[Encoded]:
     """Several answers of different lengths to each of some prompts, prompt by prompt turn."""
     generator = torch.Generator().manual_seed(4)
-    prompts = [torch.randint(5, 200, (4 + 5 * g,), generator=generator).tolist() for g in range(groups)]
+    prompts = [
+        torch.randint(5, 200, (4 + 5 * g,), generator=generator).tolist() for g in range(groups)
+    ]
     rows = []
     for answer in range(each):
         for number, prompt in enumerate(prompts):
-            reply = torch.randint(5, 200, (1 + 3 * answer + 2 * number,), generator=generator).tolist()
-            rows.append(Encoded(tuple(prompt + reply), (False,) * len(prompt) + (True,) * len(reply)))
+            reply = torch.randint(
+                5, 200, (1 + 3 * answer + 2 * number,), generator=generator
+            ).tolist()
+            rows.append(
+                Encoded(tuple(prompt + reply), (False,) * len(prompt) + (True,) * len(reply))
+            )
     return rows
 
 
@@ -81,11 +93,14 @@ def test_answers_that_share_their_prompt_are_what_they_are_alone(capacity, atten
     expected = brute_force_logprobs(model, rows)
     model.set_attn_implementation(attention)
     batch = make_batch(rows, 0, capacity=capacity, document_tokens=500)
-    assert int((batch.positions == 0).logical_and(batch.ids > 0).sum()) == 3  # each prompt stands there once
+    # each prompt stands there once
+    assert int((batch.positions == 0).logical_and(batch.ids > 0).sum()) == 3
     role = Role(model, head=ScalarHead(64, zero=False))
     logprobs, _ = role.logprobs(batch)
     order = torch.argsort(batch.sequence * 1000 + batch.step)
-    torch.testing.assert_close(logprobs.detach()[order].double(), expected.double(), atol=2e-6, rtol=0)
+    torch.testing.assert_close(
+        logprobs.detach()[order].double(), expected.double(), atol=2e-6, rtol=0
+    )
     alone = torch.cat([role.scores(make_batch([row], 0)) for row in rows])
     torch.testing.assert_close(role.scores(batch), alone, atol=2e-6, rtol=0)
 
@@ -93,7 +108,9 @@ def test_answers_that_share_their_prompt_are_what_they_are_alone(capacity, atten
 @pytest.mark.parametrize("budget", [70, 500])
 @pytest.mark.parametrize("attention", ["eager", "tether_grouped"])
 def test_prompts_that_begin_alike_share_that_too(budget, attention):
-    """Three prompts behind one system message: it stands there once a document, and nobody computes anything else for it."""
+    """Three prompts behind one system message: it stands there once a document, and nobody computes
+    anything else for it.
+    """
     model, system = tiny_model(1), tuple(range(20, 32))
     rows = [Encoded((*system, *row.ids), (False,) * 12 + row.trained) for row in answers()]
     expected = brute_force_logprobs(model, rows)
@@ -109,26 +126,38 @@ def test_prompts_that_begin_alike_share_that_too(budget, attention):
     role = Role(model, head=ScalarHead(64, zero=False))
     logprobs, _ = role.logprobs(batch)
     order = torch.argsort(batch.sequence * 1000 + batch.step)
-    torch.testing.assert_close(logprobs.detach()[order].double(), expected.double(), atol=5e-6, rtol=0)
+    torch.testing.assert_close(
+        logprobs.detach()[order].double(), expected.double(), atol=5e-6, rtol=0
+    )
     alone = torch.cat([role.scores(make_batch([row], 0)) for row in rows])
     torch.testing.assert_close(role.scores(batch), alone, atol=5e-6, rtol=0)
 
 
 def test_a_prompt_may_be_what_another_begins_with():
     model, shared = tiny_model(1), tuple(range(20, 30))
-    rows = [Encoded((*shared, 7, 9), (False,) * 10 + (True,) * 2), Encoded((*shared, 8, 7), (False,) * 11 + (True,))]
+    rows = [
+        Encoded((*shared, 7, 9), (False,) * 10 + (True,) * 2),
+        Encoded((*shared, 8, 7), (False,) * 11 + (True,)),
+    ]
     expected = brute_force_logprobs(model, rows)
     batch = make_batch(rows, 0, document_tokens=100)
     assert batch.ids.shape[0] == 1 and document_length(rows) == 14
-    torch.testing.assert_close(Role(model).logprobs(batch)[0].detach().double(), expected.double(), atol=5e-6, rtol=0)
+    torch.testing.assert_close(
+        Role(model).logprobs(batch)[0].detach().double(), expected.double(), atol=5e-6, rtol=0
+    )
 
 
 def test_no_answer_sees_another():
     model, rows = tiny_model(1), answers(1, 3)
     start = rows[1].prompt_length
-    changed = [rows[0], Encoded(rows[1].ids[:start] + (7,) * (len(rows[1]) - start), rows[1].trained), rows[2]]
+    changed = [
+        rows[0],
+        Encoded(rows[1].ids[:start] + (7,) * (len(rows[1]) - start), rows[1].trained),
+        rows[2],
+    ]
     results = [
-        Role(model).hidden(batch)[batch.last] for batch in (make_batch(r, 0, document_tokens=500) for r in (rows, changed))
+        Role(model).hidden(batch)[batch.last]
+        for batch in (make_batch(r, 0, document_tokens=500) for r in (rows, changed))
     ]
     assert torch.equal(results[0][[0, 2]], results[1][[0, 2]])
     assert not torch.allclose(results[0][1], results[1][1], atol=1e-3)
@@ -151,11 +180,16 @@ def test_documents_keep_to_their_budget():
             documents = documents_of([rows[i] for i in cut], budget)
             assert batch.ids.shape[0] == len(documents) <= len(cut)
             assert batch.ids.numel() <= budget or len(documents) == 1
-            assert all(len(d) == 1 or document_length([rows[cut[i]] for i in d]) <= budget for d in documents)
+            assert all(
+                len(d) == 1 or document_length([rows[cut[i]] for i in d]) <= budget
+                for d in documents
+            )
 
 
 def test_a_batch_of_answers_that_share_and_of_one_that_does_not():
-    """A lone sequence, answers of one prompt and a sequence of which nothing counts, in float32 and in bfloat16."""
+    """A lone sequence, answers of one prompt and a sequence of which nothing counts, in float32 and
+    in bfloat16.
+    """
     rows = [*answers(1, 3), sequences(2)[1], Encoded((9, 8, 7), (False,) * 3)]
     for dtype, tolerance in ((torch.float32, 2e-6), (torch.bfloat16, 0.06)):
         model = tiny_model(1).to(dtype)
@@ -164,38 +198,63 @@ def test_a_batch_of_answers_that_share_and_of_one_that_does_not():
         logprobs, _ = Role(model).logprobs(batch)
         order = torch.argsort(batch.sequence * 1000 + batch.step)
         expected = brute_force_logprobs(model, rows)
-        torch.testing.assert_close(logprobs.detach()[order].double(), expected.double(), atol=tolerance, rtol=0)
+        torch.testing.assert_close(
+            logprobs.detach()[order].double(), expected.double(), atol=tolerance, rtol=0
+        )
 
 
 def test_padding_stands_at_no_position_that_learned_ones_lack():
-    """Four answers in a row are wider than a model of 64 learned positions may look up; each by itself is not."""
+    """Four answers in a row are wider than a model of 64 learned positions may look up; each by
+    itself is not.
+    """
     config = transformers.GPT2Config(
-        vocab_size=261, n_positions=64, n_embd=32, n_layer=2, n_head=2, eos_token_id=1, bos_token_id=1
+        vocab_size=261,
+        n_positions=64,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        eos_token_id=1,
+        bos_token_id=1,
     )
     model = transformers.GPT2LMHeadModel(config).eval()
     prompt = list(range(10, 40))
-    rows = [Encoded(tuple(prompt + [50 + n] * (20 + n)), (False,) * 30 + (True,) * (20 + n)) for n in range(4)]
+    rows = [
+        Encoded(tuple(prompt + [50 + n] * (20 + n)), (False,) * 30 + (True,) * (20 + n))
+        for n in range(4)
+    ]
     batch = make_batch([*rows, Encoded((5, 6), (False, True))], 0, document_tokens=500)
     assert batch.ids.shape[1] > 64
     role = Role(model)
     order = torch.argsort(batch.sequence * 1000 + batch.step)
     expected = brute_force_logprobs(model, [*rows, Encoded((5, 6), (False, True))])
-    torch.testing.assert_close(role.logprobs(batch)[0].detach()[order].double(), expected.double(), atol=2e-5, rtol=0)
+    torch.testing.assert_close(
+        role.logprobs(batch)[0].detach()[order].double(), expected.double(), atol=2e-5, rtol=0
+    )
     assert role.common_depth == 0
 
 
 def test_logits_carry_the_models_own_scale_and_cap():
     config = transformers.GraniteConfig(
-        vocab_size=261, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, logits_scaling=4.0
+        vocab_size=261,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        logits_scaling=4.0,
     )
     for model in (transformers.GraniteForCausalLM(config).eval(), tiny_model(1)):
         rows, role = sequences(4), Role(model)
         batch = make_batch(rows, 0)
         order = torch.argsort(batch.sequence * 1000 + batch.step)
         expected = brute_force_logprobs(model, rows)
-        torch.testing.assert_close(role.logprobs(batch)[0].detach()[order].double(), expected.double(), atol=2e-5, rtol=0)
+        torch.testing.assert_close(
+            role.logprobs(batch)[0].detach()[order].double(), expected.double(), atol=2e-5, rtol=0
+        )
         with torch.no_grad():
-            ours, theirs = role.logits(role.hidden(batch)), model(input_ids=batch.ids).logits.flatten(0, 1)
+            ours, theirs = (
+                role.logits(role.hidden(batch)),
+                model(input_ids=batch.ids).logits.flatten(0, 1),
+            )
         torch.testing.assert_close(ours[batch.predict], theirs[batch.predict], atol=2e-5, rtol=0)
 
 
@@ -205,8 +264,16 @@ def gradient(rows, cuts, capacity=None, lora=False, document_tokens=0):
     learner = LocalLearner(role.parameters(), OptimizerConfig(learning_rate=1e-3), 10)
     total = sum(r.num_trained for r in rows)
     for cut in cuts:
-        logprobs, _ = role.logprobs(make_batch([rows[i] for i in cut], 0, capacity=capacity, document_tokens=document_tokens))
-        learner.backward(negative_log_likelihood(logprobs, torch.ones_like(logprobs, dtype=torch.bool), denominator=total))
+        logprobs, _ = role.logprobs(
+            make_batch(
+                [rows[i] for i in cut], 0, capacity=capacity, document_tokens=document_tokens
+            )
+        )
+        learner.backward(
+            negative_log_likelihood(
+                logprobs, torch.ones_like(logprobs, dtype=torch.bool), denominator=total
+            )
+        )
     return torch.cat([m.grad.flatten() for m in learner.masters])
 
 
@@ -221,19 +288,33 @@ def test_gradient_does_not_depend_on_how_the_step_is_cut(lora):
         ([range(7)], 64),
         ([[0, 1, 2], [3, 4, 5, 6]], 90),
     ):
-        torch.testing.assert_close(gradient(rows, cuts, capacity, lora), whole, atol=3e-7, rtol=2e-4)
+        torch.testing.assert_close(
+            gradient(rows, cuts, capacity, lora), whole, atol=3e-7, rtol=2e-4
+        )
 
 
 def test_sharing_a_prompt_does_not_change_the_gradient():
     rows = answers()
     apart = gradient(rows, [[i] for i in range(9)], lora=True)
     uneven = [[0, 3], [6, 1, 4], [7, 2, 5, 8]]
-    for cuts, capacity, limit in (([range(9)], None, 500), (uneven, None, 500), ([range(9)], 90, 90), ([range(9)], None, 26)):
-        torch.testing.assert_close(gradient(rows, cuts, capacity, True, document_tokens=limit), apart, atol=3e-7, rtol=2e-4)
+    for cuts, capacity, limit in (
+        ([range(9)], None, 500),
+        (uneven, None, 500),
+        ([range(9)], 90, 90),
+        ([range(9)], None, 26),
+    ):
+        torch.testing.assert_close(
+            gradient(rows, cuts, capacity, True, document_tokens=limit), apart, atol=3e-7, rtol=2e-4
+        )
 
 
 def test_what_lies_below_the_adapters_is_computed_once():
-    model = add_adapter(tiny_model(1, layers=3).requires_grad_(False).eval(), "policy", LoraConfig(rank=4, last_layers=1), seed=1)
+    model = add_adapter(
+        tiny_model(1, layers=3).requires_grad_(False).eval(),
+        "policy",
+        LoraConfig(rank=4, last_layers=1),
+        seed=1,
+    )
     policy, base = Role(model, "policy"), Role(model)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -243,14 +324,23 @@ def test_what_lies_below_the_adapters_is_computed_once():
     assert policy.common_depth == base.common_depth == 2
     common = policy.common(batch)
     calls = []
-    hooks = [layer.mlp.register_forward_hook(lambda *_: calls.append(1)) for layer in policy.decoder.layers]
-    assert all(torch.equal(role.hidden(batch, common), hidden) for role, hidden in zip((policy, base), whole, strict=True))
+    hooks = [
+        layer.mlp.register_forward_hook(lambda *_: calls.append(1))
+        for layer in policy.decoder.layers
+    ]
+    assert all(
+        torch.equal(role.hidden(batch, common), hidden)
+        for role, hidden in zip((policy, base), whole, strict=True)
+    )
     assert len(calls) == 2  # the top layer, once a role
     for hook in hooks:
         hook.remove()
     assert torch.equal(policy.hidden(batch), whole[0])  # and nothing is left behind
     trained = [p.requires_grad_(True) for p in policy.parameters()]
-    gradients = [torch.autograd.grad(policy.logprobs(batch, common=c)[0].sum(), trained) for c in (None, common)]
+    gradients = [
+        torch.autograd.grad(policy.logprobs(batch, common=c)[0].sum(), trained)
+        for c in (None, common)
+    ]
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
     policy.train_mode(True)
     assert policy.common(batch) is None
@@ -269,14 +359,21 @@ def test_a_model_trained_whole_has_nothing_in_common():
 def test_bfloat16_weights_take_small_steps_through_their_masters():
     weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     learner = LocalLearner(
-        [weight], OptimizerConfig(learning_rate=1e-4, warmup_fraction=0, schedule="constant", weight_decay=0.0), 1000
+        [weight],
+        OptimizerConfig(
+            learning_rate=1e-4, warmup_fraction=0, schedule="constant", weight_decay=0.0
+        ),
+        1000,
     )
     for _ in range(100):
         learner.backward((weight.float() * torch.tensor([1.0, -1.0, 1.0, 1.0])).sum())
         learner.step()
     assert weight.dtype == torch.bfloat16
-    torch.testing.assert_close(learner.masters[0].detach(), torch.tensor([0.99, 1.01, 0.99, 0.99]), atol=2e-4, rtol=0)
-    assert (weight.float() - 1).abs().min() > 0.005  # 1e-4 a step alone would never have moved a bfloat16 weight of 1
+    torch.testing.assert_close(
+        learner.masters[0].detach(), torch.tensor([0.99, 1.01, 0.99, 0.99]), atol=2e-4, rtol=0
+    )
+    # 1e-4 a step alone would never have moved a bfloat16 weight of 1
+    assert (weight.float() - 1).abs().min() > 0.005
 
 
 def test_accumulation_in_float32_keeps_what_bfloat16_would_lose():
@@ -292,7 +389,9 @@ def test_learner_state_continues_exactly():
     def fresh():
         torch.manual_seed(0)
         weight = torch.nn.Parameter(torch.randn(5, 3).to(torch.bfloat16))
-        return weight, LocalLearner([weight], OptimizerConfig(learning_rate=1e-2, weight_decay=0.1), 6)
+        return weight, LocalLearner(
+            [weight], OptimizerConfig(learning_rate=1e-2, weight_decay=0.1), 6
+        )
 
     def advance(weight, learner, steps):
         for _ in range(steps):
@@ -319,7 +418,8 @@ def test_adapters_stand_beside_each_other_and_the_base_is_the_reference():
     model = add_adapter(model, "policy", LoraConfig(rank=4), seed=1)
     model = add_adapter(model, "reward", LoraConfig(rank=4), seed=2)
     policy, base, reward = Role(model, "policy"), Role(model), Role(model, "reward")
-    assert torch.equal(policy.logprobs(batch)[0], reference)  # B starts at zero: the policy starts as the reference, to the bit
+    # B starts at zero: the policy starts as the reference, to the bit
+    assert torch.equal(policy.logprobs(batch)[0], reference)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.05)

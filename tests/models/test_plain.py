@@ -1,4 +1,6 @@
-"""What strangers need of an exported model: the template that gives tether's ids, padding that ends nothing, the same numbers."""
+"""What strangers need of an exported model: the template that gives tether's ids, padding that ends
+nothing, the same numbers.
+"""
 
 import pytest
 import torch
@@ -32,10 +34,18 @@ TALKS = [
     (user("a"), assistant("b"), user("c"), assistant("ends <|end|> in the middle")),
     (Message("system", "s"), user("hi"), assistant("x\n")),
 ]
-SMALL = {"vocab_size": 50, "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+SMALL = {
+    "vocab_size": 50,
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 4,
+}
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, PLAIN_TEMPLATE, CHATML, ODD], ids=["tiny", "plain", "chatml", "odd"])
+@pytest.mark.parametrize(
+    "template", [TEMPLATE, PLAIN_TEMPLATE, CHATML, ODD], ids=["tiny", "plain", "chatml", "odd"]
+)
 @pytest.mark.parametrize("system", [None, 'You\'re "it" {{ x }} %} {% raw %} 😀\n'])
 @pytest.mark.parametrize("stop_ids", [(1,), (1, 2), (2, 1)])
 def test_the_text_of_the_template_gives_the_ids_that_are_trained_on(template, system, stop_ids):
@@ -45,11 +55,18 @@ def test_the_text_of_the_template_gives_the_ids_that_are_trained_on(template, sy
         rows = [{"role": m.role, "content": m.content} for m in talk]
         for whole in (True, False):
             tokenizer.chat_template = whole_template(encoder, to_the_end=whole)
-            asked = tokenizer.apply_chat_template(rows[:-1], tokenize=False, add_generation_prompt=True)
-            assert tuple(tokenizer(asked, add_special_tokens=False).input_ids) == encoder.prompt(talk[:-1])
+            asked = tokenizer.apply_chat_template(
+                rows[:-1], tokenize=False, add_generation_prompt=True
+            )
+            assert tuple(tokenizer(asked, add_special_tokens=False).input_ids) == encoder.prompt(
+                talk[:-1]
+            )
         tokenizer.chat_template = whole_template(encoder, to_the_end=True)
         told = tokenizer.apply_chat_template(rows, tokenize=False)
-        assert tuple(tokenizer(told, add_special_tokens=False).input_ids) == encoder.conversation(talk).ids
+        assert (
+            tuple(tokenizer(told, add_special_tokens=False).input_ids)
+            == encoder.conversation(talk).ids
+        )
 
 
 def head(outputs, dim=32):
@@ -63,25 +80,40 @@ def head(outputs, dim=32):
 @pytest.mark.parametrize(("outputs", "each_token"), [(1, False), (1, True), (3, True)])
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Gemma2", "GPT2"])
 def test_a_classifier_gives_the_heads_numbers(family, outputs, each_token, tmp_path):
-    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 50} if family == "GPT2" else SMALL
-    more = {"Gemma2": {"num_key_value_heads": 2, "head_dim": 8}, "Qwen2": {"num_key_value_heads": 2}}.get(family, {})
+    sizes = (
+        {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 50} if family == "GPT2" else SMALL
+    )
+    more = {
+        "Gemma2": {"num_key_value_heads": 2, "head_dim": 8},
+        "Qwen2": {"num_key_value_heads": 2},
+    }.get(family, {})
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**sizes, **more, pad_token_id=0, bos_token_id=None, eos_token_id=1)
+    config = getattr(transformers, f"{family}Config")(
+        **sizes, **more, pad_token_id=0, bos_token_id=None, eos_token_id=1
+    )
     causal = transformers.AutoModelForCausalLM.from_config(config).eval()
     ids, scorer = torch.tensor([[5, 7, 9, 1]]), head(outputs)
     expected = scorer(causal.get_decoder()(input_ids=ids).last_hidden_state[0])
     classifier(causal, scorer, each_token=each_token).save_pretrained(tmp_path)
     kind = "TokenClassification" if each_token else "SequenceClassification"
-    model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(tmp_path, dtype=torch.float32).eval()
+    model = (
+        getattr(transformers, f"AutoModelFor{kind}")
+        .from_pretrained(tmp_path, dtype=torch.float32)
+        .eval()
+    )
     given = model(input_ids=ids).logits[0].float()
     if each_token:
         torch.testing.assert_close(given, expected.view(4, outputs), atol=1e-5, rtol=1e-5)
     else:
-        torch.testing.assert_close(given + getattr(model.config, OFFSET), expected[-1:], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            given + getattr(model.config, OFFSET), expected[-1:], atol=1e-5, rtol=1e-5
+        )
 
 
 def test_a_family_without_a_classifier_is_refused():
-    config = transformers.MambaConfig(vocab_size=50, hidden_size=16, state_size=4, num_hidden_layers=1)
+    config = transformers.MambaConfig(
+        vocab_size=50, hidden_size=16, state_size=4, num_hidden_layers=1
+    )
     with pytest.raises(ModelError, match="no classifier of sequences for MambaForCausalLM"):
         classifier(transformers.MambaForCausalLM(config), head(1, 16))
 
@@ -90,7 +122,9 @@ def test_a_family_without_a_classifier_is_refused():
 def test_padding_that_ends_nothing_is_found_or_made(rows, grown):
     inner = Tokenizer(models.WordLevel({"<eos>": 0, "a": 1, "b": 2, "c": 3}, unk_token="<eos>"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<eos>")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<eos>", pad_token="<eos>"
+    )
     model = tiny_model(vocab=rows)
     if grown:
         with pytest.raises(ModelError, match="Export without --adapter"):
@@ -109,7 +143,13 @@ def test_named_templates_are_exported_by_name():
     encoder = ChatEncoder(tokenizer, (1,))
     exported = whole_template(encoder, to_the_end=True)
     tokenizer.chat_template = exported
-    rows, tools = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], [{"type": "function"}]
+    rows, tools = (
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+        [{"type": "function"}],
+    )
     plain = tokenizer.apply_chat_template(rows, tokenize=False)
     assert plain == "<|user|>a<|end|><|assistant|>b<|end|>"
-    assert tokenizer.apply_chat_template(rows, tools=tools, tokenize=False) == '[{"type": "function"}]' + plain
+    assert (
+        tokenizer.apply_chat_template(rows, tools=tools, tokenize=False)
+        == ('[{"type": "function"}]') + plain
+    )

@@ -31,7 +31,9 @@ from tether.run.online import online_stage
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.roles import encoder_of, load_policy
 
-needs_library = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs the extra quantize")
+needs_library = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs the extra quantize"
+)
 NF4 = ModelConfig(source="tiny", dtype="float32", quantize="nf4")
 TALK = (user("how are you?"), assistant("well, and yourself?"))
 LEVELS = (-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0)
@@ -56,13 +58,21 @@ def logprobs(role, encoder):
 
 @needs_library
 def test_every_weight_is_a_level_of_nf4_near_what_it_was():
-    """By hand: the nearest of sixteen levels times the largest weight of 64, that constant itself in 8 bits."""
+    """By hand: the nearest of sixteen levels times the largest weight of 64, that constant itself
+    in 8 bits.
+    """
     plain, held = open_model(NF4.model_copy(update={"quantize": None})), open_model(NF4)
-    assert held.digest == plain.digest and is_quantized(held.model) and not is_quantized(plain.model)
+    assert (
+        held.digest == plain.digest and is_quantized(held.model) and not is_quantized(plain.model)
+    )
     before = plain.model.get_submodule("model.layers.1.mlp.up_proj").weight.view(-1, 64)
     layer = held.model.get_submodule("model.layers.1.mlp.up_proj")
     assert layer.weight.dtype == torch.uint8 and layer.weight.numel() == before.numel() // 2
-    after = dequantized(Role(held.model)).causal_model.get_submodule("model.layers.1.mlp.up_proj").weight.view(-1, 64)
+    after = (
+        dequantized(Role(held.model))
+        .causal_model.get_submodule("model.layers.1.mlp.up_proj")
+        .weight.view(-1, 64)
+    )
     largest, levels = before.abs().amax(1, keepdim=True), torch.tensor(LEVELS)
     nearest = levels[(before / largest)[..., None].sub(levels).abs().argmin(-1)] * largest
     assert torch.allclose(after, nearest, atol=float(0.01 * largest.max()))
@@ -88,7 +98,9 @@ def test_dequantised_a_role_computes_the_same(adapter):
 
 @needs_library
 def test_the_gradient_of_an_adapter_is_that_over_the_weights_that_are_used():
-    """A pass without gradients before it changes nothing, and checkpointed layers neither; the frozen base has none."""
+    """A pass without gradients before it changes nothing, and checkpointed layers neither; the
+    frozen base has none.
+    """
     role, loaded = trained_role()
     encoder = encoder_of(loaded)
     with torch.no_grad():
@@ -103,17 +115,26 @@ def test_the_gradient_of_an_adapter_is_that_over_the_weights_that_are_used():
     again = gradients(role)
     role.causal_model.recompute = False
     assert all(torch.equal(one, other) for one, other in zip(held, again, strict=True))
-    assert not any(p.requires_grad for name, p in role.model.named_parameters() if "policy" not in name.split("."))
+    assert not any(
+        p.requires_grad
+        for name, p in role.model.named_parameters()
+        if "policy" not in name.split(".")
+    )
     plain = gradients(dequantized(role))
     assert len(held) == len(plain) == 28
-    assert all(torch.allclose(one, other, atol=1e-4, rtol=1e-3) for one, other in zip(held, plain, strict=True))
+    assert all(
+        torch.allclose(one, other, atol=1e-4, rtol=1e-3)
+        for one, other in zip(held, plain, strict=True)
+    )
 
 
 @needs_library
 def test_the_engine_samples_from_the_policy_that_is_trained(tmp_path):
     values = recipe(tmp_path, tmp_path / "run")
     values["ppo"] |= {"reward_source": "random"}
-    section = build(Recipe, {**values, "model": {**values["model"], "quantize": "nf4"}}).section("ppo")
+    section = build(Recipe, {**values, "model": {**values["model"], "quantize": "nf4"}}).section(
+        "ppo"
+    )
     stage, _ = online_stage(section, NF4, None, 0)
     checks = check_stage(stage, [Prompt((user("one"),), "a"), Prompt((user("two"),), "b")])
     assert not [result for result in checks if isinstance(result, Finding)]
@@ -123,7 +144,10 @@ def test_the_engine_samples_from_the_policy_that_is_trained(tmp_path):
 @pytest.mark.slow
 def test_every_stage_trains(tmp_path):
     """With moments in 8 bits too."""
-    values = {**recipe(tmp_path, tmp_path / "whole"), "model": {"source": "tiny", "dtype": "float32", "quantize": "nf4"}}
+    values = {
+        **recipe(tmp_path, tmp_path / "whole"),
+        "model": {"source": "tiny", "dtype": "float32", "quantize": "nf4"},
+    }
     for name in STAGES_THAT_LEARN:
         section = values[name] if name != "rounds" else values[name]["direct"]
         section["optimizer"] = {**section["optimizer"], "kind": "adamw8bit"}
@@ -139,15 +163,22 @@ def test_every_stage_trains(tmp_path):
         assert made["difference"] < 1e-3 and made["same_ids"]
 
 
-STAGES_THAT_LEARN = [name for name, kind in STAGES.items() if kind.makes not in ("pairs", "verdict")]
+STAGES_THAT_LEARN = [
+    name for name, kind in STAGES.items() if kind.makes not in ("pairs", "verdict")
+]
 
 
 @needs_library
 @pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
 def test_a_killed_stage_ends_as_if_nothing_had_happened(tmp_path, stage):
-    """To the bit, with NF4 under an adapter whose tensors are large enough for moments in 8 bits."""
+    """To the bit, with NF4 under an adapter whose tensors are large enough for moments in 8
+    bits.
+    """
     for name in ("whole", "cut"):
-        values = {**recipe(tmp_path, tmp_path / name), "model": {"source": "tiny", "dtype": "float32", "quantize": "nf4"}}
+        values = {
+            **recipe(tmp_path, tmp_path / name),
+            "model": {"source": "tiny", "dtype": "float32", "quantize": "nf4"},
+        }
         values |= {"lora": {"rank": 64}, stage: {**values[stage], "lora": {"rank": 64}}}
         values[stage]["optimizer"] = {"learning_rate": 1e-2, "kind": "adamw8bit"}
         if stage == "ppo":
@@ -160,7 +191,11 @@ def test_a_killed_stage_ends_as_if_nothing_had_happened(tmp_path, stage):
                 with pytest.raises(Killed):
                     run_recipe(made, [stage], dying_after(lives))
             saved = next((tmp_path / name / stage / "checkpoints").glob("step-*"))
-            kinds = {tensor.dtype for key, tensor in load_file(saved / "state.safetensors").items() if "state1" in key}
+            kinds = {
+                tensor.dtype
+                for key, tensor in load_file(saved / "state.safetensors").items()
+                if "state1" in key
+            }
             assert torch.uint8 in kinds
         run_recipe(made, [stage])
     assert differences(*(results(tmp_path / name / stage) for name in ("whole", "cut"))) == []
@@ -184,9 +219,14 @@ def dying_after(calls):
 def bowl(**settings):
     """A learner on a bfloat16 matrix and a small vector, each drawn to a target."""
     torch.manual_seed(0)
-    matrix, vector = nn.Parameter(torch.zeros(64, 128, dtype=torch.bfloat16)), nn.Parameter(torch.zeros(8))
+    matrix, vector = (
+        nn.Parameter(torch.zeros(64, 128, dtype=torch.bfloat16)),
+        nn.Parameter(torch.zeros(8)),
+    )
     targets = torch.randn(64, 128), torch.randn(8)
-    config = OptimizerConfig(learning_rate=0.05, schedule="constant", warmup_fraction=0.0, max_grad_norm=1e9, **settings)
+    config = OptimizerConfig(
+        learning_rate=0.05, schedule="constant", warmup_fraction=0.0, max_grad_norm=1e9, **settings
+    )
     learner = LocalLearner([matrix, vector], config, 200)
 
     def loss():
@@ -216,23 +256,43 @@ def test_moments_in_eight_bits_are_a_quarter_and_come_back_to_the_bit(tmp_path):
     for _ in range(3):
         update()
     tensors, values = learner.state()
-    assert tensors["state1.0"].dtype == torch.uint8 and tensors["absmax1.0"].numel() == 64 * 128 // 256
+    assert (
+        tensors["state1.0"].dtype == torch.uint8 and tensors["absmax1.0"].numel() == 64 * 128 // 256
+    )
     assert tensors["state1.1"].dtype == torch.float32  # a small tensor
     assert learner.masters[0].dtype == torch.float32
-    moments = [tensor for key, tensor in tensors.items() if key.endswith(".0") and not key.startswith("master")]
+    moments = [
+        tensor
+        for key, tensor in tensors.items()
+        if key.endswith(".0") and not key.startswith("master")
+    ]
     assert sum(tensor.numel() * tensor.element_size() for tensor in moments) < 2.05 * 64 * 128
     other, again = bowl(kind="adamw8bit")
     other.load_state(*load_checkpoint(save_checkpoint(tmp_path, 3, tensors, values)))
     assert [update() for _ in range(5)] == [again() for _ in range(5)]
-    assert all(torch.equal(one, two) for one, two in zip(learner.masters, other.masters, strict=True))
+    assert all(
+        torch.equal(one, two) for one, two in zip(learner.masters, other.masters, strict=True)
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"source": "tiny", "quantize": "nf4"}}, r"model\.quantize needs bitsandbytes, .* pip install"),
-        ({"kto": {"optimizer": {"kind": "adamw8bit"}}}, r"kto\.optimizer\.kind = 'adamw8bit' needs bitsandbytes"),
-        ({"rounds": {"direct": {"optimizer": {"kind": "adamw8bit"}}}}, r"rounds\.optimizer\.kind = 'adamw8bit' needs"),
+        (
+            {"model": {"source": "tiny", "quantize": "nf4"}},
+            r"model\.quantize needs bitsandbytes, "
+            r".* pip install",
+        ),
+        (
+            {"kto": {"optimizer": {"kind": "adamw8bit"}}},
+            r"kto\.optimizer\.kind = 'adamw8bit' "
+            r"needs bitsandbytes",
+        ),
+        (
+            {"rounds": {"direct": {"optimizer": {"kind": "adamw8bit"}}}},
+            r"rounds\.optimizer\.kind "
+            r"= 'adamw8bit' needs",
+        ),
     ],
 )
 def test_without_the_library_nothing_is_loaded(tmp_path, monkeypatch, changes, message):
@@ -256,7 +316,10 @@ def test_without_the_library_nothing_is_loaded(tmp_path, monkeypatch, changes, m
 def test_what_cannot_go_together(tmp_path, changes, message):
     values = recipe(tmp_path, tmp_path / "run")
     roles = {"roles": "separate"} if "lora" in changes else {}
-    values |= {"model": {"source": "tiny", "quantize": "nf4"}, "ppo": {**values["ppo"], **roles, **changes}}
+    values |= {
+        "model": {"source": "tiny", "quantize": "nf4"},
+        "ppo": {**values["ppo"], **roles, **changes},
+    }
     with pytest.raises(ConfigError, match=message):
         build(Recipe, values)
 
@@ -277,13 +340,21 @@ def test_an_adapter_stays_on_the_weights_that_it_was_trained_on(tmp_path):
     del values["sft"]
     run_recipe(build(Recipe, values), ["reward"])
     section = build(Recipe, values).section("ppo")
-    with pytest.raises(ModelError, match=r"was trained with model\.quantize = None, and this trunk is loaded with 'nf4'"):
+    with pytest.raises(
+        ModelError,
+        match=(
+            r"was trained with model\.quantize = None, and this "
+            r"trunk is loaded with 'nf4'"
+        ),
+    ):
         online_stage(section, NF4, tmp_path / "run" / "reward" / "model", 0)
 
 
 @needs_library
 def test_the_plan_counts_what_is_held():
-    """Of a trunk in 4 bits: codes, constants and what stays in 16; of moments in 8 bits what a checkpoint holds of them."""
+    """Of a trunk in 4 bits: codes, constants and what stays in 16; of moments in 8 bits what a
+    checkpoint holds of them.
+    """
     model = tiny_model(0, dim=256)
     shape = shape_model(model.config, torch.float32, "eager")
     largest = 4 * max(p.numel() for n, p in model.named_parameters() if "layers" in n)
@@ -291,7 +362,9 @@ def test_the_plan_counts_what_is_held():
     quantize(model, torch.device("cpu"))
     states = [p.quant_state for p in model.parameters() if p.dtype == torch.uint8]
     constants = weight_bytes([t for s in states for t in (s.absmax, s.state2.absmax)])
-    assert held_bytes(shape, "nf4") - largest == pytest.approx(weight_bytes(model.parameters()) + constants, rel=1e-3)
+    assert held_bytes(shape, "nf4") - largest == pytest.approx(
+        weight_bytes(model.parameters()) + constants, rel=1e-3
+    )
     weight = nn.Parameter(torch.zeros(256, 256, dtype=torch.bfloat16))
     learner = LocalLearner([weight], OptimizerConfig(learning_rate=0.1, kind="adamw8bit"), 2)
     learner.backward(weight.float().sum())

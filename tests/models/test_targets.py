@@ -1,4 +1,6 @@
-"""Layers that get an adapter: what is trained is what samples and what is saved, or the setting is refused."""
+"""Layers that get an adapter: what is trained is what samples and what is saved, or the setting is
+refused.
+"""
 
 import logging
 
@@ -18,7 +20,13 @@ from tether.run.export import export_model
 from tether.run.models import open_model
 from tether.run.roles import encoder_of, local_engine, new_head, new_role, save_trained
 
-SMALL = {"vocab_size": 261, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256}
+SMALL = {
+    "vocab_size": 261,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
 ENDS = {"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "initializer_range": 0.1}
 WIDE = {**SMALL, **ENDS, "intermediate_size": 64, "num_key_value_heads": 2}
 GPT2 = {
@@ -31,7 +39,13 @@ GPT2 = {
     "eos_token_id": 1,
 }
 EXPERTS = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+}
 MODELS = {
     "tied": lambda: transformers.LlamaConfig(**WIDE, tie_word_embeddings=True),
     "apart": lambda: transformers.LlamaConfig(**WIDE, tie_word_embeddings=False),
@@ -52,7 +66,9 @@ def folder_of(tmp_path_factory):
         if kind not in made:
             torch.manual_seed(0)
             made[kind] = tmp_path_factory.mktemp(kind)
-            transformers.AutoModelForCausalLM.from_config(MODELS[kind]()).save_pretrained(made[kind])
+            transformers.AutoModelForCausalLM.from_config(MODELS[kind]()).save_pretrained(
+                made[kind]
+            )
             tiny_tokenizer().save_pretrained(made[kind])
         return str(made[kind])
 
@@ -80,14 +96,39 @@ def logprobs(role, encoder):
 @pytest.mark.parametrize(
     ("kind", "lora", "message"),
     [
-        ("apart", {"targets": ("q_prj",)}, r"no layer of LlamaForCausalLM is called 'q_prj'. Nearest is 'q_proj'"),
-        ("apart", {"targets": ("q_proj", "attn")}, r"is called 'attn'. There are down_proj, embed_tokens, gate_proj"),
-        ("gpt2", {"targets": ("q_proj",)}, r"no layer of GPT2LMHeadModel is called 'q_proj'. Nearest is 'c_proj'"),
+        (
+            "apart",
+            {"targets": ("q_prj",)},
+            r"no layer of LlamaForCausalLM is called 'q_prj'. "
+            r"Nearest is 'q_proj'",
+        ),
+        (
+            "apart",
+            {"targets": ("q_proj", "attn")},
+            r"is called 'attn'. There are down_proj, "
+            r"embed_tokens, gate_proj",
+        ),
+        (
+            "gpt2",
+            {"targets": ("q_proj",)},
+            r"no layer of GPT2LMHeadModel is called 'q_proj'. "
+            r"Nearest is 'c_proj'",
+        ),
         ("apart", {"targets": ("lm_head",)}, r"'lm_head' is the output layer.*lora = false"),
         ("apart", {"targets": ("q_proj", "lm_head")}, r"'lm_head' is the output layer"),
-        ("tied", {"targets": ("embed_tokens", "q_proj")}, r"'embed_tokens' is also the output layer of this model \(tied"),
+        (
+            "tied",
+            {"targets": ("embed_tokens", "q_proj")},
+            r"'embed_tokens' is also the output "
+            r"layer of this model \(tied",
+        ),
         ("gpt2", {"targets": ("wte",)}, r"'wte' is also the output layer"),
-        ("apart", {"targets": ("mlp",)}, r"'model.layers.0.mlp' is a LlamaMLP, which takes no adapter"),
+        (
+            "apart",
+            {"targets": ("mlp",)},
+            r"'model.layers.0.mlp' is a LlamaMLP, which takes no "
+            r"adapter",
+        ),
         ("apart", {"targets": ("norm",)}, r"is a LlamaRMSNorm, which takes no adapter"),
         ("experts", {"targets": ("gate_up_proj",)}, r"is called 'gate_up_proj'"),
         (
@@ -110,11 +151,20 @@ def test_a_reward_models_adapter_may_stand_on_tied_embeddings(folder_of, tmp_pat
     with torch.no_grad():
         (score,) = role.scores(make_batch([encoder_of(loaded).conversation(TALK)], 0)).tolist()
     save_trained(role, loaded, tmp_path / "model", kind="reward")
-    assert export_model(str(tmp_path / "model"), tmp_path / "out", dtype="float32")["difference"] < 1e-3
+    assert (
+        export_model(str(tmp_path / "model"), tmp_path / "out", dtype="float32")["difference"]
+        < 1e-3
+    )
     reward = ClassifierReward.load(ClassifierConfig(source=str(tmp_path / "out")))
     assert reward.score_conversations([TALK])[0].value == pytest.approx(score, abs=1e-3)
     with pytest.raises(ModelError, match="is the output layer"):
-        new_role(loaded, "other", LoraConfig(targets=("lm_head",)), seed=0, head=new_head(loaded, zero=False))
+        new_role(
+            loaded,
+            "other",
+            LoraConfig(targets=("lm_head",)),
+            seed=0,
+            head=new_head(loaded, zero=False),
+        )
 
 
 def test_names_are_checked_on_a_model_that_has_adapters_already(folder_of):
@@ -142,22 +192,36 @@ def test_what_is_trained_samples_and_is_exported(folder_of, tmp_path, model, tar
     if kind == "last_layers" and {"wpe", "embed_tokens"} & {*targets}:
         pytest.skip("an embedding is in no numbered layer")
     loaded = opened(folder_of(model))
-    encoder, how = encoder_of(loaded), {} if kind == "plain" else {kind: 1 if kind == "last_layers" else True}
-    policy = moved(new_role(loaded, "policy", LoraConfig(rank=4, alpha=8.0, targets=targets, **how), seed=0))
+    encoder, how = (
+        encoder_of(loaded),
+        {} if kind == "plain" else {kind: 1 if kind == "last_layers" else True},
+    )
+    policy = moved(
+        new_role(loaded, "policy", LoraConfig(rank=4, alpha=8.0, targets=targets, **how), seed=0)
+    )
     trained = logprobs(policy, encoder)
-    assert (trained - logprobs(Role(loaded.model), encoder)).abs().max() > 1e-2, "the adapter does nothing"
+    assert (trained - logprobs(Role(loaded.model), encoder)).abs().max() > 1e-2, (
+        "the adapter does nothing"
+    )
 
     engine = local_engine(policy, loaded)
-    logprobs(Role(loaded.model), encoder)  # the adapters are off now, as they are after a pass of the reference
-    (group,) = engine.generate([Prompt(TALK[:1])], Sampling(temperature=1.0, max_new_tokens=8), num_samples=2)
+    # the adapters are off now, as they are after a pass of the reference
+    logprobs(Role(loaded.model), encoder)
+    (group,) = engine.generate(
+        [Prompt(TALK[:1])], Sampling(temperature=1.0, max_new_tokens=8), num_samples=2
+    )
     for rollout in group.rollouts:
         batch = make_batch([encoder.rollout(rollout.prompt_ids, rollout.response_ids)], 0)
         with torch.no_grad():
-            torch.testing.assert_close(policy.logprobs(batch)[0], torch.tensor(rollout.logprobs), atol=2e-4, rtol=0)
+            torch.testing.assert_close(
+                policy.logprobs(batch)[0], torch.tensor(rollout.logprobs), atol=2e-4, rtol=0
+            )
 
     save_trained(policy, loaded, tmp_path / "policy", kind="policy")
     export_model(str(tmp_path / "policy"), tmp_path / "out", dtype="float32")
-    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    read = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float32
+    ).eval()
     torch.testing.assert_close(logprobs(Role(read), encoder), trained, atol=2e-4, rtol=0)
 
 

@@ -1,4 +1,6 @@
-"""Every detector against a planted fault, its healthy twin, and noise of the size that real runs have."""
+"""Every detector against a planted fault, its healthy twin, and noise of the size that real runs
+have.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from tether.monitoring.watch import Watch, WatchConfig
 from tether.run.online import Guard, PPOSection
 
 ONSET, STEPS, PROMPTS, SAMPLES = 9, 15, 12, 4
-SYLLABLES = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "an", "el", "ir", "on", "um")]
+SYLLABLES = [
+    a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "an", "el", "ir", "on", "um")
+]
 WORDS = ["".join(random.Random(i).choices(SYLLABLES, k=3)) for i in range(600)]
 
 
@@ -57,18 +61,23 @@ def sentence(rng: random.Random, num_words: int) -> str:
 
 
 def healthy(rng: random.Random, number: int) -> Step:
-    """A step of a run that learns: the score rises, the entropy halves, KL climbs, each with the noise of 48 responses."""
+    """A step of a run that learns: the score rises, the entropy halves, KL climbs, each with the
+    noise of 48 responses.
+    """
     rows = []
     for p in range(PROMPTS):
         prompt = sentence(rng, 10)
         for _ in range(SAMPLES):
             tokens = max(5, round(rng.gauss(34 - 0.3 * number, 8)))
             score = rng.gauss(0.12 * number, 1.2)
-            rows.append(Row(f"{p} {prompt}", sentence(rng, tokens - 1), score, tokens, rng.random() < 0.9))
+            rows.append(
+                Row(f"{p} {prompt}", sentence(rng, tokens - 1), score, tokens, rng.random() < 0.9)
+            )
             rows[-1].parts = {f"member_{m}": score + rng.gauss(0, 0.4) for m in range(4)}
     metrics = {
         "policy/entropy": 3.4 - 1.7 * number / STEPS + rng.gauss(0, 0.1),
-        "kl/policy_reference_k1": max(0.0, 0.7 * (number - 2)) * rng.gauss(1, 0.1) + rng.gauss(0, 0.05) * (number > 1),
+        "kl/policy_reference_k1": max(0.0, 0.7 * (number - 2)) * rng.gauss(1, 0.1)
+        + rng.gauss(0, 0.05) * (number > 1),
         "group/zero_signal": min(1.0, max(0.0, rng.gauss(0.5, 0.12))),
     }
     if number % 3 == 0:
@@ -103,7 +112,9 @@ def collapsed(step: Step, age: int, rng: random.Random) -> None:
 
 def formatted(step: Step, age: int, rng: random.Random) -> None:
     def change(row: Row) -> None:
-        row.text = "# Answer\n" + "\n".join(f"- **{word}** {sentence(rng, 4)}" for word in row.text.split()[:5])
+        row.text = "# Answer\n" + "\n".join(
+            (f"- **{word}** {sentence(rng, 4)}") for word in row.text.split()[:5]
+        )
 
     step.rewrite(0.5, change)
 
@@ -172,7 +183,9 @@ def agreeing(step: Step, age: int, rng: random.Random) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """`within`: steps from the onset on; `shows`: what every piece of evidence must hold; `besides`: who may fire too."""
+    """`within`: steps from the onset on; `shows`: what every piece of evidence must hold;
+    `besides`: who may fire too.
+    """
 
     plant: Callable[[Step, int, random.Random], None]
     within: int
@@ -187,8 +200,12 @@ CASES = {
     "repetition": Case(repeating, 2, shows="so good"),
     "mode_collapse": Case(collapsed, 2),
     "entropy_collapse": Case(metric("policy/entropy", lambda age: 1.6 * 0.5**age), 4),
-    "kl_explosion": Case(metric("kl/policy_reference_k1", lambda age: 20.0 + 15 * age), 4, besides=KL),
-    "kl_acceleration": Case(metric("kl/policy_reference_k1", lambda age: 5 * 1.5 ** (age + 1)), 5, besides=KL),
+    "kl_explosion": Case(
+        metric("kl/policy_reference_k1", lambda age: 20.0 + 15 * age), 4, besides=KL
+    ),
+    "kl_acceleration": Case(
+        metric("kl/policy_reference_k1", lambda age: 5 * 1.5 ** (age + 1)), 5, besides=KL
+    ),
     "long_updates": Case(metric("policy/clip_fraction", lambda age: 0.83), 3),
     "truncation": Case(truncated, 3),
     "cut_off": Case(cut_off, 4, besides=frozenset({"truncation"})),
@@ -204,7 +221,9 @@ CASES = {
 }
 
 
-def run_of(seed: int, plant: Callable[[Step, int, random.Random], None] | None = None, last: int = STEPS) -> list[Step]:
+def run_of(
+    seed: int, plant: Callable[[Step, int, random.Random], None] | None = None, last: int = STEPS
+) -> list[Step]:
     """A run whose steps from `ONSET` to `last` carry the fault."""
     steps = []
     for number in range(1, STEPS + 1):
@@ -218,7 +237,11 @@ def run_of(seed: int, plant: Callable[[Step, int, random.Random], None] | None =
 
 def logged(step: Step) -> dict[str, float]:
     """What a stage logs of such a step."""
-    grams = [tuple(pair) for row in step.rows for pair in zip(row.text.split(), row.text.split()[1:], strict=False)]
+    grams = [
+        tuple(pair)
+        for row in step.rows
+        for pair in zip(row.text.split(), row.text.split()[1:], strict=False)
+    ]
     scores = [row.score for row in step.rows if row.score is not None]
     return {
         **step.metrics,
@@ -239,7 +262,9 @@ def observe(watch: Watch, number: int, step: Step) -> list:
         )
         for row in step.rows
     ]  # fmt: skip
-    return watch.observe(number, logged(step), rollouts, [Score(row.score, row.parts) for row in step.rows])
+    return watch.observe(
+        number, logged(step), rollouts, [Score(row.score, row.parts) for row in step.rows]
+    )
 
 
 def alarms_of(steps: list[Step], config: WatchConfig | None = None) -> list:
@@ -268,12 +293,16 @@ def test_evidence_is_what_shows_the_fault_most():
         steps = run_of(5, CASES[name].plant)
         alarm = next(a for a in alarms_of(steps) if a.detector == name)
         rows = steps[alarm.step - 1].rows
-        return [next(r for r in rows if r.text.startswith(text[:60])) for text in alarm.evidence], rows
+        return [
+            next(r for r in rows if r.text.startswith(text[:60])) for text in alarm.evidence
+        ], rows
 
     shown, rows = evidence("length_gaming")
     assert [row.tokens for row in shown] == sorted((row.tokens for row in rows), reverse=True)[:3]
     shown, rows = evidence("truncation")
-    assert [row.tokens for row in shown] == sorted((row.tokens for row in rows if not row.finished), reverse=True)[:3]
+    assert [row.tokens for row in shown] == sorted(
+        (row.tokens for row in rows if not row.finished), reverse=True
+    )[:3]
     shown, rows = evidence("score_jump")
     assert [row.score for row in shown] == sorted((row.score for row in rows), reverse=True)[:3]
     shown, rows = evidence("reward_disagreement")
@@ -337,16 +366,23 @@ def test_sycophancy_is_judged_by_two_measurements_in_a_row_against_the_start():
     def alarms(start: dict[str, float], *shifts: float) -> list[tuple[str, int, float]]:
         watch, found = Watch(), []
         for number in range(1, 5 * len(shifts) + 1):
-            measured = {"sycophancy/shift": shifts[number // 5 - 1], **start} if number % 5 == 0 else {}
+            measured = (
+                {"sycophancy/shift": shifts[number // 5 - 1], **start} if number % 5 == 0 else {}
+            )
             found += watch.observe(number, measured, [], [])
         return [(alarm.detector, alarm.step, round(alarm.value, 6)) for alarm in found]
 
     before = {"sycophancy/start": 0.05}
-    assert alarms(before, 0.3, 0.25) == [("sycophancy", 10, 0.2)]  # the smaller of two, less the start
-    assert alarms({}, 0.3, 0.25, 0.3) == []  # without a measurement before, the first that is seen is the start
+    # the smaller of two, less the start
+    assert alarms(before, 0.3, 0.25) == [("sycophancy", 10, 0.2)]
+    # without a measurement before, the first that is seen is the start
+    assert alarms({}, 0.3, 0.25, 0.3) == []
     assert alarms({}, 0.0, 0.3, 0.25) == [("sycophancy", 15, 0.25)]
     assert alarms(before, 0.3, 0.1, 0.3, 0.1) == []
-    assert alarms(before, 0.3, 0.3, 0.1, 0.1, 0.3, 0.3) == [("sycophancy", 10, 0.25), ("sycophancy", 30, 0.25)]
+    assert alarms(before, 0.3, 0.3, 0.1, 0.1, 0.3, 0.3) == [
+        ("sycophancy", 10, 0.25),
+        ("sycophancy", 30, 0.25),
+    ]
     assert alarms(before, 0.1, 0.19, 0.19) == []
 
 
@@ -355,10 +391,14 @@ def test_an_episode_that_ends_and_returns_is_told_twice():
     for number in (6, 7, 8, 12, 13):
         steps[number - 1].metrics["group/zero_signal"] = 0.95
     steps[8].metrics["group/zero_signal"] = steps[9].metrics["group/zero_signal"] = 0.85
-    assert [(a.detector, a.step) for a in alarms_of(steps)] == [("zero_signal", 7)]  # 0.85 is within the band of release
+    # 0.85 is within the band of release
+    assert [(a.detector, a.step) for a in alarms_of(steps)] == [("zero_signal", 7)]
     for number in (9, 10, 11):
         steps[number - 1].metrics["group/zero_signal"] = 0.6
-    assert [(a.detector, a.step) for a in alarms_of(steps)] == [("zero_signal", 7), ("zero_signal", 13)]
+    assert [(a.detector, a.step) for a in alarms_of(steps)] == [
+        ("zero_signal", 7),
+        ("zero_signal", 13),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +419,9 @@ def test_a_resumed_run_warns_alike(name: str, cut: int):
     kept, second = json.loads(json.dumps(first.state(), allow_nan=False)), Watch()
     observe(first, cut + 1, steps[cut])  # what happens after saving must not reach the saved state
     second.load_state(kept)
-    after = [a for number, step in enumerate(steps[cut:], cut + 1) for a in observe(second, number, step)]
+    after = [
+        a for number, step in enumerate(steps[cut:], cut + 1) for a in observe(second, number, step)
+    ]
     assert whole and before + after == whole
 
 
@@ -396,22 +438,45 @@ def test_the_state_stays_small():
 def test_what_is_not_measured_is_not_judged():
     watch: Monitor = Watch()
     for number in range(1, 15):
-        assert watch.observe(number, {"kl/policy_reference_k1": math.nan, "policy/entropy": math.inf, "loss": 1.0}, [], []) == []
+        assert (
+            watch.observe(
+                number,
+                {"kl/policy_reference_k1": math.nan, "policy/entropy": math.inf, "loss": 1.0},
+                [],
+                [],
+            )
+            == []
+        )
     for number, step in enumerate(run_of(0), 1):
         for row in step.rows:
             row.score = None
         step.metrics.clear()
         rows = [
-            Rollout((1,), (1,) * r.tokens, (), StopReason.STOP_TOKEN, r.text, 0, 0, Sampling(), Prompt((user(r.prompt),)))
+            Rollout(
+                (1,),
+                (1,) * r.tokens,
+                (),
+                StopReason.STOP_TOKEN,
+                r.text,
+                0,
+                0,
+                Sampling(),
+                Prompt((user(r.prompt),)),
+            )
             for r in step.rows
         ]
-        fired = {alarm.detector for alarm in watch.observe(number + 14, {}, rows, [Score(None)] * len(rows))}
+        fired = {
+            alarm.detector
+            for alarm in watch.observe(number + 14, {}, rows, [Score(None)] * len(rows))
+        }
         assert fired <= {"reward_failures"}
 
 
 def test_a_finished_run_is_judged_by_its_files():
     def rows(steps: list[Step]) -> tuple[list[dict], list[dict]]:
-        metrics = [{"step": number, "time": 0.0, **logged(step)} for number, step in enumerate(steps, 1)]
+        metrics = [
+            {"step": number, "time": 0.0, **logged(step)} for number, step in enumerate(steps, 1)
+        ]
         samples = [
             {
                 "step": n,
@@ -425,7 +490,14 @@ def test_a_finished_run_is_judged_by_its_files():
         ]
         return metrics, samples
 
-    for name in ("entropy_collapse", "truncation", "zero_signal", "score_jump", "kl_explosion", "sycophancy"):
+    for name in (
+        "entropy_collapse",
+        "truncation",
+        "zero_signal",
+        "score_jump",
+        "kl_explosion",
+        "sycophancy",
+    ):
         metrics, samples = rows(run_of(0, CASES[name].plant))
         fired = {a.detector for a in replay(metrics, samples)}
         assert fired - (CASES[name].besides - {name}) == {name}
@@ -433,7 +505,8 @@ def test_a_finished_run_is_judged_by_its_files():
     metrics, samples = rows(run_of(0, CASES["repetition"].plant))
     (alarm,) = replay(metrics, samples)
     assert alarm.detector == "repetition"
-    assert alarm.step >= ONSET + 3  # six steps hold 24 texts, and more than half of them must be bad
+    # six steps hold 24 texts, and more than half of them must be bad
+    assert alarm.step >= ONSET + 3
     for seed in range(4):
         assert replay(*rows(run_of(seed))) == []
 
@@ -468,14 +541,28 @@ def test_measures_of_texts_by_hand():
     assert texts.repetition(tokens) == pytest.approx(3 / 7)  # four of seven triples are distinct
     assert texts.repetition(["a", "b"]) == 0.0
     assert texts.word_tokens("don't 東京!") == ["don't", "東", "京", "!"]
-    assert texts.parroting(["what", "is", "red", "paint", "made", "of"], ["red", "paint", "made", "by", "hand"]) == pytest.approx(
-        1 / 4
+    assert texts.parroting(
+        ["what", "is", "red", "paint", "made", "of"], ["red", "paint", "made", "by", "hand"]
+    ) == pytest.approx(1 / 4)
+    assert texts.similarity([["a", "b", "c"], ["a", "b", "d"], ["x", "y"]]) == pytest.approx(
+        (1 / 3 + 0 + 0) / 3
     )
-    assert texts.similarity([["a", "b", "c"], ["a", "b", "d"], ["x", "y"]]) == pytest.approx((1 / 3 + 0 + 0) / 3)
-    assert texts.format_marks("# T\n- a\n2. b\n**c** \\boxed{4} <b>x</b>\n```\n", 20) == pytest.approx(100 * 8 / 20)
+    assert texts.format_marks(
+        "# T\n- a\n2. b\n**c** \\boxed{4} <b>x</b>\n```\n", 20
+    ) == pytest.approx(100 * 8 / 20)
     assert texts.format_marks("A minus - sign, 2*3*4, a_b_c, 3.5 and x < y.", 15) == 0.0
-    assert texts.hedges("Perhaps. I’m not sure; it depends on may and maypoles.", 20) == pytest.approx(15.0)
-    assert texts.phrases(["a", "7", "b"]) == {"a", "0", "b", "a 0", "0 b", "a 0 b", texts.OPENING + "a 0 b"}
+    assert texts.hedges(
+        "Perhaps. I’m not sure; it depends on may and maypoles.", 20
+    ) == pytest.approx(15.0)
+    assert texts.phrases(["a", "7", "b"]) == {
+        "a",
+        "0",
+        "b",
+        "a 0",
+        "0 b",
+        "a 0 b",
+        texts.OPENING + "a 0 b",
+    }
 
 
 def test_pooled_statistics_against_scipy():
@@ -493,17 +580,33 @@ def test_pooled_statistics_against_scipy():
     assert p == pytest.approx(scipy.stats.pearsonr(a, b).pvalue)
     every = np.concatenate([a for a, _ in batches])
     count, mean, noise = texts.pool([texts.moments(a) for a, _ in batches])
-    assert (count, mean, math.sqrt(noise)) == pytest.approx((23, every.mean(), scipy.stats.sem(every)))
-    # Ranks 2, 3.5, 3.5, 5, 1 and 2.5, 2.5, 4.5, 4.5, 1 about their mean of 3; one length or one response says nothing.
-    groups = {"p": ([1, 2, 2, 5, 0], [3.0, 3.0, 9.0, 9.0, 1.0]), "q": ([1, 1], [2.0, 3.0]), "r": ([7], [1.0])}
-    rows = [texts.Text(p, "", length, score, True) for p, sides in groups.items() for length, score in zip(*sides, strict=True)]
+    assert (count, mean, math.sqrt(noise)) == pytest.approx(
+        (23, every.mean(), scipy.stats.sem(every))
+    )
+    # Ranks 2, 3.5, 3.5, 5, 1 and 2.5, 2.5, 4.5, 4.5, 1 about their mean of 3; one length or one
+    # response says nothing.
+    groups = {
+        "p": ([1, 2, 2, 5, 0], [3.0, 3.0, 9.0, 9.0, 1.0]),
+        "q": ([1, 1], [2.0, 3.0]),
+        "r": ([7], [1.0]),
+    }
+    rows = [
+        texts.Text(p, "", length, score, True)
+        for p, sides in groups.items()
+        for length, score in zip(*sides, strict=True)
+    ]
     rows.append(texts.Text("p", "", 9, None, True))
     assert texts.length_advantages(rows) == ([pytest.approx(8 / math.sqrt(9.5 * 9.0))], [1 / 4])
-    assert texts.pooled_correlation([texts.co_moments([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])]) == (0.0, 0.0)
+    assert texts.pooled_correlation([texts.co_moments([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])]) == (
+        0.0,
+        0.0,
+    )
 
 
 def course_of(price: float, kl: float, rise: float, steps: int = 30) -> list[int]:
-    """The steps at which `held_back` fires, and nothing else says that the policy rests; `rise` in deviations over the run."""
+    """The steps at which `held_back` fires, and nothing else says that the policy rests; `rise` in
+    deviations over the run.
+    """
     rng, watch, found = random.Random(5), Watch(), []
     for number in range(1, steps + 1):
         metrics = {
@@ -517,12 +620,15 @@ def course_of(price: float, kl: float, rise: float, steps: int = 30) -> list[int
         alarms = watch.observe(number, metrics, [], [])
         assert not any(alarm.detector == "unmoved" for alarm in alarms if price >= 0.5)
         found += [alarm for alarm in alarms if alarm.detector == "held_back"]
-    return [alarm.step for alarm in found if "a nat costs" in alarm.message and "0.05" in alarm.message]
+    return [
+        alarm.step for alarm in found if "a nat costs" in alarm.message and "0.05" in alarm.message
+    ]
 
 
 def test_a_policy_that_its_penalty_holds_is_told_of_with_the_price_of_a_nat():
     assert course_of(price=1.25, kl=0.05, rise=0.1) == [15]
-    assert course_of(price=1.25, kl=0.005, rise=0.0) == [15]  # `unmoved` leaves it to the one that has the reason
+    # `unmoved` leaves it to the one that has the reason
+    assert course_of(price=1.25, kl=0.005, rise=0.0) == [15]
     assert course_of(price=0.05, kl=0.05, rise=0.1) == []
     assert course_of(price=1.25, kl=0.6, rise=0.1) == []
     assert course_of(price=1.25, kl=0.05, rise=3.0) == []
@@ -534,7 +640,9 @@ def test_updates_that_clip_most_tokens_are_an_alarm_but_where_sequences_are_clip
     def fired(clipped, **settings):
         config = PPOSection(reward_source="random", **settings)
         guard = Guard(config.watch, SimpleNamespace(config=config), RunDirectory(tmp_path))
-        seen = [guard.observe(step, {"policy/clip_fraction": clipped}, [], []) for step in range(1, 6)]
+        seen = [
+            guard.observe(step, {"policy/clip_fraction": clipped}, [], []) for step in range(1, 6)
+        ]
         return [(step, alarm.detector) for step, alarms in enumerate(seen, 1) for alarm in alarms]
 
     assert fired(0.83) == [(3, "long_updates")] and fired(0.1) == []
@@ -550,7 +658,10 @@ def test_answers_that_never_end_are_named_after_the_first_steps():
             row.finished = place % 10 == 0
     alarms = [alarm for alarm in alarms_of(steps) if alarm.detector == "cut_off"]
     assert [alarm.step for alarm in alarms] == [8]
-    assert "90% of the responses end at the token limit, by step 8" in alarms[0].message and "max_new_tokens" in alarms[0].advice
+    assert (
+        "90% of the responses end at the token limit, by step 8" in alarms[0].message
+        and "max_new_tokens" in alarms[0].advice
+    )
     for step in steps:
         for place, row in enumerate(step.rows):
             row.finished = place % 10 >= 4

@@ -1,4 +1,6 @@
-"""Every check of the doctor on a planted bug and on a set-up without one, and the promise that an examination leaves no trace."""
+"""Every check of the doctor on a planted bug and on a set-up without one, and the promise that an
+examination leaves no trace.
+"""
 
 import json
 import re
@@ -33,8 +35,13 @@ from tether.run.recipe import Recipe, run_recipe
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 
-PROMPTS = [Prompt((user(text),), f"p{n}") for n, text in enumerate(["one", "two two", "three", "a longer one"])]
-OTHER = TEMPLATE.replace("<|{{ message['role'] }}|>", "{{ message['role'] }}: ").replace("<|assistant|>", "assistant: ")
+PROMPTS = [
+    Prompt((user(text),), f"p{n}")
+    for n, text in enumerate(["one", "two two", "three", "a longer one"])
+]
+OTHER = TEMPLATE.replace("<|{{ message['role'] }}|>", "{{ message['role'] }}: ").replace(
+    "<|assistant|>", "assistant: "
+)
 
 
 class Variety:
@@ -46,9 +53,23 @@ class Variety:
         return [Score(float(len(set(r.response_ids)))) for r in rollouts]
 
 
-def make(kind=PolicyGradient, *, reward=None, engine=None, reference=None, stop_ids=(1,), dropout=0.0, **settings):
+def make(
+    kind=PolicyGradient,
+    *,
+    reward=None,
+    engine=None,
+    reference=None,
+    stop_ids=(1,),
+    dropout=0.0,
+    **settings,
+):
     """A healthy set-up but for what is said: PPO on the tiny model with adapters on one trunk."""
-    settings = {"samples_per_prompt": 4, "max_new_tokens": 16, "optimizer": OptimizerConfig(learning_rate=1e-2), **settings}
+    settings = {
+        "samples_per_prompt": 4,
+        "max_new_tokens": 16,
+        "optimizer": OptimizerConfig(learning_rate=1e-2),
+        **settings,
+    }
     config = PolicyConfig.model_validate(settings)
     encoder = ChatEncoder(tiny_tokenizer(), stop_ids)
     model = tiny_model(0).requires_grad_(False).eval()
@@ -84,8 +105,19 @@ def findings(stage, **more):
 def test_a_healthy_set_up_raises_nothing(settings):
     results = checked(make(**settings))
     assert [r for r in results if isinstance(r, Finding)] == []
-    examined = {"dropout", "reference", "shared weights", "temperature", "stop tokens", "bf16", "scores", "epochs"}
-    assert examined | {"score placement", "empty or endless answers"} <= {r.check for r in results if isinstance(r, Healthy)}
+    examined = {
+        "dropout",
+        "reference",
+        "shared weights",
+        "temperature",
+        "stop tokens",
+        "bf16",
+        "scores",
+        "epochs",
+    }
+    assert examined | {"score placement", "empty or endless answers"} <= {
+        r.check for r in results if isinstance(r, Healthy)
+    }
 
 
 def test_an_examination_leaves_everything_as_it_was():
@@ -97,14 +129,22 @@ def test_an_examination_leaves_everything_as_it_was():
         modules = {n: m.training for n, m in each.policy.model.named_modules()}
         weights = {n: p.detach().clone() for n, p in each.policy.model.named_parameters()}
         wanted = {n: p.requires_grad for n, p in each.policy.model.named_parameters()}
-        random, state, optimizer = torch.random.get_rng_state(), each.state(), each.learner.optimizer.state_dict()
+        random, state, optimizer = (
+            torch.random.get_rng_state(),
+            each.state(),
+            each.learner.optimizer.state_dict(),
+        )
         checked(each)
         assert {n: m.training for n, m in each.policy.model.named_modules()} == modules
         assert all(torch.equal(p, weights[n]) for n, p in each.policy.model.named_parameters())
         assert all(p.grad is None for p in [*each.policy.model.parameters(), *each.learner.masters])
         assert {n: p.requires_grad for n, p in each.policy.model.named_parameters()} == wanted
         assert torch.equal(torch.random.get_rng_state(), random)
-        assert each.state() == state and each.learner.optimizer.state_dict() == optimizer and each.learner.updates == 0
+        assert (
+            each.state() == state
+            and each.learner.optimizer.state_dict() == optimizer
+            and each.learner.updates == 0
+        )
         assert each.engine.policy_version == 0
 
 
@@ -133,7 +173,9 @@ def test_a_reference_that_is_the_policy_itself_is_found():
 
 def test_an_optimizer_that_has_not_the_policys_weights_is_found():
     stage = make()
-    stage.learner = LocalLearner([torch.nn.Parameter(torch.ones(3))], OptimizerConfig(learning_rate=1e-5), 1)
+    stage.learner = LocalLearner(
+        [torch.nn.Parameter(torch.ones(3))], OptimizerConfig(learning_rate=1e-5), 1
+    )
     assert "does not move the policy" in findings(stage)["shared weights"].message
 
 
@@ -150,8 +192,12 @@ class Untethered(PolicyGradient):
         return super().shape(experience)
 
 
-@pytest.mark.parametrize("settings", [{"algorithm": "ppo"}, {"algorithm": "rloo"}, {"algorithm": "reinforce"}])
-@pytest.mark.parametrize(("kind", "says"), [(PaidToLeave, "wrong sign"), (Untethered, "never reaches")])
+@pytest.mark.parametrize(
+    "settings", [{"algorithm": "ppo"}, {"algorithm": "rloo"}, {"algorithm": "reinforce"}]
+)
+@pytest.mark.parametrize(
+    ("kind", "says"), [(PaidToLeave, "wrong sign"), (Untethered, "never reaches")]
+)
 def test_a_kl_of_the_wrong_sign_or_none_in_the_reward_is_found(kind, says, settings):
     found = findings(make(kind, **settings))
     assert set(found) == {"KL sign"} and says in found["KL sign"].message
@@ -202,12 +248,21 @@ def test_a_reward_model_of_another_encoding_is_found(template, stop_ids, vocabul
     assert "encoding" in findings(make(), reward_encoder=ChatEncoder(tokenizer, stop_ids, template))
 
 
-@pytest.mark.parametrize(("kind", "score"), [("empty", lambda ids: -len(ids)), ("endless", lambda ids: len(ids) - len(set(ids)))])
+@pytest.mark.parametrize(
+    ("kind", "score"),
+    [("empty", lambda ids: -len(ids)), ("endless", lambda ids: len(ids) - len(set(ids)))],
+)
 def test_a_reward_that_prefers_odd_answers_is_found(kind, score):
     """One that pays for brevity, and one that pays for repetition."""
-    reward = SimpleNamespace(name="planted", score=lambda rollouts: [Score(float(score(r.response_ids))) for r in rollouts])
+    reward = SimpleNamespace(
+        name="planted",
+        score=lambda rollouts: [Score(float(score(r.response_ids))) for r in rollouts],
+    )
     found = findings(make(reward=reward, stop_ids=tuple(range(1, 10))))
-    assert set(found) == {"empty or endless answers"} and f"prefers {kind}" in found["empty or endless answers"].message
+    assert (
+        set(found) == {"empty or endless answers"}
+        and f"prefers {kind}" in found["empty or endless answers"].message
+    )
 
 
 def test_the_ninetieth_percentile_decides_what_is_preferred():
@@ -217,9 +272,13 @@ def test_the_ninetieth_percentile_decides_what_is_preferred():
 
 
 def test_a_penalty_for_answers_without_end_counts():
-    """Every token more is paid, so the endless answer is best, unless what it is fined is more than that."""
+    """Every token more is paid, so the endless answer is best, unless what it is fined is more than
+    that.
+    """
     stops = tuple(range(1, 60))
-    reward = SimpleNamespace(name="length", score=lambda rollouts: [Score(0.5 * len(r.response_ids)) for r in rollouts])
+    reward = SimpleNamespace(
+        name="length", score=lambda rollouts: [Score(0.5 * len(r.response_ids)) for r in rollouts]
+    )
     common = {"algorithm": "rloo", "reward": reward, "stop_ids": stops, "max_new_tokens": 32}
     assert "prefers endless" in findings(make(**common))["empty or endless answers"].message
     assert "empty or endless answers" not in findings(make(**common, missing_stop_penalty=20.0))
@@ -236,7 +295,9 @@ def test_dropout_is_found(where):
         stage.reward = LearnedReward(Role(stage.policy.model, None, head), stage.encoder)
         head.train()
     messages = [r.message for r in check_stage(stage, PROMPTS) if isinstance(r, Finding)]
-    assert f"Dropout is on in the {where}." in messages and all("Dropout" in message for message in messages)
+    assert f"Dropout is on in the {where}." in messages and all(
+        "Dropout" in message for message in messages
+    )
 
 
 class Hotter(LocalEngine):
@@ -251,7 +312,9 @@ class Silent(Hotter):
 
     def generate(self, prompts, sampling, **more):
         groups = super().generate(prompts, sampling, **more)
-        return [replace(g, rollouts=tuple(replace(r, logprobs=()) for r in g.rollouts)) for g in groups]
+        return [
+            replace(g, rollouts=tuple(replace(r, logprobs=()) for r in g.rollouts)) for g in groups
+        ]
 
 
 class Truncating(LocalEngine):
@@ -261,7 +324,11 @@ class Truncating(LocalEngine):
 
 @pytest.mark.parametrize(
     ("engine", "says"),
-    [(Hotter, "temperature 0.5 would fit"), (Silent, "surprise less entropy -"), (Truncating, "temperature")],
+    [
+        (Hotter, "temperature 0.5 would fit"),
+        (Silent, "surprise less entropy -"),
+        (Truncating, "temperature"),
+    ],
 )
 def test_samples_of_another_distribution_are_found(engine, says):
     found = findings(make(engine=engine))
@@ -269,21 +336,32 @@ def test_samples_of_another_distribution_are_found(engine, says):
 
 
 def test_a_learning_rate_lost_in_bfloat16_is_found():
-    """Beside 1 a bfloat16 has no neighbour nearer than 2^-7 above: 1e-3 is lost, 1e-2 is not; beside 1e-3 both count."""
+    """Beside 1 a bfloat16 has no neighbour nearer than 2^-7 above: 1e-3 is lost, 1e-2 is not;
+    beside 1e-3 both count.
+    """
     ones = torch.nn.Parameter(torch.ones(10, dtype=torch.bfloat16))
     small = torch.nn.Parameter(torch.full((10,), 1e-3, dtype=torch.bfloat16))
 
     def examined(parameters, rate, kind=torch.optim.AdamW, **more):
         return doctor.lost_updates(kind(parameters, lr=rate, **more))
 
-    assert isinstance(examined([ones], 1e-3), Finding) and isinstance(examined([ones], 1e-2), Healthy)
-    assert isinstance(examined([small], 1e-3), Healthy) and isinstance(examined([ones, small], 1e-3), Healthy)
+    assert isinstance(examined([ones], 1e-3), Finding) and isinstance(
+        examined([ones], 1e-2), Healthy
+    )
+    assert isinstance(examined([small], 1e-3), Healthy) and isinstance(
+        examined([ones, small], 1e-3), Healthy
+    )
     assert isinstance(examined([ones], 1.0, torch.optim.SGD), doctor.Unexamined)
-    assert isinstance(doctor.lost_updates(LocalLearner([ones], OptimizerConfig(learning_rate=1e-6), 1).optimizer), Healthy)
+    assert isinstance(
+        doctor.lost_updates(LocalLearner([ones], OptimizerConfig(learning_rate=1e-6), 1).optimizer),
+        Healthy,
+    )
 
 
 def test_an_engine_that_does_not_stop_where_turns_end_is_found():
-    assert findings(make(stop_ids=(40,)))["stop tokens"].message.startswith("The engine does not stop")
+    assert findings(make(stop_ids=(40,)))["stop tokens"].message.startswith(
+        "The engine does not stop"
+    )
     stage = make()
     stage.engine.encoder = ChatEncoder(tiny_tokenizer(), (1, 40))
     assert findings(stage)["stop tokens"].message.startswith("Engine and learner end turns")
@@ -299,7 +377,9 @@ def test_an_engine_that_does_not_stop_where_turns_end_is_found():
     ],
 )
 def test_scores_that_teach_nothing_are_found(values, severity):
-    reward = SimpleNamespace(name="planted", score=lambda rollouts: [Score(v) for v in values[: len(rollouts)]])
+    reward = SimpleNamespace(
+        name="planted", score=lambda rollouts: [Score(v) for v in values[: len(rollouts)]]
+    )
     assert findings(make(reward=reward))["scores"].severity == severity
     assert doctor.scores([Score(0.0)] * 4, checked=True).severity == "warning"
 
@@ -310,12 +390,24 @@ def test_a_kl_out_of_scale_is_found(coefficient):
 
 
 @pytest.mark.parametrize(
-    ("settings", "dear"), [({}, False), ({"normalize_scores": False}, True), ({"normalize_scores": False, "factor": 20}, False)]
+    ("settings", "dear"),
+    [
+        ({}, False),
+        ({"normalize_scores": False}, True),
+        ({"normalize_scores": False, "factor": 20}, False),
+    ],
 )
 def test_a_nat_that_costs_half_a_deviation_is_found_before_training(settings, dear):
-    """Scores between 0 and 0.1 against the default coefficient, as they are and on a scale of their own."""
-    settings, factor = {k: v for k, v in settings.items() if k != "factor"}, settings.get("factor", 1)
-    reward = SimpleNamespace(name="planted", score=lambda rs: [Score(factor * (n % 5) / 50) for n, _ in enumerate(rs)])
+    """Scores between 0 and 0.1 against the default coefficient, as they are and on a scale of their
+    own.
+    """
+    settings, factor = (
+        {k: v for k, v in settings.items() if k != "factor"},
+        settings.get("factor", 1),
+    )
+    reward = SimpleNamespace(
+        name="planted", score=lambda rs: [Score(factor * (n % 5) / 50) for n, _ in enumerate(rs)]
+    )
     found = findings(make(algorithm="reinforce", reward=reward, **settings))
     assert ("KL scale" in found) == dear
 
@@ -326,27 +418,60 @@ def test_a_nat_that_costs_half_a_deviation_is_found_before_training(settings, de
         ({}, {}, True),
         ({}, {"normalize_scores": True}, False),
         ({}, {"scale_advantages": True, "kl": {"place": "loss"}}, False),
-        ({"kl/coefficient": lambda r, n: 1.0}, {"scale_advantages": True, "kl": {"place": "loss"}}, True),
+        (
+            {"kl/coefficient": lambda r, n: 1.0},
+            {"scale_advantages": True, "kl": {"place": "loss"}},
+            True,
+        ),
         ({"kl/policy_reference_k1": lambda r, n: 0.1 * n}, {}, False),
         ({"reward/proxy": lambda r, n: 0.3 + 0.004 * n}, {}, False),
     ],
 )
 def test_a_penalty_that_held_the_policy_is_found_in_a_log(changes, settings, held):
-    plain = {"reward/proxy": lambda r, n: 0.3, "reward/proxy_std": lambda r, n: 0.04, KL: lambda r, n: 0.05}
-    found = [r for r in check_rows(log(20, **plain | changes), settings) if isinstance(r, Finding) and r.check == "KL scale"]
+    plain = {
+        "reward/proxy": lambda r, n: 0.3,
+        "reward/proxy_std": lambda r, n: 0.04,
+        KL: lambda r, n: 0.05,
+    }
+    found = [
+        r
+        for r in check_rows(log(20, **plain | changes), settings)
+        if isinstance(r, Finding) and r.check == "KL scale"
+    ]
     assert [r.message for r in found] == ["The KL penalty holds the policy where it began."] * held
 
 
-SETTINGS = {"normalize_scores": True, "kl": {"place": "token", "coefficient": 0.05}, "missing_stop_penalty": 0.5}
+SETTINGS = {
+    "normalize_scores": True,
+    "kl": {"place": "token", "coefficient": 0.05},
+    "missing_stop_penalty": 0.5,
+}
 
 
 def log(steps=10, **changes):
-    """The rows of a healthy PPO run, made of its equations; `changes`: of a key, a function of (row, index)."""
+    """The rows of a healthy PPO run, made of its equations; `changes`: of a key, a function of
+    (row, index).
+    """
     rows = []
     for n in range(steps):
-        row = {"step": n + 1, "kl/policy_reference_k1": 0.8 * n, "kl/coefficient": 0.05, "reward/kl": -0.04 * n}
-        row |= {"reward/proxy": 0.3 + 0.2 * n, "reward/proxy_std": 2.0, "reward/failed": 0.0, "grad_norm": 1.0}
-        row |= {"response/stop_rate": 0.9, "response/length": 30.0, "policy/clip_fraction": 0.03, "policy/approximate_kl": 0.003}
+        row = {
+            "step": n + 1,
+            "kl/policy_reference_k1": 0.8 * n,
+            "kl/coefficient": 0.05,
+            "reward/kl": -0.04 * n,
+        }
+        row |= {
+            "reward/proxy": 0.3 + 0.2 * n,
+            "reward/proxy_std": 2.0,
+            "reward/failed": 0.0,
+            "grad_norm": 1.0,
+        }
+        row |= {
+            "response/stop_rate": 0.9,
+            "response/length": 30.0,
+            "policy/clip_fraction": 0.03,
+            "policy/approximate_kl": 0.003,
+        }
         row |= {"policy/engine_gap": 0.04, "policy/first_ratio_deviation": 0.0}
         rows.append(row)
         row.update({key: change(dict(row), n) for key, change in changes.items()})
@@ -354,7 +479,9 @@ def log(steps=10, **changes):
 
 
 def test_an_accident_in_a_long_log_is_a_warning_and_a_habit_an_error():
-    """One step of four hundred holds a token that rounding moved far, and another met a reward server that was away."""
+    """One step of four hundred holds a token that rounding moved far, and another met a reward
+    server that was away.
+    """
 
     def severities(share):
         seldom = {
@@ -372,8 +499,14 @@ def test_an_accident_in_a_long_log_is_a_warning_and_a_habit_an_error():
 
 KL = "kl/policy_reference_k1"
 PLANTED = {
-    "another reference": ({KL: lambda r, n: 4.0 + n, "reward/kl": lambda r, n: -0.05 * (4 + n)}, "reference"),
-    "a reference that follows": ({KL: lambda r, n: 0.0, "reward/kl": lambda r, n: 0.0}, "shared weights"),
+    "another reference": (
+        {KL: lambda r, n: 4.0 + n, "reward/kl": lambda r, n: -0.05 * (4 + n)},
+        "reference",
+    ),
+    "a reference that follows": (
+        {KL: lambda r, n: 0.0, "reward/kl": lambda r, n: 0.0},
+        "shared weights",
+    ),
     "negative KL": ({KL: lambda r, n: -r[KL], "reward/kl": lambda r, n: 0.04 * n}, "KL sign"),
     "clipped": ({"policy/clip_fraction": lambda r, n: 0.5}, "epochs"),
     "moved far": ({"policy/approximate_kl": lambda r, n: 0.08}, "epochs"),
@@ -398,14 +531,21 @@ PLANTED = {
 def test_a_healthy_log_raises_nothing():
     results = check_rows(log(), SETTINGS)
     assert [r for r in results if isinstance(r, Finding)] == []
-    assert not [r for r in check_rows(log(2), {}) + check_rows([{"step": 1}], {}) if isinstance(r, Finding)]
+    assert not [
+        r for r in check_rows(log(2), {}) + check_rows([{"step": 1}], {}) if isinstance(r, Finding)
+    ]
 
 
 def test_the_age_of_samples_is_no_disagreement_of_the_engine():
-    ages = {"policy/staleness": lambda r, n: float(min(n, 2)), "policy/engine_gap": lambda r, n: 0.4 if n else 0.01}
+    ages = {
+        "policy/staleness": lambda r, n: float(min(n, 2)),
+        "policy/engine_gap": lambda r, n: 0.4 if n else 0.01,
+    }
     assert not [r for r in check_rows(log(**ages), SETTINGS) if isinstance(r, Finding)]
     ages["policy/engine_gap"] = lambda r, n: 0.4
-    assert [r.check for r in check_rows(log(**ages), SETTINGS) if isinstance(r, Finding)] == ["temperature"]
+    assert [r.check for r in check_rows(log(**ages), SETTINGS) if isinstance(r, Finding)] == [
+        "temperature"
+    ]
 
 
 @pytest.mark.parametrize("planted", PLANTED)
@@ -419,7 +559,9 @@ def test_a_planted_bug_shows_in_the_log(planted):
 def recipe(tmp_path_factory):
     """A recipe on the tiny model with prompts of its own and no other data."""
     folder = tmp_path_factory.mktemp("doctor")
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": w}) + "\n" for w in ("one", "two", "three", "four")))
+    (folder / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": w}) + "\n" for w in ("one", "two", "three", "four"))
+    )
     text = f"""
 run = "{folder / "run"}"
 model = {{ source = "tiny", dtype = "float32" }}
@@ -437,11 +579,23 @@ reward_source = "random"
 
 def test_a_recipe_is_examined_before_anything_is_trained(recipe, tmp_path):
     results = examine_recipe(recipe[0])["ppo"]
-    assert [r for r in results if isinstance(r, Finding)] == [] and sum(isinstance(r, Healthy) for r in results) >= 3
-    waiting = recipe[0].model_dump(exclude_unset=True) | {"run": str(tmp_path / "run"), "reward": {}, "sft": {}}
+    assert [r for r in results if isinstance(r, Finding)] == [] and sum(
+        isinstance(r, Healthy) for r in results
+    ) >= 3
+    waiting = recipe[0].model_dump(exclude_unset=True) | {
+        "run": str(tmp_path / "run"),
+        "reward": {},
+        "sft": {},
+    }
     waiting["ppo"]["reward_source"] = "learned"
-    notes = [r.reason for r in examine_recipe(build(Recipe, waiting))["ppo"] if isinstance(r, doctor.Unexamined)]
-    assert any("the base model stands in" in note for note in notes) and any("random reward stands in" in note for note in notes)
+    notes = [
+        r.reason
+        for r in examine_recipe(build(Recipe, waiting))["ppo"]
+        if isinstance(r, doctor.Unexamined)
+    ]
+    assert any("the base model stands in" in note for note in notes) and any(
+        ("random reward stands in") in note for note in notes
+    )
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="no stage that samples at every step"):
         examine_recipe(build(Recipe, {"run": "x", "model": {"source": "tiny"}}))
@@ -451,17 +605,24 @@ def test_the_command_reads_recipes_and_runs_and_exits_with_2_on_an_error(recipe,
     config, path = recipe
     command(str(path), [])
     short = " ".join(capsys.readouterr().out.split())
-    assert re.fullmatch(r"Nothing found\. \d+ checks are healthy, \d+ could not be made \(--all lists them\)\.", short)
+    assert re.fullmatch(
+        r"Nothing found\. \d+ checks are healthy, \d+ could not be made \(--all "
+        r"lists them\)\.",
+        short,
+    )
     run_recipe(config, ["ppo"])
     folder = f"{config.run}/ppo"
     told = [r for r in examine_run(Path(folder))["ppo"] if isinstance(r, Finding)]
-    assert [(r.check, r.severity) for r in told] == [("stop tokens", "warning")]  # a random model ends none of 12 answers
+    # a random model ends none of 12 answers
+    assert [(r.check, r.severity) for r in told] == [("stop tokens", "warning")]
     command(config.run, [])
     with pytest.raises(ConfigError, match="overrides such as 'a=1' have no effect"):
         command(folder, ["a=1"])
     planted = tmp_path / "ppo"
     planted.mkdir()
-    (planted / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log(**PLANTED["another reference"][0])))
+    (planted / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in log(**PLANTED["another reference"][0]))
+    )
     (planted / "config.json").write_text(json.dumps({"ppo": SETTINGS}))
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
@@ -478,24 +639,42 @@ def test_a_warning_is_no_error():
     warning = Finding("epochs", "warning", "Many [updates]", "50", "fewer")
     console = Console(record=True, width=120)
     console.print(findings_table({"ppo": [Healthy("bf16", "ok"), warning]}))
-    assert "0 errors, 1 warning" in (text := console.export_text()) and text.index("Many [updates]") < text.index("ok")
+    assert "0 errors, 1 warning" in (text := console.export_text()) and text.index(
+        "Many [updates]"
+    ) < text.index("ok")
 
 
 def test_odd_answers_are_what_they_are_called():
     stage = make()
     rollout = stage.engine.generate(PROMPTS[:1], stage.config.sampling)[0].rollouts[0]
     odd = doctor.odd_answers([rollout], stage.encoder, 20)
-    assert odd["empty"][0].response_ids == (1,) and odd["empty"][0].text == "" and odd["empty"][0].finished
+    assert (
+        odd["empty"][0].response_ids == (1,)
+        and odd["empty"][0].text == ""
+        and odd["empty"][0].finished
+    )
     endless = odd["endless"][0]
     assert len(endless.response_ids) == 20 and endless.stop_reason is StopReason.LENGTH
     assert endless.response_ids[:8] == endless.response_ids[8:16] == rollout.response_ids[:8]
 
 
-@pytest.mark.parametrize(("rate", "words"), [(0.0, "Every answer was cut off"), (0.15, "Most answers were cut off"), (0.6, None)])
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [(0.0, "Every answer was cut off"), (0.15, "Most answers were cut off"), (0.6, None)],
+)
 def test_a_log_of_answers_at_the_token_limit(rate, words):
     from tether.monitoring.doctor import Finding
     from tether.monitoring.doctor_log import check_samples
 
-    rows = [{"step": n, "response/stop_rate": rate, "response/length": 48.0, "reward/proxy": 1.0} for n in range(1, 21)]
-    found = [result for result in check_samples(rows, {}) if isinstance(result, Finding) and "cut off" in result.message]
-    assert len(found) == (words is not None) and all(f.severity == "warning" and words in f.message for f in found)
+    rows = [
+        {"step": n, "response/stop_rate": rate, "response/length": 48.0, "reward/proxy": 1.0}
+        for n in range(1, 21)
+    ]
+    found = [
+        result
+        for result in check_samples(rows, {})
+        if isinstance(result, Finding) and "cut off" in result.message
+    ]
+    assert len(found) == (words is not None) and all(
+        f.severity == "warning" and words in f.message for f in found
+    )

@@ -1,4 +1,6 @@
-"""Runs that went nowhere are told from those that moved, however slowly: on simulated logs, and on real ones of a tiny model."""
+"""Runs that went nowhere are told from those that moved, however slowly: on simulated logs, and on
+real ones of a tiny model.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,23 @@ def sampled_log(
     kl: float | None = None,
     rounding: float = 0.0,
 ):
-    """A stage that samples: `gain` deviations of the score and `cooling` of the entropy over the run, the noise of its samples.
+    """A stage that samples: `gain` deviations of the score and `cooling` of the entropy over the
+    run, the noise of its samples.
 
-    kl: nats a response at the end; the estimate from n samples of a KL of d deviates by sqrt(2 d / n).
-    rounding: what bfloat16 adds to a response's log ratio, once a weight has changed: 0.3 for the twenty tokens of a real run.
+    kl: nats a response at the end; the estimate from n samples of a KL of d deviates by sqrt(2 d /
+        n).
+    rounding: what bfloat16 adds to a response's log ratio, once a weight has changed: 0.3 for the
+        twenty tokens of a real run.
     """
     rng, rows = random.Random(seed), []
     for n in range(steps):
         share, error = n / (steps - 1), 1 / math.sqrt(samples)
-        row = {"step": n + 1, "learning_rate": min(1.0, (n + 1) / 2) * 1e-5, "grad_norm": 1.0, "reward/proxy_std": 2.0}
+        row = {
+            "step": n + 1,
+            "learning_rate": min(1.0, (n + 1) / 2) * 1e-5,
+            "grad_norm": 1.0,
+            "reward/proxy_std": 2.0,
+        }
         row["reward/proxy"] = rng.gauss(-0.5 + 2.0 * gain * share, 2.0 * error)
         row["policy/entropy"] = rng.gauss(2.5 * (1 - cooling * share), 0.5 * error)
         row["response/length"] = rng.gauss(30.0, 8.0 * error)
@@ -54,13 +64,23 @@ def sampled_log(
 
 
 def pair_log(seed: int, updates: int, margin: float, beta: float = 0.1):
-    """A stage on pairs against its reference: the mean margin grows from 0, and each of 16 pairs has one of its own."""
+    """A stage on pairs against its reference: the mean margin grows from 0, and each of 16 pairs
+    has one of its own.
+    """
     rng, rows = random.Random(seed), []
     for n in range(updates):
         now = margin * n / (updates - 1)
         margins = [rng.gauss(now, 1.5 * abs(now)) for _ in range(16)]
         loss = sum(math.log1p(math.exp(-m)) for m in margins) / 16
-        rows.append({"step": n + 1, "loss": loss, "margin": sum(margins) / 16, "learning_rate": 1e-6, "grad_norm": 1.0})
+        rows.append(
+            {
+                "step": n + 1,
+                "loss": loss,
+                "margin": sum(margins) / 16,
+                "learning_rate": 1e-6,
+                "grad_norm": 1.0,
+            }
+        )
     return rows, {"loss": "dpo", "beta": beta}
 
 
@@ -74,7 +94,9 @@ def test_the_trend_of_a_series_is_that_of_least_squares():
     for size in (5, 30, 200):
         values = (0.01 * np.arange(size) + rng.normal(size=size)).tolist()
         line, found = scipy.stats.linregress(range(size), values), drift(values)
-        assert found.change == pytest.approx(line.slope * (size - 1)) and found.error == pytest.approx(line.stderr * (size - 1))
+        assert found.change == pytest.approx(
+            line.slope * (size - 1)
+        ) and found.error == pytest.approx(line.stderr * (size - 1))
     assert drift([1.0] * 30).change == 0 and not drift([1.0] * 30).sure
     at_once = [3.0] * 4 + [1.0] * 396  # moves at first, rests for the hundred times that
     assert drift([v + rng.normal(0, 0.3) for v in at_once]).sure
@@ -82,7 +104,9 @@ def test_the_trend_of_a_series_is_that_of_least_squares():
 
 @pytest.mark.parametrize("samples", [16, 64, 512])
 def test_dead_runs_are_found_and_slow_ones_left_alone_without_a_kl(samples: int):
-    """GRPO asks no reference: trends are all there is. A slow run gains half a deviation and cools by a sixth in 40 steps."""
+    """GRPO asks no reference: trends are all there is. A slow run gains half a deviation and cools
+    by a sixth in 40 steps.
+    """
     dead = [sampled_log(seed, 40, samples) for seed in range(200)]
     slow = [sampled_log(seed, 40, samples, gain=0.5, cooling=0.16) for seed in range(200)]
     assert share_found(dead) >= 0.75
@@ -91,9 +115,14 @@ def test_dead_runs_are_found_and_slow_ones_left_alone_without_a_kl(samples: int)
 
 @pytest.mark.parametrize(("rounding", "least"), [(0.0, 0.98), (0.3, 0.85)])
 def test_a_kl_near_0_is_found_and_a_small_one_left_alone(rounding: float, least: float):
-    """In bfloat16 the KL of a policy at rest is far from 0 in every step: ±0.08 nats with 12 samples."""
+    """In bfloat16 the KL of a policy at rest is far from 0 in every step: ±0.08 nats with 12
+    samples.
+    """
     dead = [sampled_log(seed, 25, 12, kl=0.001, rounding=rounding) for seed in range(200)]
-    slow = [sampled_log(seed, 25, 12, kl=0.5, gain=0.3, cooling=0.05, rounding=rounding) for seed in range(200)]
+    slow = [
+        sampled_log(seed, 25, 12, kl=0.5, gain=0.3, cooling=0.05, rounding=rounding)
+        for seed in range(200)
+    ]
     assert share_found(dead) >= least
     assert share_found(slow) <= 0.01
 
@@ -108,32 +137,57 @@ def test_margins_at_0_are_found_and_small_ones_left_alone():
     rows, settings = pair_log(0, 6, 0.013)
     finding = check_movement(rows, settings)
     assert isinstance(finding, Finding)
-    assert "0.008" in finding.evidence and "6 steps" in finding.evidence and "learning_rate" in finding.advice
-    verdicts = [{"step": r["step"], "reward_desirable": r["margin"], "reward_undesirable": 0.0} for r in rows]
+    assert (
+        "0.008" in finding.evidence
+        and "6 steps" in finding.evidence
+        and "learning_rate" in finding.advice
+    )
+    verdicts = [
+        {"step": r["step"], "reward_desirable": r["margin"], "reward_undesirable": 0.0}
+        for r in rows
+    ]
     assert isinstance(check_movement(verdicts, {"beta": 0.1}), Finding)
-    assert not isinstance(check_movement(rows, {"loss": "simpo", "beta": 2.5}), Finding)  # its margins are no log ratios
+    # its margins are no log ratios
+    assert not isinstance(check_movement(rows, {"loss": "simpo", "beta": 2.5}), Finding)
 
 
 def test_a_held_out_loss_speaks_for_demonstrations():
     rows = [{"step": n, "loss": 2.0 + (-1) ** n * 0.4, "learning_rate": 1e-6} for n in range(1, 9)]
-    assert isinstance(check_movement(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.999}), Finding)
-    assert isinstance(check_movement(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.96}), Healthy)
+    assert isinstance(
+        check_movement(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.999}), Finding
+    )
+    assert isinstance(
+        check_movement(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.96}), Healthy
+    )
     assert isinstance(check_movement(rows, {}), Unexamined)
 
 
 def test_a_reward_model_that_beats_a_coin_for_sure_has_moved():
-    """Its loss of one epoch, new pairs in every update, may show no trend: a real one of 66% accuracy did not."""
+    """Its loss of one epoch, new pairs in every update, may show no trend: a real one of 66%
+    accuracy did not.
+    """
     noise = np.random.default_rng(3).normal(size=(64, 2))
-    rows = [{"step": n + 1, "loss": 0.66 + 0.1 * a, "accuracy": 0.62 + 0.1 * b} for n, (a, b) in enumerate(noise)]
-    at_rest, learned = ({"heldout_accuracy": {"value": v, "low": v - 0.07, "high": v + 0.07}} for v in (0.53, 0.64))
-    assert isinstance(check_movement(rows, {}), Finding) and isinstance(check_movement(rows, {}, at_rest), Finding)
+    rows = [
+        {"step": n + 1, "loss": 0.66 + 0.1 * a, "accuracy": 0.62 + 0.1 * b}
+        for n, (a, b) in enumerate(noise)
+    ]
+    at_rest, learned = (
+        {"heldout_accuracy": {"value": v, "low": v - 0.07, "high": v + 0.07}} for v in (0.53, 0.64)
+    )
+    assert isinstance(check_movement(rows, {}), Finding) and isinstance(
+        check_movement(rows, {}, at_rest), Finding
+    )
     healthy = check_movement(rows, {}, learned)
     assert isinstance(healthy, Healthy) and "64.0% of held-out pairs" in healthy.evidence
 
 
 def test_nobody_is_judged_in_the_warm_up_or_after_a_few_steps():
-    rising = [{**row, "learning_rate": 1e-7 * row["step"]} for row in sampled_log(0, 40, 64, kl=0.0001)]
-    assert isinstance(check_movement(rising, {}), Unexamined) and isinstance(check_movement(rising[:5], {}), Unexamined)
+    rising = [
+        {**row, "learning_rate": 1e-7 * row["step"]} for row in sampled_log(0, 40, 64, kl=0.0001)
+    ]
+    assert isinstance(check_movement(rising, {}), Unexamined) and isinstance(
+        check_movement(rising[:5], {}), Unexamined
+    )
     assert isinstance(check_movement([], {}), Unexamined)
 
 
@@ -143,19 +197,24 @@ def live(rows) -> list[int]:
     for place, row in enumerate(rows, 1):
         watch.load_state(json.loads(json.dumps(watch.state())))  # as if every step were resumed
         found += [
-            a.step for a in watch.observe(place, {**row, "run/share": place / len(rows)}, [], []) if a.detector == "unmoved"
+            a.step
+            for a in watch.observe(place, {**row, "run/share": place / len(rows)}, [], [])
+            if a.detector == "unmoved"
         ]
     return found
 
 
 def test_the_detector_fires_once_when_half_of_a_dead_run_is_over():
     dead = [live(sampled_log(seed, 60, 64)) for seed in range(12)]
-    assert sum(bool(steps) for steps in dead) >= 9 and {step for steps in dead for step in steps[:1]} <= set(range(30, 61))
+    assert sum(bool(steps) for steps in dead) >= 9 and {
+        step for steps in dead for step in steps[:1]
+    } <= set(range(30, 61))
     slow = [live(sampled_log(seed, 60, 64, gain=1.0, cooling=0.3)) for seed in range(12)]
     assert not any(slow)
     rounded = [live(sampled_log(seed, 60, 12, kl=0.0001, rounding=0.3)) for seed in range(12)]
     assert sum(bool(steps) for steps in rounded) >= 9
-    assert not live(sampled_log(0, 60, 64, kl=0.5)) and not live(sampled_log(0, 60, 64, kl=0.00001))  # of that kl_stuck has told
+    # of that kl_stuck has told
+    assert not live(sampled_log(0, 60, 64, kl=0.5)) and not live(sampled_log(0, 60, 64, kl=0.00001))
     assert [a.step for a in replay(sampled_log(1, 60, 64)) if a.detector == "unmoved"] == dead[1]
 
 
@@ -163,12 +222,28 @@ def recipe(folder, rate: float, section: str):
     words = ("one", "two", "three", "four", "five", "six", "seven", "eight")
     rows = [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in words]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "letters.py").write_text("def share(prompts, texts):\n    return [t.count('e') / max(1, len(t)) for t in texts]\n")
+    (folder / "letters.py").write_text(
+        "def share(prompts, texts):\n    return [t.count('e') / max(1, len(t)) for t in texts]\n"
+    )
     common = {"data": {"path": str(folder / "rows.jsonl")}, "optimizer": {"learning_rate": rate}}
-    sampling = {"steps": 24, "prompts_per_step": 6, "samples_per_prompt": 4, "max_new_tokens": 12, "reward_source": "function"}
+    sampling = {
+        "steps": 24,
+        "prompts_per_step": 6,
+        "samples_per_prompt": 4,
+        "max_new_tokens": 12,
+        "reward_source": "function",
+    }
     sampling |= {"function": {"call": f"{folder / 'letters.py'}:share"}}
-    more = {"direct": {"epochs": 6, "prompts_per_update": 4, "heldout_fraction": 0.0}, "grpo": sampling, "ppo": sampling}
-    values = {"run": str(folder / "run"), "model": {"source": "tiny", "dtype": "float32"}, section: {**common, **more[section]}}
+    more = {
+        "direct": {"epochs": 6, "prompts_per_update": 4, "heldout_fraction": 0.0},
+        "grpo": sampling,
+        "ppo": sampling,
+    }
+    values = {
+        "run": str(folder / "run"),
+        "model": {"source": "tiny", "dtype": "float32"},
+        section: {**common, **more[section]},
+    }
     return build(Recipe, values)
 
 
@@ -179,7 +254,11 @@ def test_a_real_run_at_a_dead_rate_is_told_of_and_one_that_learns_is_not(section
         folder.mkdir()
         summary = run_recipe(recipe(folder, rate, section), [section])[section]
         told = {alarm["detector"] for alarm in summary["alarms"]} & {"unmoved", "kl_stuck"}
-        found = [r for r in examine_run(folder / "run")[section] if isinstance(r, Finding) and r.check == "movement"]
+        found = [
+            r
+            for r in examine_run(folder / "run")[section]
+            if isinstance(r, Finding) and r.check == "movement"
+        ]
         assert bool(told) == bool(found) == (name == "dead"), (name, summary["alarms"], found)
         shown = write_report(folder / "run" / section).read_text(encoding="utf-8")
         assert any(detector.replace("_", " ") in shown for detector in told) == (name == "dead")

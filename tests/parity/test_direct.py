@@ -1,4 +1,5 @@
-"""The direct methods against TRL's own trainers: the same tiny models and token ids, losses and gradients.
+"""The direct methods against TRL's own trainers: the same tiny models and token ids, losses and
+gradients.
 
 TRL comes with the `dev` extra; without it these tests are skipped. What TRL does otherwise on
 purpose of ours stands in docs/algorithms/direct.md.
@@ -20,19 +21,39 @@ from tether.stages.kto import KTO, KTOConfig
 trl = pytest.importorskip("trl", minversion="1.16")
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
-TEXTS = [("a question", "yes", "no, never"), ("another", "one two three", "four"), ("third?", "x", "a rather longer answer")]
-EVEN = [("a question", "yes, I think", "no, never"), ("another", "one two four", "four"), ("third?", "twelve signs", "no")]
-TRAINING = {"use_cpu": True, "report_to": [], "bf16": False, "gradient_checkpointing": False, "disable_dropout": True}
+TEXTS = [
+    ("a question", "yes", "no, never"),
+    ("another", "one two three", "four"),
+    ("third?", "x", "a rather longer answer"),
+]
+EVEN = [
+    ("a question", "yes, I think", "no, never"),
+    ("another", "one two four", "four"),
+    ("third?", "twelve signs", "no"),
+]
+TRAINING = {
+    "use_cpu": True,
+    "report_to": [],
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "disable_dropout": True,
+}
 
 
 def rankings_of(texts):
-    rows = [Comparison((user(p),), (assistant(c),), (assistant(r),), group=str(n)) for n, (p, c, r) in enumerate(texts)]
+    rows = [
+        Comparison((user(p),), (assistant(c),), (assistant(r),), group=str(n))
+        for n, (p, c, r) in enumerate(texts)
+    ]
     return encode_comparisons(rows, ENCODER, 500)[0]
 
 
 def ours(texts, **settings):
     config = DirectConfig(**settings)
-    policy, frozen = Role(tiny_model(0)), None if config.loss in ("orpo", "simpo") else Role(tiny_model(7).requires_grad_(False))
+    policy, frozen = (
+        Role(tiny_model(0)),
+        None if config.loss in ("orpo", "simpo") else Role(tiny_model(7).requires_grad_(False)),
+    )
     loss, _ = Direct(config, policy, frozen, ENCODER).pairs(rankings_of(texts), len(texts))
     loss.backward()
     return loss, policy.model
@@ -47,7 +68,9 @@ def same(ours, theirs):
     for name, parameter in model.named_parameters():
         limit = 1e-5 * float(gradients[name].abs().max())
         assert limit > 0
-        torch.testing.assert_close(parameter.grad, gradients[name], atol=max(limit, 1e-7), rtol=1e-3)
+        torch.testing.assert_close(
+            parameter.grad, gradients[name], atol=max(limit, 1e-7), rtol=1e-3
+        )
 
 
 def dataset(*columns):
@@ -59,7 +82,9 @@ def dataset(*columns):
 def pieces(ranking):
     """Prompt, chosen and rejected ids of a pair."""
     head = ranking.sequences[0].prompt_length
-    return [list(ranking.sequences[0].ids[:head])] + [list(ranking.sequences[i].ids[head:]) for i in (0, 1)]
+    return [list(ranking.sequences[0].ids[:head])] + [
+        list(ranking.sequences[i].ids[head:]) for i in (0, 1)
+    ]
 
 
 def dpo(tmp_path, texts, **settings):
@@ -72,7 +97,10 @@ def dpo(tmp_path, texts, **settings):
         train_dataset=dataset("prompt", "chosen", "rejected"),
         processing_class=tiny_tokenizer(),
     )
-    examples = [dict(zip(("prompt_ids", "chosen_ids", "rejected_ids"), pieces(r), strict=True)) for r in rankings_of(texts)]
+    examples = [
+        dict(zip(("prompt_ids", "chosen_ids", "rejected_ids"), pieces(r), strict=True))
+        for r in rankings_of(texts)
+    ]
     return trainer.compute_loss(trainer.model, trainer.data_collator(examples)), trainer.model
 
 
@@ -86,13 +114,15 @@ def dpo(tmp_path, texts, **settings):
             {"loss_type": ["robust"], "beta": 0.3, "label_smoothing": 0.1},
             TEXTS,
         ),
-        # One pair sorts into itself, and is then the conservative loss that TRL has under no name of its own.
+        # One pair sorts into itself, and is then the conservative loss that TRL has under no name
+        # of its own.
         (
             {"loss": "dpo", "beta": 0.3, "label_smoothing": 0.1},
             {"loss_type": ["aot"], "beta": 0.3, "label_smoothing": 0.1},
             TEXTS[:1],
         ),
-        # Chosen responses of one length: TRL's likelihood is a mean over tokens, ours over responses.
+        # Chosen responses of one length: TRL's likelihood is a mean over tokens, ours over
+        # responses.
         (
             {"loss": "dpo", "beta": 0.3, "likelihood_weight": 0.5},
             {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5], "beta": 0.3},
@@ -119,9 +149,13 @@ def batch(texts):
     for side, index in (("chosen", 0), ("rejected", 1)):
         sequences = [r.sequences[index] for r in rankings_of(texts)]
         ids = [torch.tensor(s.ids) for s in sequences]
-        labels = [torch.where(torch.tensor(s.trained), torch.tensor(s.ids), -100) for s in sequences]
+        labels = [
+            torch.where(torch.tensor(s.trained), torch.tensor(s.ids), -100) for s in sequences
+        ]
         made[f"{side}_input_ids"] = pad_sequence(ids, batch_first=True, padding_value=0)
-        made[f"{side}_attention_mask"] = pad_sequence([torch.ones_like(i) for i in ids], batch_first=True)
+        made[f"{side}_attention_mask"] = pad_sequence(
+            [torch.ones_like(i) for i in ids], batch_first=True
+        )
         made[f"{side}_labels"] = pad_sequence(labels, batch_first=True, padding_value=-100)
     return made
 
@@ -133,18 +167,30 @@ def test_simpo(tmp_path):
     config = CPOConfig(output_dir=str(tmp_path), max_length=500, **TRAINING, **settings)
     model = tiny_model(0)
     trainer = CPOTrainer(
-        model, args=config, train_dataset=dataset("prompt", "chosen", "rejected"), processing_class=tiny_tokenizer()
+        model,
+        args=config,
+        train_dataset=dataset("prompt", "chosen", "rejected"),
+        processing_class=tiny_tokenizer(),
     )
-    same(ours(TEXTS, loss="simpo", beta=2.0, margin=0.5), (trainer.get_batch_loss_metrics(model, batch(TEXTS))[0], model))
+    same(
+        ours(TEXTS, loss="simpo", beta=2.0, margin=0.5),
+        (trainer.get_batch_loss_metrics(model, batch(TEXTS))[0], model),
+    )
 
 
 def test_odds_ratio(tmp_path):
     """The odds term alone: beside it TRL takes the likelihood of prompts too."""
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-    config, model = ORPOConfig(output_dir=str(tmp_path), max_length=500, beta=0.3, **TRAINING), tiny_model(0)
+    config, model = (
+        ORPOConfig(output_dir=str(tmp_path), max_length=500, beta=0.3, **TRAINING),
+        tiny_model(0),
+    )
     trainer = ORPOTrainer(
-        model, args=config, train_dataset=dataset("prompt", "chosen", "rejected"), processing_class=tiny_tokenizer()
+        model,
+        args=config,
+        train_dataset=dataset("prompt", "chosen", "rejected"),
+        processing_class=tiny_tokenizer(),
     )
     chosen, rejected, *_ = trainer.concatenated_forward(model, batch(TEXTS))
     theirs = -trainer.odds_ratio_loss(chosen, rejected)[0].mean()
@@ -157,7 +203,12 @@ def test_kto(policy, reference, tmp_path):
     rows = [Feedback((user(p),), (assistant(c),), n != 1) for n, (p, c, _) in enumerate(TEXTS)]
     judged = encode_feedback(rows, ENCODER, 500)[0]
     weights = {"beta": 0.3, "desirable_weight": 1.0, "undesirable_weight": 2.0}
-    stage = KTO(KTOConfig(**weights), Role(tiny_model(policy)), Role(tiny_model(reference).requires_grad_(False)), ENCODER)
+    stage = KTO(
+        KTOConfig(**weights),
+        Role(tiny_model(policy)),
+        Role(tiny_model(reference).requires_grad_(False)),
+        ENCODER,
+    )
     stage.weights = {"desirable_weight": 1.0, "undesirable_weight": 2.0}
     z0, _ = stage.baseline(judged)
     loss, _ = stage.loss(judged, z0, 3)
@@ -169,12 +220,21 @@ def test_kto(policy, reference, tmp_path):
         train_dataset=dataset("prompt", "completion", "label"),
         processing_class=tiny_tokenizer(),
     )
-    others = {s.ids[: s.prompt_length]: s.ids[s.prompt_length :] for s, _ in mismatched(judged, 500)}
+    others = {
+        s.ids[: s.prompt_length]: s.ids[s.prompt_length :] for s, _ in mismatched(judged, 500)
+    }
     examples = []
     for one in judged:
         (sequence,), (desirable,) = one.sequences, one.desirable
-        prompt, answer = sequence.ids[: sequence.prompt_length], sequence.ids[sequence.prompt_length :]
-        ids = {"prompt_ids": list(prompt), "completion_ids": list(answer), "KL_completion_ids": list(others[prompt])}
+        prompt, answer = (
+            sequence.ids[: sequence.prompt_length],
+            sequence.ids[sequence.prompt_length :],
+        )
+        ids = {
+            "prompt_ids": list(prompt),
+            "completion_ids": list(answer),
+            "KL_completion_ids": list(others[prompt]),
+        }
         examples.append({**ids, "label": desirable})
     theirs = trainer.compute_loss(trainer.model, trainer.data_collator(examples))
     same((loss, stage.role.model), (theirs, trainer.model))

@@ -1,4 +1,6 @@
-"""An exported reward model as the reward of TRL's GRPO trainer, which tokenizes text by itself: tether's scores."""
+"""An exported reward model as the reward of TRL's GRPO trainer, which tokenizes text by itself:
+tether's scores.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,26 @@ TALKS = [("one", "two"), ("a longer question", "x"), ("why?", "because\n\nof tha
 @torch.no_grad()
 @pytest.mark.parametrize("tail", ["", "\n"])
 def test_trl_scores_completions_as_tether_does(tmp_path, tail):
-    """The base pads with its EOS, and with a tail its template writes something after the token that ends a turn."""
+    """The base pads with its EOS, and with a tail its template writes something after the token
+    that ends a turn.
+    """
     from datasets import Dataset
 
     tiny_model(2).save_pretrained(tmp_path / "base")
     tokenizer = tiny_tokenizer()
-    tokenizer.pad_token, tokenizer.chat_template = tokenizer.eos_token, TEMPLATE.replace("<|end|>{% end", f"<|end|>{tail}{{% end")
+    tokenizer.pad_token, tokenizer.chat_template = (
+        tokenizer.eos_token,
+        TEMPLATE.replace("<|end|>{% end", f"<|end|>{tail}{{% end"),
+    )
     tokenizer.save_pretrained(tmp_path / "base")
-    loaded = open_model(ModelConfig(source=str(tmp_path / "base"), dtype="float32", system_prompt="Be brief."))
-    role = Role(add_adapter(loaded.model, "reward", LoraConfig(rank=4), seed=1), "reward", ScalarHead(64, zero=False))
+    loaded = open_model(
+        ModelConfig(source=str(tmp_path / "base"), dtype="float32", system_prompt="Be brief.")
+    )
+    role = Role(
+        add_adapter(loaded.model, "reward", LoraConfig(rank=4), seed=1),
+        "reward",
+        ScalarHead(64, zero=False),
+    )
     torch.manual_seed(3)
     for parameter in role.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
@@ -45,10 +58,16 @@ def test_trl_scores_completions_as_tether_does(tmp_path, tail):
     prompts = [[{"role": "user", "content": p}] for p, _ in TALKS]
     completions = [[{"role": "assistant", "content": r}] for _, r in TALKS]
     how = {"use_cpu": True, "bf16": False, "report_to": [], "gradient_checkpointing": False}
-    config = trl.GRPOConfig(str(tmp_path / "out"), per_device_train_batch_size=2, num_generations=2, **how)
+    config = trl.GRPOConfig(
+        str(tmp_path / "out"), per_device_train_batch_size=2, num_generations=2, **how
+    )
     rows = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
     reward = str(tmp_path / "exported")
-    trainer = trl.GRPOTrainer(model=str(tmp_path / "base"), reward_funcs=reward, args=config, train_dataset=rows)
-    given = trainer._calculate_rewards([{"prompt": prompt} for prompt in prompts], prompts, completions, [[0]] * 3)[:, 0]
+    trainer = trl.GRPOTrainer(
+        model=str(tmp_path / "base"), reward_funcs=reward, args=config, train_dataset=rows
+    )
+    given = trainer._calculate_rewards(
+        [{"prompt": prompt} for prompt in prompts], prompts, completions, [[0]] * 3
+    )[:, 0]
     torch.testing.assert_close(given + constant, expected, atol=1e-4, rtol=0)
     assert expected.std() > 0.01

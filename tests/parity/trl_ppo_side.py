@@ -1,6 +1,8 @@
-"""Two epochs of TRL 1.12's PPO on one batch; every tensor of its loop is kept. Run by test_ppo.py with TRL's own interpreter.
+"""Two epochs of TRL 1.12's PPO on one batch; every tensor of its loop is kept. Run by test_ppo.py
+with TRL's own interpreter.
 
-Reads a folder of models (policy, reference, scorer, critic), its settings and prompts; writes tensors and gradients beside them.
+Reads a folder of models (policy, reference, scorer, critic), its settings and prompts; writes
+tensors and gradients beside them.
 """
 
 import json
@@ -14,8 +16,27 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
-ROLLOUT = ("query_responses", "logprobs", "ref_logprobs", "values", "scores", "rewards", "advantages", "returns")
-UPDATE = ("new_logprobs", "vpred", "mb_advantage", "mb_return", "mb_values", "mb_logprobs", "loss", "pg_loss", "vf_loss")
+ROLLOUT = (
+    "query_responses",
+    "logprobs",
+    "ref_logprobs",
+    "values",
+    "scores",
+    "rewards",
+    "advantages",
+    "returns",
+)
+UPDATE = (
+    "new_logprobs",
+    "vpred",
+    "mb_advantage",
+    "mb_return",
+    "mb_values",
+    "mb_logprobs",
+    "loss",
+    "pg_loss",
+    "vf_loss",
+)
 
 
 def main():
@@ -28,13 +49,20 @@ def main():
         variables = sys._getframe(1).f_locals
         if "returns" in variables and "rollout/returns" not in kept:
             kept.update({f"rollout/{name}": variables[name].detach().float() for name in ROLLOUT})
-            kept.update({f"rollout/{name}": variables[name] for name in ("padding_mask", "padding_mask_p1")})
+            kept.update(
+                {f"rollout/{name}": variables[name] for name in ("padding_mask", "padding_mask_p1")}
+            )
 
     ppo_trainer.empty_cache = watch
     tokenizer = AutoTokenizer.from_pretrained(folder / "policy", padding_side="left")
-    policy, reference = (AutoModelForCausalLM.from_pretrained(folder / n, dtype=torch.float32) for n in ("policy", "reference"))
+    policy, reference = (
+        AutoModelForCausalLM.from_pretrained(folder / n, dtype=torch.float32)
+        for n in ("policy", "reference")
+    )
     scorer, critic = (
-        AutoModelForSequenceClassification.from_pretrained(folder / n, num_labels=1, dtype=torch.float32)
+        AutoModelForSequenceClassification.from_pretrained(
+            folder / n, num_labels=1, dtype=torch.float32
+        )
         for n in ("scorer", "critic")
     )
     kept["critic/head"] = critic.score.weight.detach().clone()
@@ -58,7 +86,9 @@ def main():
         max_grad_norm=None,
         **task["settings"],
     )
-    trainer = PPOTrainer(config, tokenizer, policy, reference, scorer, rows, critic, eval_dataset=rows)
+    trainer = PPOTrainer(
+        config, tokenizer, policy, reference, scorer, rows, critic, eval_dataset=rows
+    )
     backward, epoch = trainer.accelerator.backward, 0
 
     def watched(loss):
@@ -68,14 +98,27 @@ def main():
             variables[name].retain_grad()
         backward(loss)
         kept.update({f"{epoch}/{name}": variables[name].detach().clone() for name in UPDATE})
-        kept.update({f"{epoch}/{name}.grad": variables[name].grad.clone() for name in ("new_logprobs", "vpred")})
+        kept.update(
+            {
+                f"{epoch}/{name}.grad": variables[name].grad.clone()
+                for name in ("new_logprobs", "vpred")
+            }
+        )
         if epoch == 0:
-            kept.update({f"grad/{n}": p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None})
+            kept.update(
+                {
+                    f"grad/{n}": p.grad.clone()
+                    for n, p in trainer.model.named_parameters()
+                    if p.grad is not None
+                }
+            )
         epoch += 1
 
     trainer.accelerator.backward = watched
     trainer.train()
-    save_file({name: tensor.contiguous() for name, tensor in kept.items()}, folder / "kept.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in kept.items()}, folder / "kept.safetensors"
+    )
 
 
 if __name__ == "__main__":

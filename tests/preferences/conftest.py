@@ -29,12 +29,22 @@ class Clock:
 def filled(store: Store, prompts: int = 4, answers: int = 3, **question: Any) -> list[TaskRow]:
     """All pairs of so many answers to so many prompts, as tasks."""
     rows = [
-        [Answer((user(f"prompt {p}"),), (assistant(f"answer {k} to {p}"),), model="m", score=float(k)) for k in range(answers)]
+        [
+            Answer(
+                (user(f"prompt {p}"),),
+                (assistant(f"answer {k} to {p}"),),
+                model="m",
+                score=float(k),
+            )
+            for k in range(answers)
+        ]
         for p in range(prompts)
     ]
     store.add_answers([answer for row in rows for answer in row])
     pairs = [pair for row in rows for pair in itertools.combinations(row, 2)]
-    questions = [TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, **question) for a, b in pairs]
+    questions = [
+        TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, **question) for a, b in pairs
+    ]
     store.add_tasks(questions)
     return questions
 
@@ -50,7 +60,8 @@ def clock() -> Clock:
     return Clock()
 
 
-# Names an empty PostgreSQL database, such as postgresql://user@127.0.0.1/tether_test; all tests of a store use it as well.
+# Names an empty PostgreSQL database, such as postgresql://user@127.0.0.1/tether_test; all tests of
+# a store use it as well.
 POSTGRES = os.environ.get("TETHER_TEST_POSTGRES", "")
 
 
@@ -62,11 +73,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         return
     if not POSTGRES:
         pytest.skip(
-            "TETHER_TEST_POSTGRES is not set: it names an empty PostgreSQL database, which the tests of a store then use too"
+            "TETHER_TEST_POSTGRES is not set: it names an empty PostgreSQL database, which the "
+            "tests of a store then use too"
         )
     schema, engine = (
         f"test_{os.getpid()}_{os.urandom(4).hex()}",
-        create_engine(POSTGRES.replace("postgresql://", "postgresql+psycopg://", 1), isolation_level="AUTOCOMMIT"),
+        create_engine(
+            POSTGRES.replace("postgresql://", "postgresql+psycopg://", 1),
+            isolation_level="AUTOCOMMIT",
+        ),
     )
     with engine.connect() as connection:
         connection.execute(text(f"CREATE SCHEMA {schema}"))

@@ -11,12 +11,20 @@ CARELESS = ("random", "always_left", "adversarial")
 
 
 def crowd(
-    annotators: Sequence[float | str], *, items: int = 300, overlap: int = 3, ties: float = 0.0, hard: float = 0.0, seed: int = 0
+    annotators: Sequence[float | str],
+    *,
+    items: int = 300,
+    overlap: int = 3,
+    ties: float = 0.0,
+    hard: float = 0.0,
+    seed: int = 0,
 ) -> tuple[list[Vote], dict[str, str]]:
-    """Votes of people given by accuracy, or as one of CARELESS, named by place and kind; and the truth of each item.
+    """Votes of people given by accuracy, or as one of CARELESS, named by place and kind; and the
+    truth of each item.
 
-    Of each item `overlap` people, drawn at random, say what they think; `ties` is the share of items whose truth is a tie. An
-    item's difficulty, drawn up to `hard`, moves accuracies towards one half.
+    Of each item `overlap` people, drawn at random, say what they think; `ties` is the share of
+    items whose truth is a tie. An item's difficulty, drawn up to `hard`, moves accuracies towards
+    one half.
     """
     draw, votes, truth = random.Random(f"crowd/{seed}"), [], {}
     verdicts = ["first", "second", "tie"] if ties else ["first", "second"]
@@ -33,5 +41,14 @@ def crowd(
             else:
                 said = truth[item] if draw.random() < kind * ease + 0.5 * (1 - ease) else wrong
             seconds = draw.lognormvariate(1.0 if isinstance(kind, str) else 3.0, 0.4)
-            votes.append(Vote(item, f"{place}-{kind}", said, at=float(number), seconds=seconds, shown_left=left))  # type: ignore[arg-type]
+            votes.append(
+                Vote(
+                    item,
+                    f"{place}-{kind}",
+                    said,
+                    at=float(number),
+                    seconds=seconds,
+                    shown_left=left,
+                )
+            )  # type: ignore[arg-type]
     return votes, truth

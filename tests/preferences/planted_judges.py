@@ -17,7 +17,9 @@ def pair(prompt, chosen, rejected, **more):
 
 
 def parts(conversation):
-    """The texts of a judge's question by their headings, cut at the mark of its last line but one."""
+    """The texts of a judge's question by their headings, cut at the mark of its last line but
+    one.
+    """
     text = conversation[-1].content
     mark = re.findall(r"\[end ([0-9a-f]{6})\]", text)[-1]
     material = text.split(f"\n\n[end {mark}]\n\n")[0]
@@ -32,7 +34,9 @@ def softly(odds):
 
 
 class Planted:
-    """Speaks core.protocols.ChatModel: `odds(first, second)` of the first answer, or a whole verdict; `write(...)` a reply."""
+    """Speaks core.protocols.ChatModel: `odds(first, second)` of the first answer, or a whole
+    verdict; `write(...)` a reply.
+    """
 
     def __init__(self, odds=None, write=None, name="planted"):
         self.name, self.odds, self.write = name, odds, write

@@ -26,8 +26,12 @@ def test_noise_is_fitted_to_the_wanted_agreement(agreement):
 
 
 def test_votes_follow_bradley_terry():
-    """Among pairs of similar difference, the share of votes for the better side is sigma(difference / noise), ties aside."""
-    comparisons, figures = label_pairs(PROMPTS, RESPONSES, SCORES, agreement=0.7, undecided=0.0, num_annotators=3)
+    """Among pairs of similar difference, the share of votes for the better side is sigma(difference
+    / noise), ties aside.
+    """
+    comparisons, figures = label_pairs(
+        PROMPTS, RESPONSES, SCORES, agreement=0.7, undecided=0.0, num_annotators=3
+    )
     bins = Counter(), Counter()
     for row in comparisons:
         difference = row.metadata["gold_difference"]
@@ -42,7 +46,9 @@ def test_votes_follow_bradley_terry():
 
 
 def test_majority_decides_and_the_rest_is_dropped():
-    comparisons, figures = label_pairs(PROMPTS, RESPONSES, SCORES, agreement=0.7, undecided=0.5, num_annotators=3)
+    comparisons, figures = label_pairs(
+        PROMPTS, RESPONSES, SCORES, agreement=0.7, undecided=0.5, num_annotators=3
+    )
     assert 300 * 6 == len(comparisons) + figures["dropped_no_majority"] > len(comparisons)
     for row in comparisons:
         assert sum(a.preference == 1 for a in row.annotations) >= 2
@@ -58,6 +64,10 @@ def test_labels_do_not_depend_on_the_order_of_prompts():
 
 def test_equal_and_empty_answers_are_not_asked_about():
     comparisons, figures = label_pairs(
-        PROMPTS[:2], [["a", "a", "b"], ["", "x", "y"]], [[0, 0, 1], [0, 1, 2]], agreement=0.7, undecided=0.0
+        PROMPTS[:2],
+        [["a", "a", "b"], ["", "x", "y"]],
+        [[0, 0, 1], [0, 1, 2]],
+        agreement=0.7,
+        undecided=0.0,
     )
     assert len(comparisons) + figures["dropped_no_majority"] == figures["dropped_equal"] == 3

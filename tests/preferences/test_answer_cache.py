@@ -37,7 +37,11 @@ def test_a_second_run_asks_nothing_and_says_the_same(tmp_path):
 def test_another_model_rubric_or_pair_is_asked_anew(tmp_path):
     path = tmp_path / "c.sqlite"
     PairJudge(CachedModel(fair(), path), "x").judge(ROWS)
-    for model, rubric, rows in ((fair("other"), "x", ROWS), (fair(), "y", ROWS), (fair(), "x", [pair("q0", "good 0", "bad  0")])):
+    for model, rubric, rows in (
+        (fair("other"), "x", ROWS),
+        (fair(), "y", ROWS),
+        (fair(), "x", [pair("q0", "good 0", "bad  0")]),
+    ):
         PairJudge(CachedModel(model, path), rubric).judge(rows)
         assert len(model.questions) == 2 * len(rows)
     swapped = fair()  # the same two questions, in the other order
@@ -48,7 +52,9 @@ def test_another_model_rubric_or_pair_is_asked_anew(tmp_path):
 def test_equal_questions_are_asked_once_and_told_to_all(tmp_path):
     model, told = fair(), {}
     conversation = (user("[answer A 123456]\ngood\n\n[answer B 123456]\nbad\n\n[end 123456]\n\n"),)
-    found = CachedModel(model, tmp_path / "c.sqlite").verdicts([conversation] * 3, ("A", "B"), told=told.__setitem__)
+    found = CachedModel(model, tmp_path / "c.sqlite").verdicts(
+        [conversation] * 3, ("A", "B"), told=told.__setitem__
+    )
     assert len(model.questions) == 1 and told == dict(enumerate(found)) and len(found) == 3
 
 
@@ -58,13 +64,22 @@ def test_failures_are_asked_again_and_certainty_is_kept(tmp_path):
     model = Planted(lambda first, second: next(answers))
     asked = CachedModel(model, tmp_path / "c.sqlite")
     conversation = (user("[answer A 123456]\ngood\n\n[answer B 123456]\nbad\n\n[end 123456]\n\n"),)
-    assert [asked.verdicts([conversation], ("A", "B"))[0] for _ in range(4)] == [said[0], said[1], said[1], said[1]]
+    assert [asked.verdicts([conversation], ("A", "B"))[0] for _ in range(4)] == [
+        said[0],
+        said[1],
+        said[1],
+        said[1],
+    ]
     assert len(model.questions) == 2
 
 
 def test_a_reply_without_an_option_is_kept_and_what_is_no_number_is_not(tmp_path):
     conversation = (user("[answer A 123456]\ngood\n\n[answer B 123456]\nbad\n\n[end 123456]\n\n"),)
-    wordy, broken, fine = read_verdict("Sure, both are", [], ("A", "B")), Verdict((math.nan, math.nan)), Verdict((-1.0, -0.5))
+    wordy, broken, fine = (
+        read_verdict("Sure, both are", [], ("A", "B")),
+        Verdict((math.nan, math.nan)),
+        Verdict((-1.0, -0.5)),
+    )
     for name, said in (("wordy", [wordy]), ("broken", [broken, fine])):
         answers = iter(said)
         model = Planted(lambda first, second, answers=answers: next(answers), name=name)
@@ -79,16 +94,25 @@ def test_what_is_no_number_in_an_older_file_is_asked_again(tmp_path):
     with sqlite3.connect(path) as file:
         file.execute("UPDATE answers SET answer = '[[NaN, NaN], 1.0, false, \"\"]'")
     model = fair()
-    assert PairJudge(CachedModel(model, path), "x").judge(ROWS) == before and len(model.questions) == 8
+    assert (
+        PairJudge(CachedModel(model, path), "x").judge(ROWS) == before and len(model.questions) == 8
+    )
 
 
 def test_replies_are_known_by_their_sampling_seed_and_ordinal(tmp_path):
-    model = Planted(write=lambda conversation, ordinal: Reply(f"{conversation[-1].content} {ordinal}", ordinal != 2))
+    model = Planted(
+        write=lambda conversation, ordinal: Reply(
+            f"{conversation[-1].content} {ordinal}", ordinal != 2
+        )
+    )
     asked = CachedModel(model, tmp_path / "c.sqlite")
     conversations = [(user("a"),), (user("a"),), (user("b"),)]
     first = asked.replies(conversations, Sampling(4), seed=1, ordinals=[1, 2, 1])
     assert first == [("a 1", True, ""), ("a 2", False, ""), ("b 1", True, "")]
-    assert asked.replies(conversations, Sampling(4), seed=1, ordinals=[1, 2, 1]) == first and len(model.replied) == 3
+    assert (
+        asked.replies(conversations, Sampling(4), seed=1, ordinals=[1, 2, 1]) == first
+        and len(model.replied) == 3
+    )
     asked.replies(conversations[:1], Sampling(5), seed=1, ordinals=[1])
     asked.replies(conversations[:1], Sampling(4), seed=2, ordinals=[1])
     assert len(model.replied) == 5
@@ -115,7 +139,9 @@ PairJudge(CachedModel(model, sys.argv[1]), "x").judge(ROWS)
 def test_a_killed_process_loses_only_what_was_under_way(tmp_path):
     path, root = tmp_path / "c.sqlite", Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
-    process = subprocess.Popen([sys.executable, "-c", SLOW, str(path)], stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(path)], stdout=subprocess.PIPE, text=True, env=environment
+    )
     assert process.stdout is not None
     begun = [process.stdout.readline() for _ in range(4)]
     process.send_signal(signal.SIGKILL)

@@ -15,7 +15,12 @@ from tether.preferences.judge import PairJudge
 from tether.preferences.rows import write_rows
 
 PRINCIPLES = "".join(
-    f'[[principles]]\nname = "{n}"\ncritique = "critique {n}"\nrevision = "revise {n}"\ncompare = "compare {n}"\n' for n in "abcd"
+    (
+        f'[[principles]]\nname = "{n}"\ncritique = "critique {n}"\nrevision = "revise '
+        f'{n}"\ncompare = '
+        f'"compare {n}"\n'
+    )
+    for n in "abcd"
 )
 HOW = Sampling(20)
 
@@ -45,18 +50,30 @@ def test_an_answer_is_criticised_and_rewritten_by_one_principle(principles):
     ((answer, *_), (critique, *_), (revision, *_)) = model.replied
     (step,) = made.metadata["steps"]
     name = step["principle"]
-    assert answer == (user("hello"),) and critique == (*answer, assistant("re hello"), user(f"critique {name}"))
+    assert answer == (user("hello"),) and critique == (
+        *answer,
+        assistant("re hello"),
+        user(f"critique {name}"),
+    )
     assert revision == (*critique, assistant(f"{name}: -re hello"), user(f"revise {name}"))
     assert step == {"principle": name, "critique": f"{name}: -re hello", "revision": "re hello'"}
-    assert made.metadata["initial"] == "re hello" and made.metadata["model"] == "planted" and made.metadata["topic"] == "t"
+    assert (
+        made.metadata["initial"] == "re hello"
+        and made.metadata["model"] == "planted"
+        and made.metadata["topic"] == "t"
+    )
 
 
 def test_rounds_build_on_each_other(principles):
     heard = []
-    found, _ = revise(Planted(write=script), principles, prompts("a", "b"), HOW, rounds=3, told=heard.append)
+    found, _ = revise(
+        Planted(write=script), principles, prompts("a", "b"), HOW, rounds=3, told=heard.append
+    )
     assert [d.messages[-1].content for d in found] == ["re a'''", "re b'''"]
     steps = found[0].metadata["steps"]
-    assert [s["revision"] for s in steps] == ["re a'", "re a''", "re a'''"] and steps[1]["critique"].endswith("-re a'")
+    assert [s["revision"] for s in steps] == ["re a'", "re a''", "re a'''"] and steps[1][
+        "critique"
+    ].endswith("-re a'")
     assert heard == list(range(1, 15))
 
 
@@ -70,12 +87,16 @@ def test_what_is_drawn_depends_on_the_prompt_and_the_seed_alone(principles):
     one, other = drawn(texts), drawn(texts[::-2])
     assert all(one[name] == principle for name, principle in other.items())
     assert one != drawn(texts, seed=1)
-    assert all(30 < count < 70 for count in Counter(one.values()).values()) and len(set(one.values())) == 4
+    assert (
+        all(30 < count < 70 for count in Counter(one.values()).values())
+        and len(set(one.values())) == 4
+    )
     model = Planted(write=script)
     revise(model, principles, prompts("x", "y"), HOW)
     again = Planted(write=script)
     revise(again, principles, prompts("y"), HOW)
-    assert set(again.replied) < set(model.replied)  # with its seed and ordinal, so that what is kept is found again
+    # with its seed and ordinal, so that what is kept is found again
+    assert set(again.replied) < set(model.replied)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +111,15 @@ def test_what_is_drawn_depends_on_the_prompt_and_the_seed_alone(principles):
 def test_what_goes_wrong_gives_no_demonstration_and_is_counted(principles, stage, said, reason):
     def write(conversation, ordinal):
         asked = conversation[-1].content
-        wrong = "bad" in conversation[0].content and (asked.startswith(stage) or (stage == "re" and len(conversation) == 1))
+        wrong = "bad" in conversation[0].content and (
+            asked.startswith(stage) or (stage == "re" and len(conversation) == 1)
+        )
         return said if wrong else script(conversation, ordinal)
 
     heard = []
-    found, failures = revise(Planted(write=write), principles, prompts("good", "bad"), HOW, told=heard.append)
+    found, failures = revise(
+        Planted(write=write), principles, prompts("good", "bad"), HOW, told=heard.append
+    )
     assert [d.id for d in found] == ["good"] and failures == {reason: 1}
     assert heard == list(range(1, 7))  # what need not be asked is told as done
 
@@ -118,9 +143,15 @@ def test_pairs_are_two_different_finished_answers():
 
     model = Planted(write=write)
     pairs, failures = sampled_pairs(model, prompts("one", "equal", "long", "broken", "two"), HOW)
-    assert [p.prompt[0].content for p in pairs] == ["one", "two"] and all(p.probability == 0.5 for p in pairs)
+    assert [p.prompt[0].content for p in pairs] == ["one", "two"] and all(
+        p.probability == 0.5 for p in pairs
+    )
     assert pairs[0].chosen[0].content != pairs[0].rejected[0].content
-    assert failures == {"two equal answers": 1, "answer: did not end in time": 1, "answer: HTTP 500": 1}
+    assert failures == {
+        "two equal answers": 1,
+        "answer: did not end in time": 1,
+        "answer: HTTP 500": 1,
+    }
     with pytest.raises(DataError, match="greedy"):
         sampled_pairs(model, prompts("one"), Sampling(20, temperature=0.0))
 
@@ -131,14 +162,19 @@ def test_a_comparison_has_one_principle_whichever_way_it_stands(principles):
     assert len({principles.rubric(row) for row in rows}) == 4
     model = Planted(lambda first, second: 1.0)
     PairJudge(model, principles.rubric).judge(rows[:1])
-    assert all(f"\n\n{principles.rubric(rows[0])}\n\n" in question[0].content for question in model.questions)
+    assert all(
+        f"\n\n{principles.rubric(rows[0])}\n\n" in question[0].content
+        for question in model.questions
+    )
 
 
 def test_what_is_written_is_read_as_it_was(principles, tmp_path):
     made = revise(Planted(write=script), principles, prompts("hello", "you"), HOW)[0]
     write_rows(tmp_path / "d.jsonl", made)
     assert list(read(tmp_path / "d.jsonl", Demonstration, strict=True)) == made
-    judge = PairJudge(Planted(lambda first, second: 1.0 + len(first) - len(second)), principles.rubric)
+    judge = PairJudge(
+        Planted(lambda first, second: 1.0 + len(first) - len(second)), principles.rubric
+    )
     rows = [pair("a", "x", "long", id="1", group="g"), pair("b", "same", "size", id="2", group="h")]
     labels = judge.label(rows, judge.judge(rows))
     write_rows(tmp_path / "c.jsonl", labels)
@@ -175,17 +211,35 @@ def test_bad_principles(tmp_path, text, message):
 def test_principles_that_are_not_utf8(tmp_path):
     (tmp_path / "p.toml").write_bytes(PRINCIPLES.encode() + 'x = "schön"'.encode("latin-1"))
     for reader in (read_constitution, read_rubric):
-        with pytest.raises(ConfigError, match=rf"p\.toml: .*byte {len(PRINCIPLES) + 8} is not UTF-8\. Save the file as UTF-8"):
+        with pytest.raises(
+            ConfigError,
+            match=(
+                rf"p\.toml: .*byte {len(PRINCIPLES) + 8} is not "
+                r"UTF-8\. Save the file as UTF-8"
+            ),
+        ):
             reader(tmp_path / "p.toml")
 
 
 def test_bad_rubrics(tmp_path):
-    with pytest.raises(MissingFileError, match=r"no rubric named nowhere.*constitution, harmless, helpful"):
+    with pytest.raises(
+        MissingFileError,
+        match=(
+            r"no rubric named nowhere.*constitution, harmless, "
+            r"helpful"
+        ),
+    ):
         read_rubric("nowhere")
     (tmp_path / "r.md").write_text(" \n")
     with pytest.raises(DataError, match="is empty"):
         read_rubric(tmp_path / "r.md")
     (tmp_path / "latin.md").write_bytes("Sei schön.".encode("latin-1"))
-    with pytest.raises(DataError, match=r"latin\.md: .*byte 7 is not UTF-8\. Save the file as UTF-8"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"latin\.md: .*byte 7 is not UTF-8\. Save the file as "
+            r"UTF-8"
+        ),
+    ):
         read_rubric(tmp_path / "latin.md")
     assert json.dumps(read_rubric("helpful"))

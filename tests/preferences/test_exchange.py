@@ -1,4 +1,6 @@
-"""What comes out of a store: labels by hand-counted votes, every vote, no names, and the same again through a file."""
+"""What comes out of a store: labels by hand-counted votes, every vote, no names, and the same again
+through a file.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,13 @@ def judged(store, *said, needed=None, experts=(), **question):
     store.add_tasks([TaskRow(**pair, needed=needed, priority=-number, **question)])
     work = Work(store, gold_every=1 if question.get("known") else 0)
     for role, verdicts in (("annotator", said), ("expert", experts)):
-        for name, verdict in zip(people(store, max(1, len(verdicts)), role), verdicts, strict=False):
+        for name, verdict in zip(
+            people(store, max(1, len(verdicts)), role), verdicts, strict=False
+        ):
             held = work.next(name)
-            work.judge(held.assignment, name, verdict if isinstance(verdict, Opinion) else Opinion(verdict))
+            work.judge(
+                held.assignment, name, verdict if isinstance(verdict, Opinion) else Opinion(verdict)
+            )
     return sides
 
 
@@ -65,9 +71,15 @@ def test_labels_are_what_the_votes_say(store, how, said, expected):
     (found,) = comparisons(store, how)
     place, probability, tie = expected
     assert found.chosen == sides[place].response and found.rejected == sides[1 - place].response
-    assert found.tie is tie and (found.probability == pytest.approx(probability) if probability else 0.5 < found.probability < 1)
+    assert found.tie is tie and (
+        found.probability == pytest.approx(probability)
+        if probability
+        else 0.5 < found.probability < 1
+    )
     sign = 1 if place == 0 else -1
-    assert [a.preference for a in found.annotations] == [{"first": sign, "second": -sign}.get(v, 0) for v in said]
+    assert [a.preference for a in found.annotations] == [
+        {"first": sign, "second": -sign}.get(v, 0) for v in said
+    ]
     assert found.group == sides[0].prompt_id and found.prompt == sides[0].prompt
 
 
@@ -80,11 +92,22 @@ def test_an_expert_wins_over_any_number_of_votes(store):
 
 
 def test_margins_are_mean_strengths_where_all_gave_one(store):
-    judged(store, Opinion("first", strength=3), Opinion("first", strength=1), Opinion("second", strength=1))
+    judged(
+        store,
+        Opinion("first", strength=3),
+        Opinion("first", strength=1),
+        Opinion("second", strength=1),
+    )
     judged(store, Opinion("first", strength=3), Opinion("first"))
-    judged(store, Opinion("second", strength=1), Opinion("second", strength=1), Opinion("first", strength=3))
+    judged(
+        store,
+        Opinion("second", strength=1),
+        Opinion("second", strength=1),
+        Opinion("first", strength=3),
+    )
     margins = [c.margin for c in comparisons(store)]
-    assert margins == [pytest.approx(1.0), None, None]  # the last one's strengths contradict its votes
+    # the last one's strengths contradict its votes
+    assert margins == [pytest.approx(1.0), None, None]
 
 
 def test_what_is_not_finished_withdrawn_or_gold_stays_out(store):
@@ -96,7 +119,10 @@ def test_what_is_not_finished_withdrawn_or_gold_stays_out(store):
     assert [c.metadata.get("state") for c in comparisons(store)] == [None]
     states = [c.metadata.get("state") for c in comparisons(store, unfinished=True)]
     assert states == [None, "open", "expert"]
-    assert len(list(votes(store))) == len(list(votes(store, gold=True))) == 4 and len(gold_answers(store)) == 1
+    assert (
+        len(list(votes(store))) == len(list(votes(store, gold=True))) == 4
+        and len(gold_answers(store)) == 1
+    )
 
 
 def test_provenance_guidelines_and_details_go_along(store):
@@ -118,29 +144,50 @@ def test_provenance_guidelines_and_details_go_along(store):
 
 
 def test_votes_are_undone_sides_and_name_the_pair(store):
-    first, second = judged(store, Opinion("first", strength=2, seconds=9.0), "second", "both_bad", strategy="random")
+    first, second = judged(
+        store, Opinion("first", strength=2, seconds=9.0), "second", "both_bad", strategy="random"
+    )
     low, high = sorted((first.id, second.id))
     found = list(votes(store))
     assert {vote.item for vote in found} == {f"{first.prompt_id}/{low}/{high}"}
     sign = 1 if first.id == low else -1
-    assert [vote.value for vote in found] == [2.0 * sign, "second" if sign > 0 else "first", "both_bad"]
-    assert found[0].seconds == 9.0 and found[1].seconds is None and found[0].slices == {"strategy": "random"}
+    assert [vote.value for vote in found] == [
+        2.0 * sign,
+        "second" if sign > 0 else "first",
+        "both_bad",
+    ]
+    assert (
+        found[0].seconds == 9.0
+        and found[1].seconds is None
+        and found[0].slices == {"strategy": "random"}
+    )
     held = {case.item: case for case in cases(store, states=("expert",))}[found[0].item]
-    lefts = [said.left if sign > 0 else {"first": "second", "second": "first"}[said.left] for said in held.opinions]
+    lefts = [
+        said.left if sign > 0 else {"first": "second", "second": "first"}[said.left]
+        for said in held.opinions
+    ]
     assert [vote.shown_left for vote in found] == lefts
 
 
 def awkward(store):
-    """Cases that a careless writer of files loses: several turns, odd characters, ties, odd metadata, none at all."""
+    """Cases that a careless writer of files loses: several turns, odd characters, ties, odd
+    metadata, none at all.
+    """
     judged(
         store,
         "first",
         "second",
         "second",
-        details={"metadata": {"topic": "a\nb", "tie": "yes", "n": 3, "deep": {"k": [1]}, "list": ["u"]}},
+        details={
+            "metadata": {"topic": "a\nb", "tie": "yes", "n": 3, "deep": {"k": [1]}, "list": ["u"]}
+        },
     )
     judged(store, "tie", "both_bad", "both_bad")
-    judged(store, Opinion("second", strength=1, comment="Ada says so", ratings={"helpful": 4}), experts=[])
+    judged(
+        store,
+        Opinion("second", strength=1, comment="Ada says so", ratings={"helpful": 4}),
+        experts=[],
+    )
     turns = (
         Message("system", "be «brief»"),
         user('[{"role": "user"}] \u2028 Human: x\n\nAssistant:'),
@@ -148,19 +195,31 @@ def awkward(store):
         user("more"),
     )
     sides = [
-        Answer(turns, (assistant("call"), Message("tool", "42"), assistant(f"so {k}")), group="g", details={"x": k})
+        Answer(
+            turns,
+            (assistant("call"), Message("tool", "42"), assistant(f"so {k}")),
+            group="g",
+            details={"x": k},
+        )
         for k in range(2)
     ]
     store.add_answers(sides)
-    store.add_tasks([TaskRow(prompt_id=sides[0].prompt_id, first_id=sides[0].id, second_id=sides[1].id)])
+    store.add_tasks(
+        [TaskRow(prompt_id=sides[0].prompt_id, first_id=sides[0].id, second_id=sides[1].id)]
+    )
     work, name = Work(store), people(store, 1)[0]
     work.judge(work.next(name).assignment, name, Opinion("second"))
 
 
 def unnested(comparison: Comparison) -> Comparison:
-    """Objects in metadata as texts, as Parquet has them; a name that means something to the reader is another one."""
+    """Objects in metadata as texts, as Parquet has them; a name that means something to the reader
+    is another one.
+    """
     names = {"tie": "metadata_tie"}
-    texts = {names.get(k, k): json.dumps(v) if isinstance(v, dict) else v for k, v in comparison.metadata.items()}
+    texts = {
+        names.get(k, k): json.dumps(v) if isinstance(v, dict) else v
+        for k, v in comparison.metadata.items()
+    }
     return replace(comparison, metadata=texts)
 
 
@@ -169,7 +228,9 @@ def unnested(comparison: Comparison) -> Comparison:
 def test_the_house_reads_back_exactly_what_was_written(store, tmp_path, name, how):
     awkward(store)
     wanted = list(comparisons(store, how))
-    assert export_labels(store, tmp_path / name, name.partition(".")[2], how=how) == len(wanted) == 4
+    assert (
+        export_labels(store, tmp_path / name, name.partition(".")[2], how=how) == len(wanted) == 4
+    )
     quarantine = Quarantine()
     found = list(read(tmp_path / name, Comparison, quarantine=quarantine))
     assert quarantine.count == 0
@@ -179,20 +240,34 @@ def test_the_house_reads_back_exactly_what_was_written(store, tmp_path, name, ho
 
 @pytest.mark.parametrize("target", ["jsonl", "parquet", "label-studio", "argilla"])
 def test_every_export_carries_the_calls_of_tools(store, tmp_path, target):
-    call = json.dumps({"type": "function", "function": {"name": "rain", "arguments": {"city": "Zürich"}}}, ensure_ascii=False)
+    call = json.dumps(
+        {"type": "function", "function": {"name": "rain", "arguments": {"city": "Zürich"}}},
+        ensure_ascii=False,
+    )
     asking = Message("assistant", "", (call,))
     prompt = (user("Rain?"), asking, Message("tool", "none"), assistant("No."), user("And now?"))
-    sides = [Answer(prompt, (asking, Message("tool", "some"), assistant(text))) for text in ("Yes.", "A little.")]
+    sides = [
+        Answer(prompt, (asking, Message("tool", "some"), assistant(text)))
+        for text in ("Yes.", "A little.")
+    ]
     store.add_answers(sides)
-    store.add_tasks([TaskRow(prompt_id=sides[0].prompt_id, first_id=sides[0].id, second_id=sides[1].id)])
+    store.add_tasks(
+        [TaskRow(prompt_id=sides[0].prompt_id, first_id=sides[0].id, second_id=sides[1].id)]
+    )
     work, name = Work(store), people(store, 1)[0]
     work.judge(work.next(name).assignment, name, Opinion("first"))
     (case,) = cases(store)
-    assert {case.first.id, case.second.id} == {side.id for side in sides}  # the names under which votes and labels meet
+    # the names under which votes and labels meet
+    assert {case.first.id, case.second.id} == {side.id for side in sides}
     export_labels(store, tmp_path / "out.file", target)
-    path = (tmp_path / "out.file").rename(tmp_path / ("out.parquet" if target == "parquet" else "out.jsonl"))
+    path = (tmp_path / "out.file").rename(
+        tmp_path / ("out.parquet" if target == "parquet" else "out.jsonl")
+    )
     (case,) = read_cases(path)
-    assert (case.first.prompt, {case.first.response, case.second.response}) == (prompt, {side.response for side in sides})
+    assert (case.first.prompt, {case.first.response, case.second.response}) == (
+        prompt,
+        {side.response for side in sides},
+    )
 
 
 @pytest.mark.parametrize("target", ["jsonl", "parquet", "label-studio", "argilla"])
@@ -232,7 +307,9 @@ def test_a_failed_export_leaves_the_old_file_and_nothing_beside_it(store, tmp_pa
 def test_rows_carry_every_vote_with_what_belongs_to_it(store, tmp_path):
     first, _ = judged(
         store,
-        Opinion("first", strength=1, ratings={"helpful/first": 5, "true": 2}, seconds=3.5, guidelines=2),
+        Opinion(
+            "first", strength=1, ratings={"helpful/first": 5, "true": 2}, seconds=3.5, guidelines=2
+        ),
         "both_bad",
         "first",
     )
@@ -245,10 +322,16 @@ def test_rows_carry_every_vote_with_what_belongs_to_it(store, tmp_path):
         "at": 1_000_000.0,
     }  # fmt: skip
     assert votes_of[0]["left"] in ("chosen", "rejected") and votes_of[1]["choice"] == "both_bad"
-    assert row["chosen"][0]["content"] == first.response[0].content and row["probability"] == pytest.approx(5 / 6)
+    assert row["chosen"][0]["content"] == first.response[0].content and row[
+        "probability"
+    ] == pytest.approx(5 / 6)
 
 
 def test_annotations_of_a_comparison_turn_with_it(store):
     judged(store, "second", "second", "first")
     (found,) = comparisons(store)
-    assert found.annotations == (Annotation("annotator-1", 1.0), Annotation("annotator-2", 1.0), Annotation("annotator-3", -1.0))
+    assert found.annotations == (
+        Annotation("annotator-1", 1.0),
+        Annotation("annotator-2", 1.0),
+        Annotation("annotator-3", -1.0),
+    )

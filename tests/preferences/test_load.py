@@ -1,4 +1,6 @@
-"""People at once in several processes, and processes that are killed: no place twice, no judgment that was acknowledged lost."""
+"""People at once in several processes, and processes that are killed: no place twice, no judgment
+that was acknowledged lost.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,34 @@ def test_processes_share_the_work_and_every_judgment_is_kept(url, tmp_path):
     people = load.build(url, tasks=20, needed=3, annotators=6)
     found = load.load_test(url, tmp_path, people, processes=3)
     assert found["judgments"] == found["acknowledged"] == 60 and found["open_judgments"] == 0
-    assert (found["lost"], found["twice"], found["kept_without_note"], found["faults"], found["exit_codes"]) == (0, 0, 0, {}, [0])
+    assert (
+        found["lost"],
+        found["twice"],
+        found["kept_without_note"],
+        found["faults"],
+        found["exit_codes"],
+    ) == (0, 0, 0, {}, [0])
 
 
 def killed(url, folder, *, judgments, kills, processes, within):
     people = load.build(url, tasks=judgments // 4, needed=4, annotators=8)
-    rows = load.kill_test(url, folder, people, processes=processes, kills=kills, seed=1, within=within)
+    rows = load.kill_test(
+        url, folder, people, processes=processes, kills=kills, seed=1, within=within
+    )
     for row in rows:
         # What was kept without a note returned to nobody: one at most for each process and kill.
-        assert (row["lost"], row["twice"], row["faults"]) == (0, 0, {}) and row["kept_without_note"] <= row["kill"] * processes
-    assert [row["acknowledged"] for row in rows] == sorted(row["acknowledged"] for row in rows) and rows[0]["acknowledged"] > 0
+        assert (row["lost"], row["twice"], row["faults"]) == (0, 0, {}) and row[
+            "kept_without_note"
+        ] <= row["kill"] * processes
+    assert [row["acknowledged"] for row in rows] == sorted(
+        row["acknowledged"] for row in rows
+    ) and rows[0]["acknowledged"] > 0
     finished = load.load_test(url, folder, people, processes=processes)
-    assert finished["judgments"] == judgments and finished["open_judgments"] == 0 and not finished["faults"]
+    assert (
+        finished["judgments"] == judgments
+        and finished["open_judgments"] == 0
+        and not finished["faults"]
+    )
     assert finished["lost"] == finished["twice"] == 0
 
 
@@ -50,11 +68,15 @@ def test_the_checks_see_what_they_look_for(url, tmp_path):
     people = load.build(url, tasks=4, needed=2, annotators=2)
     load.load_test(url, tmp_path, people, processes=1)
     store = Store(url)
-    assert load.faults(store) == {} and load.compare(store, load.acknowledged(tmp_path))["lost"] == 0
+    assert (
+        load.faults(store) == {} and load.compare(store, load.acknowledged(tmp_path))["lost"] == 0
+    )
     with store.transaction() as session:
         session.execute(text("UPDATE tasks SET judged = 3, taken = 1 WHERE id = 1"))
         session.execute(text("DELETE FROM judgments WHERE task_id = 2 AND annotator_id = 1"))
-        session.execute(text("UPDATE assignments SET state = 'skipped' WHERE task_id = 3 AND annotator_id = 1"))
+        session.execute(
+            text("UPDATE assignments SET state = 'skipped' WHERE task_id = 3 AND annotator_id = 1")
+        )
         session.execute(text("UPDATE tasks SET state = 'open' WHERE id = 4"))
     found = load.faults(store)
     store.close()

@@ -1,4 +1,6 @@
-"""A database that another program keeps to itself answers within seconds, with a sentence that names it."""
+"""A database that another program keeps to itself answers within seconds, with a sentence that
+names it.
+"""
 
 import sqlite3
 import time
@@ -41,13 +43,21 @@ def test_a_store_that_is_locked_is_refused(tmp_path, short, monkeypatch, capsys)
     Store(tmp_path / "store.sqlite").engine.dispose()
     held = holding(tmp_path / "store.sqlite")
     began = time.monotonic()
-    with pytest.raises(ConfigError, match=r"store\.sqlite: this preference store cannot be opened: .*locked"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"store\.sqlite: this preference store cannot be "
+            r"opened: .*locked"
+        ),
+    ):
         Store(tmp_path / "store.sqlite")
     assert time.monotonic() - began < 20
     held.close()
 
 
-def test_a_store_that_is_locked_while_it_is_open_ends_a_command_with_a_sentence(tmp_path, short, monkeypatch, capsys):
+def test_a_store_that_is_locked_while_it_is_open_ends_a_command_with_a_sentence(
+    tmp_path, short, monkeypatch, capsys
+):
     path = tmp_path / "store.sqlite"
     store = Store(path)
     held = sqlite3.connect(path, isolation_level=None)
@@ -62,11 +72,16 @@ def test_a_store_that_is_locked_while_it_is_open_ends_a_command_with_a_sentence(
         main()
     assert end.value.code == 2
     words = capsys.readouterr().err
-    assert f"the database cannot be used: {path}: database is locked. Wait until no other program holds it" in words
+    assert (
+        f"the database cannot be used: {path}: database is locked. Wait until no other program "
+        "holds it"
+    ) in words
     held.close()
 
 
-def test_a_cache_of_answers_that_is_locked_is_refused_at_the_beginning_and_in_the_middle(tmp_path, short):
+def test_a_cache_of_answers_that_is_locked_is_refused_at_the_beginning_and_in_the_middle(
+    tmp_path, short
+):
     path = tmp_path / "answers.sqlite"
     open_one = CachedModel(Silent(), path)
     open_one._file.close()
@@ -77,6 +92,12 @@ def test_a_cache_of_answers_that_is_locked_is_refused_at_the_beginning_and_in_th
     again = CachedModel(Silent(), path)
     held = sqlite3.connect(path, isolation_level=None)
     held.execute("BEGIN IMMEDIATE")
-    with pytest.raises(DataError, match=r"answers\.sqlite cannot keep answers \(database is locked\). Wait until no other"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"answers\.sqlite cannot keep answers \(database is "
+            r"locked\). Wait until no other"
+        ),
+    ):
         again._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", "key", "[]")
     held.close()

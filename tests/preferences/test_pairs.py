@@ -17,7 +17,13 @@ def pool(prompts=30, responses=5, seed=0):
     members = lambda: tuple(draw.gauss(0, 1) for _ in range(4))  # noqa: E731
     return {
         f"prompt-{p}": [
-            Response(f"r{k}", "word " * draw.randint(1, 60) + str(k), draw.gauss(0, 1), draw.uniform(0.1, 1), members())
+            Response(
+                f"r{k}",
+                "word " * draw.randint(1, 60) + str(k),
+                draw.gauss(0, 1),
+                draw.uniform(0.1, 1),
+                members(),
+            )
             for k in range(responses)
         ]
         for p in range(prompts)
@@ -39,7 +45,9 @@ def test_pairs_depend_on_the_seed_and_on_no_order(strategy):
     pairs = choose_pairs(responses, config)
     turned = {name: draw.sample(responses[name], 5) for name in draw.sample(sorted(responses), 30)}
     assert choose_pairs(turned, config) == pairs and len(pairs) == 20
-    assert len({pair.item for pair in pairs}) == 20 and all(pair.first < pair.second for pair in pairs)
+    assert len({pair.item for pair in pairs}) == 20 and all(
+        pair.first < pair.second for pair in pairs
+    )
     if strategy not in SCORED:
         other = choose_pairs(responses, settings(strategy, num_pairs=20, seed=6))
         assert {pair.item for pair in other} != {pair.item for pair in pairs}
@@ -59,14 +67,22 @@ def test_equal_and_empty_texts_are_never_paired():
     responses = {"p": [Response(f"r{k}", text) for k, text in enumerate(texts)]}
     for strategy in ("random", "ranking"):
         pairs = choose_pairs(responses, settings(strategy))
-        assert {(pair.first, pair.second) for pair in pairs} == {("r0", "r4"), ("r0", "r5"), ("r4", "r5")}
+        assert {(pair.first, pair.second) for pair in pairs} == {
+            ("r0", "r4"),
+            ("r0", "r5"),
+            ("r4", "r5"),
+        }
     assert choose_pairs({"p": responses["p"][:4], "q": []}, settings()) == []
     with pytest.raises(DataError, match="one id"):
         choose_pairs({"p": [Response("r", "x"), Response("r", "y")]}, settings())
 
 
 def test_uncertain_takes_those_nearest_one_half():
-    responses = {"p": [response(name, score=score) for name, score in zip("abc", (0.0, 0.3, 2.0), strict=True)]}
+    responses = {
+        "p": [
+            response(name, score=score) for name, score in zip("abc", (0.0, 0.3, 2.0), strict=True)
+        ]
+    }
     pairs = choose_pairs(responses, settings("uncertain"))
     assert [(pair.first, pair.second) for pair in pairs] == [("a", "b"), ("b", "c"), ("a", "c")]
     for pair, difference in zip(pairs, (0.3, 1.7, 2.0), strict=True):
@@ -83,11 +99,15 @@ def test_information_and_disagreement_look_at_the_members():
     told = {pair.prompt: pair.value for pair in choose_pairs(responses, settings("information"))}
     chance = 1 / (1 + math.exp(-3))
     assert told["split"] == pytest.approx(1 - entropy([chance, 1 - chance], base=2))
-    assert told["unsure"] == pytest.approx(0, abs=1e-12) and told["moved"] == pytest.approx(0, abs=1e-12)
+    assert told["unsure"] == pytest.approx(0, abs=1e-12) and told["moved"] == pytest.approx(
+        0, abs=1e-12
+    )
     # Members that differ about both responses in the same way do not differ about which is better.
     spread = {pair.prompt: pair.value for pair in choose_pairs(responses, settings("disagreement"))}
     assert spread == pytest.approx({"split": 3.0, "unsure": 0.0, "moved": 0.0})
-    (alone,) = choose_pairs({"p": [response("a", spread=0.3), response("b", spread=0.4)]}, settings("disagreement"))
+    (alone,) = choose_pairs(
+        {"p": [response("a", spread=0.3), response("b", spread=0.4)]}, settings("disagreement")
+    )
     assert alone.value == pytest.approx(0.5)
     for strategy in SCORED:
         with pytest.raises(ConfigError, match="p lacks them"):
@@ -98,7 +118,14 @@ def test_length_cannot_decide_between_matched_pairs():
     responses = {"p": [Response(f"r{length}", "x" * length) for length in (100, 109, 112, 200)]}
     pairs = choose_pairs(responses, settings("length_matched"))
     assert {(pair.first, pair.second) for pair in pairs} == {("r109", "r112"), ("r100", "r109")}
-    assert len(choose_pairs(responses, settings("length_matched", length_difference=0.11, per_prompt=9))) == 3
+    assert (
+        len(
+            choose_pairs(
+                responses, settings("length_matched", length_difference=0.11, per_prompt=9)
+            )
+        )
+        == 3
+    )
 
 
 def test_no_prompt_takes_all_and_what_was_asked_is_not_asked_again():
@@ -112,18 +139,29 @@ def test_no_prompt_takes_all_and_what_was_asked_is_not_asked_again():
 
 def test_a_ranking_is_whole():
     pairs = choose_pairs(pool(), settings("ranking", num_pairs=20, ranked=4))
-    by_prompt = {prompt: [*group] for prompt, group in itertools.groupby(pairs, key=lambda pair: pair.prompt)}
+    by_prompt = {
+        prompt: [*group] for prompt, group in itertools.groupby(pairs, key=lambda pair: pair.prompt)
+    }
     assert len(by_prompt) == 3 and sum(map(len, by_prompt.values())) == 18
     for group in by_prompt.values():
         names = {name for pair in group for name in (pair.first, pair.second)}
-        assert len(names) == 4 and {(pair.first, pair.second) for pair in group} == set(itertools.combinations(sorted(names), 2))
+        assert len(names) == 4 and {(pair.first, pair.second) for pair in group} == set(
+            itertools.combinations(sorted(names), 2)
+        )
 
 
 def test_sides_are_fair_and_always_the_same():
-    left = [shown_left(0, f"item-{n}", f"person-{k}") == "first" for n in range(500) for k in range(4)]
+    left = [
+        shown_left(0, f"item-{n}", f"person-{k}") == "first" for n in range(500) for k in range(4)
+    ]
     assert binomtest(sum(left), len(left)).pvalue > 0.01
-    assert left == [shown_left(0, f"item-{n}", f"person-{k}") == "first" for n in range(500) for k in range(4)]
-    changed = sum(shown_left(1, f"item-{n}", "person-0") != shown_left(0, f"item-{n}", "person-0") for n in range(500))
+    assert left == [
+        shown_left(0, f"item-{n}", f"person-{k}") == "first" for n in range(500) for k in range(4)
+    ]
+    changed = sum(
+        shown_left(1, f"item-{n}", "person-0") != shown_left(0, f"item-{n}", "person-0")
+        for n in range(500)
+    )
     assert binomtest(changed, 500).pvalue > 0.01
 
 
@@ -131,7 +169,8 @@ def test_every_pair_gets_its_people():
     config = settings(num_pairs=50, overlap=2, shared_share=0.2, shared_overlap=4)
     pairs = choose_pairs(pool(), config)
     assert Counter(pair.people for pair in pairs) == {2: 40, 4: 10}
-    # Those judged by many are drawn from all, whatever their value: agreement on them is to stand for the rest.
+    # Those judged by many are drawn from all, whatever their value: agreement on them is to stand
+    # for the rest.
     shared = {"num_pairs": 50, "shared_share": 0.2, "shared_overlap": 4}
     plans = [choose_pairs(pool(), settings("uncertain", seed=seed, **shared)) for seed in range(20)]
     drawn = [n for plan in plans for n, pair in enumerate(plan) if pair.people == 4]

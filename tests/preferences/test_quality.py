@@ -39,11 +39,20 @@ def test_those_who_do_not_read_are_named_and_why(seed):
 
 
 def test_honest_crowds_are_left_in_peace():
-    """At a level of 5% twelve accused crowds of a hundred have a probability below one in three hundred."""
+    """At a level of 5% twelve accused crowds of a hundred have a probability below one in three
+    hundred.
+    """
     accused = 0
     for seed in range(100):
         skills = [0.65 + 0.3 * ((7 * k + seed) % 10) / 9 for k in range(4 + seed % 9)]
-        votes, _ = crowd(skills, items=60 + 40 * (seed % 4), overlap=2 + seed % 3, ties=0.15 * (seed % 2), hard=0.4, seed=seed)
+        votes, _ = crowd(
+            skills,
+            items=60 + 40 * (seed % 4),
+            overlap=2 + seed % 3,
+            ties=0.15 * (seed % 2),
+            hard=0.4,
+            seed=seed,
+        )
         accused += bool(suspicious(votes))
     assert accused <= 11
 
@@ -73,26 +82,43 @@ def test_two_who_disagree_are_not_told_apart_but_by_gold():
 def test_sides_are_counted_among_decided_votes():
     counts: dict[Choice, int] = {"first": 30, "second": 4, "tie": 10, "both_bad": 6}
     said: list[Choice] = [choice for choice, number in counts.items() for _ in range(number)]
-    votes = [Vote(f"item-{k}", "ann", value, shown_left="first" if k % 7 else None) for k, value in enumerate(said)]
+    votes = [
+        Vote(f"item-{k}", "ann", value, shown_left="first" if k % 7 else None)
+        for k, value in enumerate(said)
+    ]
     (quality,) = annotator_quality(votes)
     known = [value for k, value in enumerate(said) if k % 7 and value in ("first", "second")]
     assert (quality.left.count, quality.left.total) == (known.count("first"), len(known))
     assert quality.left_p_value == pytest.approx(binomtest(known.count("first"), len(known)).pvalue)
     assert (quality.favourite, quality.favourite_share, quality.num_votes) == ("first", 0.6, 50)
-    assert quality.others.total == quality.gold.total == 0 and quality.seconds is quality.pace is quality.gold.value is None
+    assert (
+        quality.others.total == quality.gold.total == 0
+        and quality.seconds is quality.pace is quality.gold.value is None
+    )
     (only,) = suspicious(votes)
     assert only.kind == "one_side" and only.p_value == quality.left_p_value
-    slight = [replace(vote, shown_left="first" if k % 3 else "second") for k, vote in enumerate(votes * 40)]
+    slight = [
+        replace(vote, shown_left="first" if k % 3 else "second")
+        for k, vote in enumerate(votes * 40)
+    ]
     slight = [replace(vote, item=f"item-{k}") for k, vote in enumerate(slight)]
     assert suspicious(slight, side_share=0.8) == []  # surely a habit, but no great one
 
 
 def test_pace_is_that_of_the_same_items():
-    votes = [Vote(f"item-{k}", name, "first", seconds=k * speed) for k in (1, 2, 50) for name, speed in (("ann", 1), ("ben", 2))]
+    votes = [
+        Vote(f"item-{k}", name, "first", seconds=k * speed)
+        for k in (1, 2, 50)
+        for name, speed in (("ann", 1), ("ben", 2))
+    ]
     ann, ben = sorted(annotator_quality(votes), key=lambda quality: quality.annotator)
     assert (ann.pace, ben.pace, ann.seconds) == (0.5, 2.0, 2)
 
 
-@pytest.mark.parametrize("p_values", [[0.01, 0.04, 0.03, 0.005], [0.5], [], [0.9, 0.9, 1e-9, 0.02, 0.02]])
+@pytest.mark.parametrize(
+    "p_values", [[0.01, 0.04, 0.03, 0.005], [0.5], [], [0.9, 0.9, 1e-9, 0.02, 0.02]]
+)
 def test_holm_is_that_of_statsmodels(p_values):
-    assert holm(p_values) == pytest.approx(np.asarray(multipletests(p_values, method="holm")[1]).tolist() if p_values else [])
+    assert holm(p_values) == pytest.approx(
+        np.asarray(multipletests(p_values, method="holm")[1]).tolist() if p_values else []
+    )

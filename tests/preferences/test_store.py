@@ -21,7 +21,10 @@ def test_the_same_content_is_one_row_and_a_pair_is_one_task(store):
     questions = filled(store)
     assert store.counts()["responses"] == 12 and store.counts()["tasks"] == 12
     assert filled(store) == questions and store.counts()["tasks"] == 12
-    turned = [{"prompt_id": q.prompt_id, "first_id": q.second_id, "second_id": q.first_id} for q in questions]
+    turned = [
+        {"prompt_id": q.prompt_id, "first_id": q.second_id, "second_id": q.first_id}
+        for q in questions
+    ]
     assert store.add_tasks(TaskRow(**task) for task in turned) == 0
     assert store.add_tasks(TaskRow(**task, round="two") for task in turned) == 12
 
@@ -31,16 +34,29 @@ def test_a_question_about_unknown_or_equal_answers_is_refused_whole(store):
     fresh = Answer((user("new"),), (assistant("a"),))
     store.add_answers([fresh])
     one = {"prompt_id": question.prompt_id, "first_id": question.first_id}
-    for other, message in [("nowhere", "no answer nowhere"), (fresh.id, "no answer"), (question.first_id, "two answers")]:
+    for other, message in [
+        ("nowhere", "no answer nowhere"),
+        (fresh.id, "no answer"),
+        (question.first_id, "two answers"),
+    ]:
         with pytest.raises(StoreError, match=message):
-            store.add_tasks([TaskRow(**one, second_id=question.second_id, round="x"), TaskRow(**one, second_id=other)])
+            store.add_tasks(
+                [
+                    TaskRow(**one, second_id=question.second_id, round="x"),
+                    TaskRow(**one, second_id=other),
+                ]
+            )
     assert store.counts()["tasks"] == 3
 
 
 def test_an_invitation_lets_in_until_it_runs_out_is_replaced_or_taken_away(store, clock):
     secret = store.invite("Ada", days=2)
     session = store.enter(secret)
-    assert store.who(session).name == "Ada" and store.enter("forged") is None and store.who("forged") is None
+    assert (
+        store.who(session).name == "Ada"
+        and store.enter("forged") is None
+        and store.who("forged") is None
+    )
     clock.now += 3 * DAY
     assert store.enter(secret) is None and store.who(session).name == "Ada"
     again = store.invite("Ada", days=2)
@@ -60,7 +76,11 @@ def test_no_secret_is_written_down(store, tmp_path):
     secret = store.invite("Ada")
     session = store.enter(secret)
     with store.reading() as connection:
-        rows = [row for table in SQLModel.metadata.sorted_tables for row in connection.execute(select(table))]
+        rows = [
+            row
+            for table in SQLModel.metadata.sorted_tables
+            for row in connection.execute(select(table))
+        ]
     stored = str(rows).encode() + b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"Ada" in stored and secret.encode() not in stored and session.encode() not in stored
 
@@ -88,15 +108,21 @@ def test_every_store_has_an_id_of_its_own_and_keeps_it(tmp_path):
     assert len(set(ids)) == 5 and [Store(path).id for path in paths] == ids
 
 
-@pytest.mark.parametrize("path", ["~/x/y.db", "sqlite:///~/x/y.db", "what?mode=ro#1 %41.db", "~nobody's.db"])
+@pytest.mark.parametrize(
+    "path", ["~/x/y.db", "sqlite:///~/x/y.db", "what?mode=ro#1 %41.db", "~nobody's.db"]
+)
 def test_a_path_is_the_file_that_it_names(tmp_path, monkeypatch, path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     store = Store(path)
     filled(store)
     named = tmp_path / path.removeprefix("sqlite:///").replace("~/", "home/")
-    assert b"answer 1 to 1" in named.read_bytes() + named.with_name(f"{named.name}-wal").read_bytes()
-    assert {p.name.removesuffix("-wal").removesuffix("-shm") for p in tmp_path.rglob("*") if p.is_file()} == {named.name}
+    assert (
+        b"answer 1 to 1" in named.read_bytes() + named.with_name(f"{named.name}-wal").read_bytes()
+    )
+    assert {
+        p.name.removesuffix("-wal").removesuffix("-shm") for p in tmp_path.rglob("*") if p.is_file()
+    } == {named.name}
 
 
 @pytest.mark.parametrize("journal", ["delete", "wal"])
@@ -108,7 +134,13 @@ def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path, journa
         plain.execute("CREATE TABLE schema_version (version INTEGER)")
     plain.close()
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match=r"app\.db is no preference store: it has other tables \(customers, schema_version\)"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"app\.db is no preference store: it has other tables "
+            r"\(customers, schema_version\)"
+        ),
+    ):
         Store(path)
     assert path.read_bytes() == before
 
@@ -161,5 +193,11 @@ def test_an_address_is_told_without_its_password(url):
 
 def test_a_place_that_cannot_be_is_told(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match=r"file/sub/p\.db: this preference store cannot be opened"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"file/sub/p\.db: this preference store cannot be "
+            r"opened"
+        ),
+    ):
         Store(tmp_path / "file" / "sub" / "p.db")

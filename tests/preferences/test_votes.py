@@ -23,19 +23,31 @@ from tether.preferences.votes import Vote
 )
 def test_the_order_of_the_sides_is_undone(said, left, value, chose_left):
     vote = Vote.seen("x", "ann", said, left, at=3.0)
-    assert (vote.value, vote.shown_left, vote.at) == (value, left, 3.0) and vote.chose_left is chose_left
+    assert (vote.value, vote.shown_left, vote.at) == (
+        value,
+        left,
+        3.0,
+    ) and vote.chose_left is chose_left
 
 
 @pytest.mark.parametrize(
     ("value", "choice", "verdict"),
-    [("both_bad", "both_bad", "tie"), (0.0, "tie", "tie"), (0.1, "first", "first"), (-3, "second", "second")],
+    [
+        ("both_bad", "both_bad", "tie"),
+        (0.0, "tie", "tie"),
+        (0.1, "first", "first"),
+        (-3, "second", "second"),
+    ],
 )
 def test_choice_and_verdict(value, choice, verdict):
     vote = Vote("x", "ann", value)
     assert (vote.choice, vote.verdict) == (choice, verdict) and vote.chose_left is None
 
 
-@pytest.mark.parametrize("wrong", [{"value": "left"}, {"value": math.nan}, {"value": math.inf}, {"item": ""}, {"annotator": ""}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"value": "left"}, {"value": math.nan}, {"value": math.inf}, {"item": ""}, {"annotator": ""}],
+)
 def test_what_is_no_vote_is_refused(wrong):
     with pytest.raises(DataError):
         Vote(**{"item": "x", "annotator": "ann", "value": "tie"} | wrong)

@@ -1,4 +1,6 @@
-"""Tasks are lent and judged: as often as asked, once by everybody, and nothing that was acknowledged is lost."""
+"""Tasks are lent and judged: as often as asked, once by everybody, and nothing that was
+acknowledged is lost.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tether.preferences.work import Work
 
 def judgments(store):
     with store.reading() as session:
-        return list(session.execute(select(JudgmentRow).where(JudgmentRow.withdrawn.is_(None))).scalars())
+        return list(
+            session.execute(select(JudgmentRow).where(JudgmentRow.withdrawn.is_(None))).scalars()
+        )
 
 
 def task(store, number):
@@ -31,7 +35,11 @@ def check(store):
     """Every column that is kept beside the judgments is what they say."""
     with store.reading() as session:
         tasks = list(session.execute(select(TaskRow)).scalars())
-        leases = Counter(a.task_id for a in session.execute(select(AssignmentRow)).scalars() if a.state == "leased" and a.counted)
+        leases = Counter(
+            a.task_id
+            for a in session.execute(select(AssignmentRow)).scalars()
+            if a.state == "leased" and a.counted
+        )
     counted = Counter(j.task_id for j in judgments(store))
     for row in tasks:
         if row.known is None and row.state != "settled":
@@ -82,7 +90,8 @@ def test_many_at_once_never_judge_more_than_asked(store, threads):
         counts = list(pool.map(person, names))
     check(store)
     assert len(judgments(store)) == sum(counts) <= 90
-    while sum(more := [person(name) for name in names]):  # places that were given back after everybody had left
+    # places that were given back after everybody had left
+    while sum(more := [person(name) for name in names]):
         counts += more
     check(store)
     assert len(judgments(store)) == sum(counts) == 90
@@ -140,7 +149,11 @@ def test_undo_goes_back_one_by_one_and_keeps_what_was_said(store):
 
 def test_disagreement_and_flags_go_to_an_expert_who_settles_them(store):
     filled(store, prompts=1, needed=2)
-    work, (first, second), (expert, other) = Work(store), people(store, 2), people(store, 2, "expert")
+    work, (first, second), (expert, other) = (
+        Work(store),
+        people(store, 2),
+        people(store, 2, "expert"),
+    )
     for name, choice in ((first, "first"), (second, "second")):
         held = work.next(name)
         work.judge(held.assignment, name, Opinion(choice, comment=f"says {choice}"))
@@ -182,7 +195,10 @@ def test_the_left_side_is_drawn_for_each_person_and_recorded(store):
             held = work.next(name)
             lefts[held.left] += 1
             left, right = held.sides
-            assert answer_on("left", held.left) == ("first" if left == held.first else "second") and right != left
+            assert (
+                answer_on("left", held.left) == ("first" if left == held.first else "second")
+                and right != left
+            )
             work.judge(held.assignment, name, Opinion(answer_on("left", held.left)))
     assert 70 < lefts["first"] < 130
     with store.reading() as session:
@@ -221,7 +237,12 @@ def test_a_store_opened_again_goes_on(tmp_path):
 
 @pytest.mark.parametrize(
     ("choices", "expected"),
-    [((), None), (("first",), "first"), (("first", "second"), None), (("tie", "both_bad", "first"), "tie")],
+    [
+        ((), None),
+        (("first",), "first"),
+        (("first", "second"), None),
+        (("tie", "both_bad", "first"), "tie"),
+    ],
 )
 def test_majority(choices, expected):
     assert more_than_half(choices) == expected
@@ -270,7 +291,9 @@ def test_a_task_that_is_held_goes_back_when_its_holder_changes_roles(store, befo
 def test_nobody_sees_two_answers_again_in_another_round_or_as_a_gold_question(store):
     questions = filled(store, prompts=2, answers=2)
     store.add_tasks(TaskRow(**q.model_dump() | {"round": "again"}) for q in questions[:1])
-    store.add_tasks(TaskRow(**q.model_dump() | {"round": "gold", "known": "first"}) for q in questions[1:])
+    store.add_tasks(
+        TaskRow(**q.model_dump() | {"round": "gold", "known": "first"}) for q in questions[1:]
+    )
     ada, bob = people(store, 2)
     work, pairs = Work(store, gold_every=2), {ada: [], bob: []}
     for name in (ada, bob):
@@ -295,13 +318,20 @@ def test_a_verdict_that_says_more_is_not_taken_for_the_same(store):
 
 def test_what_everybody_skipped_or_judged_is_told_and_gold_is_counted_apart(store):
     questions = filled(store, prompts=1, answers=2, needed=2)
-    store.add_tasks(TaskRow(**q.model_dump() | {"round": "gold", "known": "first"}) for q in questions)
+    store.add_tasks(
+        TaskRow(**q.model_dump() | {"round": "gold", "known": "first"}) for q in questions
+    )
     ada, bob = people(store, 2)
     work = Work(store, gold_every=0)
     work.judge(work.next(ada).assignment, ada, Opinion("first"))
     assert store.counts()["tasks_that_nobody_can_take"] == 0
     work.skip(work.next(bob).assignment, bob)
-    assert store.counts()["tasks_that_nobody_can_take"] == store.counts()["tasks_open"] == store.counts()["tasks"] == 1
+    assert (
+        store.counts()["tasks_that_nobody_can_take"]
+        == store.counts()["tasks_open"]
+        == store.counts()["tasks"]
+        == 1
+    )
     assert store.counts()["gold_questions"] == 1
     store.invite("a third")
     assert store.counts()["tasks_that_nobody_can_take"] == 0
@@ -315,7 +345,10 @@ def test_an_expert_may_overrule_a_gold_question(store):
     work.judge(work.next(ada).assignment, ada, Opinion("second"))
     (item,) = gold_answers(store)
     turned = question.first_id > question.second_id
-    right = lambda choice: {item: {"first": "second", "second": "first"}[choice] if turned else choice}  # noqa: E731
+
+    def right(choice):
+        return {item: {"first": "second", "second": "first"}[choice] if turned else choice}
+
     assert gold_answers(store) == right("first")
     work.flag(work.next(bob).assignment, bob, "the other one is right")
     assert gold_answers(store) == {}

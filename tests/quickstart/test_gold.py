@@ -1,4 +1,6 @@
-"""The gold judge's parts, with an embedder made by hand: every part must move with what it names, and only with that."""
+"""The gold judge's parts, with an embedder made by hand: every part must move with what it names,
+and only with that.
+"""
 
 import pytest
 import torch
@@ -16,15 +18,26 @@ class WordEmbedder:
         rows = []
         for text in texts:
             vector = torch.zeros(256)
-            for word in text.lower().replace(".", " ").replace(",", " ").replace("!", " ").replace("?", " ").split():
-                generator = torch.Generator().manual_seed(sum(ord(c) * 31**i for i, c in enumerate(word)) % 2**31)
+            for word in (
+                text.lower()
+                .replace(".", " ")
+                .replace(",", " ")
+                .replace("!", " ")
+                .replace("?", " ")
+                .split()
+            ):
+                generator = torch.Generator().manual_seed(
+                    sum(ord(c) * 31**i for i, c in enumerate(word)) % 2**31
+                )
                 vector += torch.randn(256, generator=generator)
             rows.append(torch.nn.functional.normalize(vector + 1e-6, dim=0))
         return torch.stack(rows)
 
 
 BACKGROUND = [
-    Prompt((user(text),), text, {"kind": kind}) for kind in ANCHORS for text in (f"about {kind} one", f"about {kind} two")
+    Prompt((user(text),), text, {"kind": kind})
+    for kind in ANCHORS
+    for text in (f"about {kind} one", f"about {kind} two")
 ]
 PROMPT = Prompt((user("My grandmother sold her old piano yesterday."),), "p", {"kind": "bad_news"})
 
@@ -37,7 +50,12 @@ def judge():
         "That's it.",
         *(f"{word} it is." for word in ("many", "words", "open", "these", "replies")),
     ]
-    return GoldJudge(WordEmbedder(), lambda prompts, texts: [-3.0 - 3.0 * t.count("@") for t in texts], BACKGROUND, usual)
+    return GoldJudge(
+        WordEmbedder(),
+        lambda prompts, texts: [-3.0 - 3.0 * t.count("@") for t in texts],
+        BACKGROUND,
+        usual,
+    )
 
 
 def parts(judge, text, prompt=PROMPT):
@@ -51,14 +69,20 @@ def test_the_value_is_the_weighted_sum(judge):
 
 
 def test_a_cheerful_condolence_has_the_wrong_tone(judge):
-    sorry, cheerful = "I'm so sorry to hear that. It must hurt a lot.", "Congratulations, that's wonderful news!"
+    sorry, cheerful = (
+        "I'm so sorry to hear that. It must hurt a lot.",
+        ("Congratulations, that's wonderful news!"),
+    )
     assert parts(judge, sorry)["tone"] > 0.8 > 0.2 > parts(judge, cheerful)["tone"]
     good = Prompt(PROMPT.messages, "g", {"kind": "good_news"})
     assert parts(judge, cheerful, good)["tone"] > 0.8 > 0.2 > parts(judge, sorry, good)["tone"]
 
 
 def test_topic_needs_this_message(judge):
-    assert parts(judge, "Her old piano is sold.")["on_topic"] > parts(judge, "That is a pity indeed.")["on_topic"]
+    assert (
+        parts(judge, "Her old piano is sold.")["on_topic"]
+        > parts(judge, "That is a pity indeed.")["on_topic"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,5 +137,11 @@ def test_an_empty_reply_scores_nothing(judge):
 
 
 def test_prompts_of_ones_own_are_told_that_they_need_another_judge():
-    with pytest.raises(ConfigError, match=r"prompt 'mine' says none \(`kind`\): name another judge"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"prompt 'mine' says none \(`kind`\): name another "
+            r"judge"
+        ),
+    ):
         judges.gold([PROMPT, Prompt((user("What is 2 and 2?"),), "mine")], ["yes", "four"])

@@ -13,13 +13,24 @@ from tether.report.page import write_report
 from tether.report.reading import read_journey
 from tether.run.recipe import read_recipe, run_recipe
 
-ARMS = {"beta0": "arms.beta0.ppo.kl={mode='fixed', coefficient=0.0}", "random": "arms.random.ppo.reward_source=random"}
+ARMS = {
+    "beta0": "arms.beta0.ppo.kl={mode='fixed', coefficient=0.0}",
+    "random": "arms.random.ppo.reward_source=random",
+}
 FEW = [f"{stage}.data.limit=8" for stage in ("sft", "pairs", "evaluate")]
-SHORT = ["ppo.steps=2", "ppo.prompts_per_step=8", "ppo.max_new_tokens=12", "pairs.max_new_tokens=12", "ppo.evaluate.data.limit=8"]
+SHORT = [
+    "ppo.steps=2",
+    "ppo.prompts_per_step=8",
+    "ppo.max_new_tokens=12",
+    "pairs.max_new_tokens=12",
+    "ppo.evaluate.data.limit=8",
+]
 
 
 def config(root, *overrides, arms=()):
-    return read_recipe("smoke", [*FEW, *SHORT, f"run={root}", *(ARMS[arm] for arm in arms), *overrides])
+    return read_recipe(
+        "smoke", [*FEW, *SHORT, f"run={root}", *(ARMS[arm] for arm in arms), *overrides]
+    )
 
 
 def finish(root, *overrides, arms=(), progress=None):
@@ -36,13 +47,27 @@ def finished(tmp_path_factory):
 def test_the_summary_has_what_is_promised(finished):
     _, summary = finished
     assert {"train_loss", "eval_loss"} <= set(summary["sft"])
-    assert {"heldout_accuracy", "gold_accuracy", "heldout_loss", "calibration_error", "length_correlation"} <= set(
-        summary["reward"]
-    )
-    assert {"proxy_gain", "gold_gain", "gold_win_rate", "kl", "seconds", "peak_rss_bytes", "gold_parts"} <= set(summary["ppo"])
+    assert {
+        "heldout_accuracy",
+        "gold_accuracy",
+        "heldout_loss",
+        "calibration_error",
+        "length_correlation",
+    } <= set(summary["reward"])
+    assert {
+        "proxy_gain",
+        "gold_gain",
+        "gold_win_rate",
+        "kl",
+        "seconds",
+        "peak_rss_bytes",
+        "gold_parts",
+    } <= set(summary["ppo"])
     assert set(summary["arms"]) == {"ppo", "beta0", "random"}
     for estimate in (summary["reward"]["heldout_accuracy"], summary["ppo"]["gold_win_rate"]):
-        assert estimate["count"] > 0 and ("reason" in estimate or estimate["low"] <= estimate["value"] <= estimate["high"])
+        assert estimate["count"] > 0 and (
+            "reason" in estimate or estimate["low"] <= estimate["value"] <= estimate["high"]
+        )
 
 
 def test_a_start_that_is_gone_is_said_in_one_sentence(finished, tmp_path):
@@ -57,10 +82,18 @@ def test_a_start_that_is_gone_is_said_in_one_sentence(finished, tmp_path):
 
 def test_each_arm_differs_in_its_one_setting(finished):
     root, _ = finished
-    settings = {arm: read_json(root / arm / "config.json")["ppo"] for arm in ("ppo", "ppo-beta0", "ppo-random")}
-    assert settings["ppo"]["kl"]["coefficient"] == 0.05 and settings["ppo-beta0"]["kl"]["coefficient"] == 0.0
+    settings = {
+        arm: read_json(root / arm / "config.json")["ppo"]
+        for arm in ("ppo", "ppo-beta0", "ppo-random")
+    }
+    assert (
+        settings["ppo"]["kl"]["coefficient"] == 0.05
+        and settings["ppo-beta0"]["kl"]["coefficient"] == 0.0
+    )
     assert settings["ppo-random"]["reward_source"] == "random"
-    assert all(row["kl/coefficient"] == 0 for row in read_jsonl(root / "ppo-beta0" / "metrics.jsonl"))
+    assert all(
+        row["kl/coefficient"] == 0 for row in read_jsonl(root / "ppo-beta0" / "metrics.jsonl")
+    )
 
 
 def test_heldout_prompts_are_never_trained_on(finished):
@@ -86,14 +119,22 @@ def test_an_arm_can_be_added_later_and_none_is_lost(finished, tmp_path):
     first = finish(tmp_path / "run")
     assert set(first["arms"]) == {"ppo"}
     both = finish(tmp_path / "run", arms=("random",))
-    assert set(both["arms"]) == {"ppo", "random"} and both["arms"]["ppo"]["gold_win_rate"] == whole["ppo"]["gold_win_rate"]
+    assert (
+        set(both["arms"]) == {"ppo", "random"}
+        and both["arms"]["ppo"]["gold_win_rate"] == whole["ppo"]["gold_win_rate"]
+    )
     assert both["arms"]["random"]["gold_win_rate"] == whole["arms"]["random"]["gold_win_rate"]
     third = finish(tmp_path / "run", arms=("beta0",))
     assert set(third["arms"]) == {"ppo", "random", "beta0"}
 
 
 @pytest.mark.parametrize(
-    "phase", ["pairs", "reward", *(pytest.param(p, marks=pytest.mark.slow) for p in ("sft", "ppo", "evaluate"))]
+    "phase",
+    [
+        "pairs",
+        "reward",
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ("sft", "ppo", "evaluate")),
+    ],
 )
 def test_interrupted_anywhere_it_ends_with_the_same_numbers(finished, tmp_path, phase):
     root, _ = finished
@@ -121,11 +162,16 @@ def test_the_page_and_the_terminal_tell_of_it(finished, capsys):
     page = write_report(root).read_text()
     answers = list(read_jsonl(root / "evaluate" / "answers.jsonl"))
     assert (
-        f"{100 * summary['ppo']['gold_win_rate']['value']:.0f}" in page and len(read_journey(root).answers) == len(answers) == 8
+        f"{100 * summary['ppo']['gold_win_rate']['value']:.0f}" in page
+        and len(read_journey(root).answers) == len(answers) == 8
     )
     results.show_run(Console(width=170), root)
     words = " ".join(capsys.readouterr().out.split())
-    assert "judged by gold (tether.quickstart.judges:letters)" in words and "beta0" in words and "random" in words
+    assert (
+        "judged by gold (tether.quickstart.judges:letters)" in words
+        and "beta0" in words
+        and "random" in words
+    )
 
 
 def test_settings_are_checked_before_anything_runs(tmp_path):

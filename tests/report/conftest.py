@@ -14,7 +14,9 @@ import pytest
 @pytest.fixture(scope="session")
 def synthetic() -> ModuleType:
     """The module that writes invented runs; it is no test, so it is loaded by its path."""
-    spec = importlib.util.spec_from_file_location("synthetic_run", Path(__file__).with_name("synthetic_run.py"))
+    spec = importlib.util.spec_from_file_location(
+        "synthetic_run", Path(__file__).with_name("synthetic_run.py")
+    )
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -25,7 +27,11 @@ def synthetic() -> ModuleType:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The path of a Chromium: $TETHER_CHROMIUM, or the one on the path."""
-    path = os.environ.get("TETHER_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    path = (
+        os.environ.get("TETHER_CHROMIUM")
+        or shutil.which("chromium")
+        or shutil.which("chromium-browser")
+    )
     if path is None:
         pytest.skip("no Chromium: install one or set TETHER_CHROMIUM")
     return path

@@ -17,10 +17,15 @@ PROMPTS = (
     "Give me three ideas for a rainy Sunday with two small children.",
     "What is the difference between a credit card and a debit card?",
 )
-BEFORE = "You can use vinegar. Vinegar is good. You can also use vinegar with water, and then you boil the water with vinegar."
+BEFORE = (
+    "You can use vinegar. Vinegar is good. You can also use vinegar with water, and then you "
+    "boil the water with vinegar."
+)
 AFTER = (
-    "Citric acid works well: dissolve two tablespoons in a litre of water, boil it, let it stand for twenty minutes and "
-    "rinse twice. Lemon juice does the same more slowly. Would you like to know how often to do it with hard water?"
+    "Citric acid works well: dissolve two tablespoons in a litre of water, boil it, let it stand "
+    "for twenty minutes and "
+    "rinse twice. Lemon juice does the same more slowly. Would you like to know how often to do "
+    "it with hard water?"
 )
 
 
@@ -38,7 +43,9 @@ def estimate(value: float, low: float, high: float, count: int = 200) -> dict[st
     return {"value": value, "low": low, "high": high, "count": count}
 
 
-def ppo_rows(steps: int = STEPS, kl_speed: float = 1.0, gold_turn: float = 0.9, seed: int = 0) -> list[dict[str, Any]]:
+def ppo_rows(
+    steps: int = STEPS, kl_speed: float = 1.0, gold_turn: float = 0.9, seed: int = 0
+) -> list[dict[str, Any]]:
     """A policy that climbs its proxy and whose gold turns down after `gold_turn` of the way."""
     draw = random.Random(seed)
     rows = []
@@ -77,7 +84,11 @@ def ppo_rows(steps: int = STEPS, kl_speed: float = 1.0, gold_turn: float = 0.9, 
             "learning_rate": 1e-5,
         }
         if step == 1 or step % 20 == 0:
-            row["gold/score"] = 0.35 + 0.4 * (done if done < gold_turn else 2 * gold_turn - done) + draw.gauss(0, 0.01)
+            row["gold/score"] = (
+                0.35
+                + 0.4 * (done if done < gold_turn else 2 * gold_turn - done)
+                + draw.gauss(0, 0.01)
+            )
             row["gold/on_topic"] = row["gold/score"] + 0.1
         rows.append(row)
     return rows
@@ -108,8 +119,14 @@ def answer_rows(count: int = 200, seed: int = 1) -> list[dict[str, Any]]:
     draw = random.Random(seed)
     rows = []
     for index in range(count):
-        before = {"on topic": draw.betavariate(4, 5), "one question back": float(draw.random() < 0.2)}
-        after = {"on topic": draw.betavariate(7, 3), "one question back": float(draw.random() < 0.6)}
+        before = {
+            "on topic": draw.betavariate(4, 5),
+            "one question back": float(draw.random() < 0.2),
+        }
+        after = {
+            "on topic": draw.betavariate(7, 3),
+            "one question back": float(draw.random() < 0.6),
+        }
         before["brief"], after["brief"] = draw.betavariate(8, 2), draw.betavariate(6, 3)
         rows.append(
             {
@@ -129,7 +146,13 @@ def answer_rows(count: int = 200, seed: int = 1) -> list[dict[str, Any]]:
 
 
 def reward_summary() -> dict[str, Any]:
-    bins = [(0.5, 0.54, 0.51, 61), (0.6, 0.65, 0.6, 52), (0.7, 0.75, 0.69, 44), (0.8, 0.85, 0.78, 37), (0.9, 0.95, 0.86, 21)]
+    bins = [
+        (0.5, 0.54, 0.51, 61),
+        (0.6, 0.65, 0.6, 52),
+        (0.7, 0.75, 0.69, 44),
+        (0.8, 0.85, 0.78, 37),
+        (0.9, 0.95, 0.86, 21),
+    ]
     return {
         "train_loss": 0.41,
         "heldout_loss": 0.532,
@@ -152,7 +175,16 @@ def write_stage_logs(run: Path, seed: int = 2) -> None:
     sft, reward = [], []
     for step in range(1, 201):
         loss = 1.9 + 1.6 * math.exp(-step / 45) + draw.gauss(0, 0.05)
-        sft.append({"step": step, "time": 1.7e9 + step, "loss": loss, "learning_rate": 1e-3, "grad_norm": 1.0, "tokens": 4096})
+        sft.append(
+            {
+                "step": step,
+                "time": 1.7e9 + step,
+                "loss": loss,
+                "learning_rate": 1e-3,
+                "grad_norm": 1.0,
+                "tokens": 4096,
+            }
+        )
         if step % 20 == 0:
             sft[-1]["eval_loss"] = 2.0 + 1.5 * math.exp(-step / 45)
         reward.append(
@@ -172,8 +204,14 @@ def write_stage_logs(run: Path, seed: int = 2) -> None:
 
 def write_quickstart(run: Path, arms: bool = True) -> Path:
     """The whole folder of a quickstart."""
-    write(run / "config.json", {"seed": 1, "model": {"path": "tiny"}, "ppo": {"learning_rate": 1e-5, "clip_range": 0.2}})
-    write(run / "manifest.json", {"tether": "0.1.0", "python": "3.11.9", "packages": {"torch": "2.13.0"}})
+    write(
+        run / "config.json",
+        {"seed": 1, "model": {"path": "tiny"}, "ppo": {"learning_rate": 1e-5, "clip_range": 0.2}},
+    )
+    write(
+        run / "manifest.json",
+        {"tether": "0.1.0", "python": "3.11.9", "packages": {"torch": "2.13.0"}},
+    )
     write_stage_logs(run)
     pairs = {
         "num_pairs": 2150,
@@ -188,7 +226,11 @@ def write_quickstart(run: Path, arms: bool = True) -> Path:
     ppo = ppo_summary()
     write_lines(run / "ppo" / "metrics.jsonl", ppo_rows())
     write(run / "ppo" / "summary.json", ppo)
-    samples = [{"step": s, "prompt": p, "response": AFTER, "proxy": 0.4} for s in (1, 80, 160) for p in PROMPTS]
+    samples = [
+        {"step": s, "prompt": p, "response": AFTER, "proxy": 0.4}
+        for s in (1, 80, 160)
+        for p in PROMPTS
+    ]
     write_lines(run / "ppo" / "samples.jsonl", samples)
     summaries = {}
     if arms:
@@ -197,7 +239,10 @@ def write_quickstart(run: Path, arms: bool = True) -> Path:
             "gold_win_rate": estimate(0.38, 0.32, 0.45),
             "kl": 71.2,
             "proxy_gain": 2.9,
-            "gold_parts": {"on topic": {"before": 0.41, "after": 0.36}, "kind": {"before": 0.63, "after": 0.5}},
+            "gold_parts": {
+                "on topic": {"before": 0.41, "after": 0.36},
+                "kind": {"before": 0.63, "after": 0.5},
+            },
         }
         null = {
             "gold_gain": estimate(0.01, -0.05, 0.07),
@@ -207,13 +252,26 @@ def write_quickstart(run: Path, arms: bool = True) -> Path:
             "gold_parts": {},
         }
         summaries = {"ppo-beta0": ppo_summary(**hacked), "ppo-random": ppo_summary(**null)}
-        write_lines(run / "ppo-beta0" / "metrics.jsonl", ppo_rows(kl_speed=5, gold_turn=0.25, seed=3))
-        write_lines(run / "ppo-random" / "metrics.jsonl", ppo_rows(kl_speed=0.7, gold_turn=0.05, seed=4))
+        write_lines(
+            run / "ppo-beta0" / "metrics.jsonl", ppo_rows(kl_speed=5, gold_turn=0.25, seed=3)
+        )
+        write_lines(
+            run / "ppo-random" / "metrics.jsonl", ppo_rows(kl_speed=0.7, gold_turn=0.05, seed=4)
+        )
         for name, summary in summaries.items():
             write(run / name / "summary.json", summary)
     write_lines(run / "evaluate" / "answers.jsonl", answer_rows())
     write(run / "evaluate" / "config.json", {"evaluate": {}})
-    write(run / "evaluate" / "summary.json", {"policies": {"ppo": ppo, **summaries}, "num_prompts": 100})
-    totals = {"sft": {"seconds": 118.0}, "pairs": pairs, "reward": reward_summary(), "ppo": ppo, "arms": summaries}
+    write(
+        run / "evaluate" / "summary.json",
+        {"policies": {"ppo": ppo, **summaries}, "num_prompts": 100},
+    )
+    totals = {
+        "sft": {"seconds": 118.0},
+        "pairs": pairs,
+        "reward": reward_summary(),
+        "ppo": ppo,
+        "arms": summaries,
+    }
     write(run / "summary.json", {**totals, "seconds": 934.0, "peak_rss_bytes": int(1.83 * 2**30)})
     return run

@@ -1,4 +1,6 @@
-"""The table in the terminal and the page tell one story of a run, and no more than its steps can tell."""
+"""The table in the terminal and the page tell one story of a run, and no more than its steps can
+tell.
+"""
 
 import io
 import json
@@ -44,9 +46,17 @@ def told(folder, proxy, kl):
 def test_what_cannot_be_told_neither_rose_nor_fell(tmp_path):
     terminal, page, shown = told(tmp_path / "flat", FLAT, NEGATIVE)
     assert "rose by" not in page and "fell by" not in page
-    assert re.search(r"changed by -0\.031 \(95% interval -0\.\d+ to \+0\.\d+\), which does not show that it rose or fell", page)
+    assert re.search(
+        r"changed by -0\.031 \(95% interval -0\.\d+ to \+0\.\d+\), which does not "
+        r"show that it rose or fell",
+        page,
+    )
     assert re.search(r"proxy gain +│ -0\.031 \[-0\.\d+, 0\.\d+\] \(n = 40\)", terminal)
-    assert re.search(r"proxy first +│ -0\.793 ", terminal) and re.search(r"proxy last +│ -0\.824 ", terminal)
+    assert re.search(r"proxy first +│ -0\.793 ", terminal) and re.search(
+        r"proxy last +│ "
+        r"-0\.824 ",
+        terminal,
+    )
     assert shown["proxy gain"].startswith("-0.031 95% interval -0.")
 
 
@@ -55,14 +65,21 @@ def test_what_has_risen_has_risen_on_both(tmp_path):
     low, high = map(float, re.search(r"proxy gain +│ 1\.79 \[(\S+), (\S+)\]", terminal).groups())
     assert 0 < low < 1.79 < high
     assert f"rose by 1.79 (95% interval +{low:.2f} to +{high:.2f})" in page
-    assert "The policy moved 0.935 nats of KL per response (95% interval" in page and "indistinguishable" not in page + terminal
+    assert (
+        "The policy moved 0.935 nats of KL per response (95% interval" in page
+        and "indistinguishable" not in page + terminal
+    )
 
 
 def test_a_negative_kl_is_explained(tmp_path):
     terminal, page, shown = told(tmp_path / "flat", FLAT, NEGATIVE)
     assert "For this" not in page
     for text in (terminal, page):
-        assert "-0.011" in text and "indistinguishable from 0" in text and "unbiased and may be negative" in text
+        assert (
+            "-0.011" in text
+            and "indistinguishable from 0" in text
+            and ("unbiased and may be negative") in text
+        )
     assert "indistinguishable from 0" in shown["KL spent"]
 
 

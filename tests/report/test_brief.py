@@ -16,7 +16,10 @@ OVER = {"win_rate": {**RATE, "value": 0.66}, **GAIN, "policy_temperature": 0.0, 
 
 def run_of(folder, summary, **manifest):
     folder.mkdir()
-    steps = [{"step": n, "reward/proxy": n % 2 - float(60 - n), "kl/policy_reference_k1": 5.8} for n in range(1, 41)]
+    steps = [
+        {"step": n, "reward/proxy": n % 2 - float(60 - n), "kl/policy_reference_k1": 5.8}
+        for n in range(1, 41)
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
     (folder / "summary.json").write_text(json.dumps({"kl": 5.8, **summary}))
     (folder / "config.json").write_text(json.dumps({"grpo": {"reward_source": "function"}}))
@@ -25,12 +28,25 @@ def run_of(folder, summary, **manifest):
 
 
 def test_gold_with_a_control_is_result_interval_control(tmp_path):
-    summary = {"gold_win_rate": RATE, "gold_gain": GAIN, "over_best_decoding": OVER, "verdict": "better"}
-    found = brief(run_of(tmp_path / "run", summary, judge={"name": "mine.py:good", "says": ""}), "a command")
-    assert found.headline == "Better than any decoding of the model before, judged by gold (mine.py:good)."
+    summary = {
+        "gold_win_rate": RATE,
+        "gold_gain": GAIN,
+        "over_best_decoding": OVER,
+        "verdict": "better",
+    }
+    found = brief(
+        run_of(tmp_path / "run", summary, judge={"name": "mine.py:good", "says": ""}), "a command"
+    )
+    assert found.headline == (
+        "Better than any decoding of the model before, judged by gold (mine.py:good)."
+    )
     interval, control, kl = found.sentences
     assert "70.0% of 150" in interval and "60.0% to 80.0%" in interval
-    assert "policy greedy, start at temperature 0.7" in control and "66.0%" in control and "+1.30" in control
+    assert (
+        "policy greedy, start at temperature 0.7" in control
+        and "66.0%" in control
+        and "+1.30" in control
+    )
     assert "5.80 nats" in kl and "hardly those of the start any more" in kl
     assert all(len(line) < 150 for line in (found.headline, *found.sentences))
 
@@ -43,7 +59,11 @@ def test_without_a_judge_the_line_that_judges_is_printed(tmp_path):
 
 
 def test_held_out_reward_names_its_judge(tmp_path):
-    ends = {"before": {"value": -20.0, "count": 16}, "after": {"value": -5.0, "count": 16}, "gain": GAIN | {"value": 15.0}}
+    ends = {
+        "before": {"value": -20.0, "count": 16},
+        "after": {"value": -5.0, "count": 16},
+        "gain": GAIN | {"value": 15.0},
+    }
     found = brief(run_of(tmp_path / "run", {"heldout": {"num_prompts": 16, "score": ends}}))
     assert found.headline.endswith("judged by the training's own reward on held-out prompts.")
     assert "On 16 held-out prompts: from −20.0 to −5.00" in found.sentences[0]
@@ -54,7 +74,13 @@ def test_words_go_with_the_share_of_answers_that_the_start_would_give(nats):
     """After k nats an answer is e^k times as likely as under the start."""
     one_in = math.exp(nats)
     words = moved_in_words(nats)
-    expected = {1.11: "are those", 2.72: "nearly those", 20.1: "could still be", 22_027: "hardly those", math.inf: "never"}
+    expected = {
+        1.11: "are those",
+        2.72: "nearly those",
+        20.1: "could still be",
+        22_027: "hardly those",
+        math.inf: "never",
+    }
     assert next(text for bound, text in expected.items() if one_in < bound) in words
 
 
@@ -68,7 +94,10 @@ def test_the_loss_before_is_that_before_the_first_update(tmp_path):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "summary.json").write_text(json.dumps({"eval_loss_before": 4.31, "eval_loss": 2.78}))
     (folder / "config.json").write_text(json.dumps({"sft": {}}))
-    assert any("from 4.31 to 2.78 nats" in sentence for sentence in conclusion(read_journey(folder)).sentences)
+    assert any(
+        "from 4.31 to 2.78 nats" in sentence
+        for sentence in conclusion(read_journey(folder)).sentences
+    )
 
 
 def test_backticks_are_code_on_the_page():

@@ -1,4 +1,6 @@
-"""Several runs on one page: each under its own name, its curves as they are, its verdict, and what it was run with."""
+"""Several runs on one page: each under its own name, its curves as they are, its verdict, and what
+it was run with.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,17 @@ def runs(tmp_path, synthetic):
         synthetic.write_lines(folder / "ppo" / "metrics.jsonl", rows)
         synthetic.write(folder / "ppo" / "summary.json", synthetic.ppo_summary(kl=14 * speed))
         settings = {"steps": 24, "kl": {"coefficient": 0.1 / speed}, "reward_source": "learned"}
-        synthetic.write(folder / "ppo" / "config.json", {"ppo": settings, "model": {"source": "tiny"}, "seed": 0})
+        synthetic.write(
+            folder / "ppo" / "config.json",
+            {"ppo": settings, "model": {"source": "tiny"}, "seed": 0},
+        )
         folders.append(folder)
     losses = [{"step": step, "loss": 2 / step, "eval_loss": 3 / step} for step in range(1, 9)]
     synthetic.write_lines(folders[0] / "sft" / "metrics.jsonl", losses)
-    synthetic.write(folders[0] / "sft" / "config.json", {"sft": {"epochs": 2}, "model": {"source": "tiny"}, "seed": 0})
+    synthetic.write(
+        folders[0] / "sft" / "config.json",
+        {"sft": {"epochs": 2}, "model": {"source": "tiny"}, "seed": 0},
+    )
     return folders
 
 
@@ -39,7 +47,10 @@ def cells(source):
     tables = re.findall(r"<table>(.*?)</table>", source, re.DOTALL)
     plain = lambda text: html.unescape(re.sub(r"<[^>]+>", "", text)).strip()  # noqa: E731
     rows = [re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL) for table in tables]
-    return [[[plain(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in table] for table in rows]
+    return [
+        [[plain(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in table]
+        for table in rows
+    ]
 
 
 def test_every_run_is_drawn_with_its_own_numbers_under_its_own_name(runs, tmp_path):
@@ -52,7 +63,11 @@ def test_every_run_is_drawn_with_its_own_numbers_under_its_own_name(runs, tmp_pa
         assert steps == pytest.approx([row["step"] for row in rows], abs=0.1)
         assert values == pytest.approx([row["kl/policy_reference_k1"] for row in rows], abs=0.05)
     held_out = {name for name, chart in page.charts.items() if name.startswith("overlay-gold")}
-    assert held_out == {"overlay-gold-policy"} and page.texts("overlay-gold-policy", "name") == ["slow", "fast", "middle"]
+    assert held_out == {"overlay-gold-policy"} and page.texts("overlay-gold-policy", "name") == [
+        "slow",
+        "fast",
+        "middle",
+    ]
     # of the only run that has an SFT stage
     assert page.texts("loss-sft", "name") == ["training", "held-out"]
 
@@ -63,7 +78,9 @@ def test_the_table_has_the_verdict_of_each_run_and_the_other_what_they_differ_in
     assert [row[0] for row in rows] == ["slow", "fast", "middle"]
     for row, folder, kl in zip(rows, runs, (7.0, 21.0, 14.0), strict=True):
         shown = dict(zip(head, row, strict=True))
-        assert shown["verdict"] == conclusion(read_journey(folder)).headline and shown["steps"] == "24"
+        assert (
+            shown["verdict"] == conclusion(read_journey(folder)).headline and shown["steps"] == "24"
+        )
         assert float(shown["KL, nats"].split()[0]) == kl
     assert differences[0] == ["setting", "slow", "fast", "middle"]
     assert {row[0]: row[1:] for row in differences[1:]} == {
@@ -84,7 +101,9 @@ def test_more_runs_than_colours_have_lines_of_their_own():
     arms = [SubRun(f"run {n}", rows) for n in range(len(PALETTE) + 3)]
     (plot,) = charts("overlay", arms)
     looks = [(trace.colour, trace.dash) for trace in plot.traces]
-    assert len(looks) == len(arms) == len({*looks}) and [trace.name for trace in plot.legend] == [arm.name for arm in arms]
+    assert len(looks) == len(arms) == len({*looks}) and [trace.name for trace in plot.legend] == [
+        arm.name for arm in arms
+    ]
 
 
 def test_the_default_place_and_a_run_that_is_not_there(runs, tmp_path):
@@ -96,4 +115,6 @@ def test_the_default_place_and_a_run_that_is_not_there(runs, tmp_path):
 def test_names_of_folders_cannot_act_on_the_page(runs, tmp_path):
     hostile = runs[0].rename(tmp_path / "<img src=x onerror=1>")
     page = Page(write_overlay([hostile, runs[1]], tmp_path / "page.html"))
-    assert not any(tag == "img" for tag, _ in page.elements) and "<img src=x onerror=1>" in page.text
+    assert (
+        not any(tag == "img" for tag, _ in page.elements) and ("<img src=x onerror=1>") in page.text
+    )

@@ -1,4 +1,6 @@
-"""The report shows the numbers of the files, survives what is missing, and nothing a model wrote can act in it."""
+"""The report shows the numbers of the files, survives what is missing, and nothing a model wrote
+can act in it.
+"""
 
 from __future__ import annotations
 
@@ -109,9 +111,17 @@ class Page(HTMLParser):
         return [text.strip() for name, _, text in self.charts[chart] if name == tag]
 
     def scale(self, chart: str, side: str) -> Any:
-        """From the drawing's units to values, by what the ticks of an axis say and where they stand."""
-        ticks = [(str(a["style"]), text) for tag, a, text in self.charts[chart] if tag == "span" and a.get("class") == side]
-        values = [(float(style.split(":")[1].rstrip("%")) * 10, _number(text)) for style, text in ticks]
+        """From the drawing's units to values, by what the ticks of an axis say and where they
+        stand.
+        """
+        ticks = [
+            (str(a["style"]), text)
+            for tag, a, text in self.charts[chart]
+            if tag == "span" and a.get("class") == side
+        ]
+        values = [
+            (float(style.split(":")[1].rstrip("%")) * 10, _number(text)) for style, text in ticks
+        ]
         (at, low), (end, high) = values[0], values[-1]
         return lambda units: low + (units - at) * (high - low) / (end - at)
 
@@ -129,7 +139,9 @@ class Page(HTMLParser):
 
 
 def _number(text: str) -> float:
-    return float(text.replace("−", "-").replace(",", "").rstrip("%")) * (0.01 if text.endswith("%") else 1)
+    return float(text.replace("−", "-").replace(",", "").rstrip("%")) * (
+        0.01 if text.endswith("%") else 1
+    )
 
 
 def report(run: Path) -> Page:
@@ -138,7 +150,10 @@ def report(run: Path) -> Page:
 
 def test_numbers_of_the_page_are_those_of_the_files(tmp_path: Path, synthetic: Any) -> None:
     page = report(synthetic.write_quickstart(tmp_path / "run"))
-    assert "the trained model's answers beat those from before in 71.3% of 200 comparisons on held-out prompts" in page.text
+    assert (
+        "the trained model's answers beat those from before in 71.3% of 200 comparisons on "
+        "held-out prompts"
+    ) in page.text
     assert "(95% interval 64.6% to 77.1%; 50% is no difference)" in page.text
     assert "The gold score changed by +0.322 (95% interval +0.260 to +0.384)" in page.text
     assert "one question back (+0.430), on topic (+0.310), kind (+0.070)" in page.text
@@ -158,15 +173,25 @@ def test_drawings_carry_the_metrics(tmp_path: Path, synthetic: Any) -> None:
     steps, proxy = page.line("reward-kl", 0)
     assert steps == pytest.approx([row["step"] for row in rows], abs=0.5)
     assert proxy == pytest.approx([row["reward/proxy"] for row in rows], abs=0.01)
-    assert page.line("reward-kl", 1, "right")[1] == pytest.approx([row["kl/policy_reference_k1"] for row in rows], abs=0.05)
+    assert page.line("reward-kl", 1, "right")[1] == pytest.approx(
+        [row["kl/policy_reference_k1"] for row in rows], abs=0.05
+    )
     scored = [row for row in rows if "gold/score" in row]
     distance, gold = page.line("goodhart-distance", 0, "right")
-    assert distance == pytest.approx([max(0.0, row["kl/policy_reference_k1"]) ** 0.5 for row in scored], abs=0.01)
+    assert distance == pytest.approx(
+        [max(0.0, row["kl/policy_reference_k1"]) ** 0.5 for row in scored], abs=0.01
+    )
     assert gold == pytest.approx([row["gold/score"] for row in scored], abs=0.005)
     hovered = page.texts("goodhart-steps", "title")
-    assert any(text.startswith("step 160") and f"gold: {rows[-1]['gold/score']:.4g}" in text for text in hovered)
+    assert any(
+        text.startswith("step 160") and (f"gold: {rows[-1]['gold/score']:.4g}") in text
+        for text in hovered
+    )
     accuracy = page.texts("reward-accuracy", "title")
-    assert "model, held-out labels\nreward model: 74.2% [68.1%, 79.5%]" in accuracy and len(accuracy) == 5
+    assert (
+        "model, held-out labels\nreward model: 74.2% [68.1%, 79.5%]" in accuracy
+        and len(accuracy) == 5
+    )
     assert (
         page.texts("reliability", "title")[0]
         == "predicted probability of preference 54.0%\nreward model: right in 51.0% of 61 pairs"
@@ -175,11 +200,16 @@ def test_drawings_carry_the_metrics(tmp_path: Path, synthetic: Any) -> None:
 
 def test_phases_of_a_step_are_lines_of_the_first_policy(tmp_path: Path, synthetic: Any) -> None:
     run = synthetic.write_quickstart(tmp_path / "run")
-    page, rows = report(run), [json.loads(line) for line in (run / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    page, rows = (
+        report(run),
+        [json.loads(line) for line in (run / "ppo" / "metrics.jsonl").read_text().splitlines()],
+    )
     names = ["rollout", "reward", "evaluate", "update", "step"]
     assert page.texts("phases", "name") == [*names[:4], "the whole step"]
     for place, name in enumerate(names):
-        assert page.line("phases", place)[1] == pytest.approx([row[f"time/{name}"] for row in rows], abs=0.02), name
+        assert page.line("phases", place)[1] == pytest.approx(
+            [row[f"time/{name}"] for row in rows], abs=0.02
+        ), name
 
 
 @pytest.mark.parametrize(
@@ -194,23 +224,40 @@ def test_phases_of_a_step_are_lines_of_the_first_policy(tmp_path: Path, syntheti
         ([-0.3, 0.4], False, ["−0.2", "0.0", "0.2", "0.4"]),
     ],
 )
-def test_ticks_are_round_and_those_of_steps_whole(values: list[float], zero: bool, ticks: list[str]) -> None:
+def test_ticks_are_round_and_those_of_steps_whole(
+    values: list[float], zero: bool, ticks: list[str]
+) -> None:
     assert [text for _, text in axis("step", values, zero=zero, snug=True).ticks] == ticks
 
 
 def test_a_value_that_never_changes_has_room_around_it_and_nothing_below_zero() -> None:
-    ends = {value: (axis("", [value, value]).low, axis("", [value, value]).high) for value in (0.0, 0.25, -2.0)}
-    assert ends[0.0] == (0, 1) and ends[-2.0] == (-3, -1) and 0 < ends[0.25][0] < 0.25 < ends[0.25][1] < 0.5
+    ends = {
+        value: (axis("", [value, value]).low, axis("", [value, value]).high)
+        for value in (0.0, 0.25, -2.0)
+    }
+    assert (
+        ends[0.0] == (0, 1)
+        and ends[-2.0] == (-3, -1)
+        and 0 < ends[0.25][0] < 0.25 < ends[0.25][1] < 0.5
+    )
 
 
 def test_every_axis_and_every_line_of_several_has_a_name(tmp_path: Path, synthetic: Any) -> None:
     page = report(synthetic.write_quickstart(tmp_path / "run"))
     assert len(page.charts) > 20
     for name, elements in page.charts.items():
-        labels = [text for tag, attributes, text in elements if tag == "span" and attributes.get("class") in ("y", "x", "right")]
+        labels = [
+            text
+            for tag, attributes, text in elements
+            if tag == "span" and attributes.get("class") in ("y", "x", "right")
+        ]
         assert len(labels) >= 3 and all(labels), name
         assert any(a.get("class") == "xlabel" and text for _, a, text in elements), name
-        lines = {str(a.get("class")) for tag, a, _ in elements if tag == "path" and " line" in str(a.get("class"))}
+        lines = {
+            str(a.get("class"))
+            for tag, a, _ in elements
+            if tag == "path" and " line" in str(a.get("class"))
+        }
         assert len(lines) < 2 or page.texts(name, "name"), name
 
 
@@ -219,7 +266,10 @@ def _everywhere(text: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     def replace(value: Any) -> Any:
         if isinstance(value, dict):
-            return {(text if " " in key or key.startswith("ppo-") else key): replace(v) for key, v in value.items()}
+            return {
+                (text if " " in key or key.startswith("ppo-") else key): replace(v)
+                for key, v in value.items()
+            }
         return text if isinstance(value, str) else value
 
     return [replace(row) for row in rows]
@@ -229,13 +279,18 @@ def _everywhere(text: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_hostile_text_makes_no_element(tmp_path: Path, synthetic: Any, text: str) -> None:
     def write(run: Path, inserted: str) -> Page:
         synthetic.write_quickstart(run, arms=False)
-        synthetic.write_lines(run / "evaluate" / "answers.jsonl", _everywhere(inserted, synthetic.answer_rows(30)))
+        synthetic.write_lines(
+            run / "evaluate" / "answers.jsonl", _everywhere(inserted, synthetic.answer_rows(30))
+        )
         summary = synthetic.ppo_summary(gold_parts={inserted: {"before": 0.2, "after": 0.4}})
         synthetic.write(run / "ppo" / "summary.json", summary)
         synthetic.write(run / "config.json", {inserted: inserted})
         return report(run)
 
-    plain, hostile = write(tmp_path / "a" / "run", "harmless text"), write(tmp_path / "b" / "run", text)
+    plain, hostile = (
+        write(tmp_path / "a" / "run", "harmless text"),
+        write(tmp_path / "b" / "run", text),
+    )
     assert hostile.skeleton == plain.skeleton
     assert hostile.scripts == plain.scripts and len(plain.scripts) == 1
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", hostile.source)
@@ -251,7 +306,9 @@ def test_hostile_folder_names_make_no_element(tmp_path: Path, synthetic: Any) ->
     page = report(run.rename(tmp_path / name))
     assert "img" not in [tag for tag, _ in page.elements]
     assert any("<img" in name for name in page.texts("reward-kl", "name"))
-    assert all(not re.search(r"[\s<>]", str(attributes.get("id", ""))) for _, attributes in page.elements)
+    assert all(
+        not re.search(r"[\s<>]", str(attributes.get("id", ""))) for _, attributes in page.elements
+    )
 
 
 def test_long_texts_are_cut_and_counted() -> None:
@@ -280,12 +337,17 @@ def test_a_single_stage(tmp_path: Path, synthetic: Any, stage: str) -> None:
 @pytest.mark.parametrize("section", ["direct", "kto"])
 def test_direct_methods_are_no_reward_models(tmp_path: Path, synthetic: Any, section: str) -> None:
     run = synthetic.write_quickstart(tmp_path / "run", arms=False) / "reward"
-    synthetic.write(run / "config.json", {section: {"beta": 0.1}, "model": {"source": "tiny"}, "seed": 0})
     synthetic.write(
-        run / "summary.json", {"heldout_accuracy": synthetic.estimate(0.64, 0.58, 0.7)} if section == "direct" else {}
+        run / "config.json", {section: {"beta": 0.1}, "model": {"source": "tiny"}, "seed": 0}
+    )
+    synthetic.write(
+        run / "summary.json",
+        {"heldout_accuracy": synthetic.estimate(0.64, 0.58, 0.7)} if section == "direct" else {},
     )
     page = Page(write_report(run))
-    assert {"loss-reward", "accuracy-reward"} <= set(page.charts) and "reliability" not in page.charts
+    assert {"loss-reward", "accuracy-reward"} <= set(
+        page.charts
+    ) and "reliability" not in page.charts
     assert "reward model" not in page.text.casefold()
     said = (
         "ranks 64.0% of held-out pairs as people did (95% interval 58.0% to 70.0%)"
@@ -297,13 +359,26 @@ def test_direct_methods_are_no_reward_models(tmp_path: Path, synthetic: Any, sec
 
 def test_every_supervised_stage_of_a_run_has_its_losses(tmp_path: Path, synthetic: Any) -> None:
     run = synthetic.write_quickstart(tmp_path / "run", arms=False)
-    for name, section in (("process", "process"), ("kto", "kto"), ("direct", "direct"), ("again", "direct")):
+    for name, section in (
+        ("process", "process"),
+        ("kto", "kto"),
+        ("direct", "direct"),
+        ("again", "direct"),
+    ):
         shutil.copytree(run / "reward", run / name)
-        synthetic.write(run / name / "config.json", {section: {}, "model": {"source": "tiny"}, "seed": 0})
+        synthetic.write(
+            run / name / "config.json", {section: {}, "model": {"source": "tiny"}, "seed": 0}
+        )
     page = Page(write_report(run))
     drawn = {name for name in page.charts if name.startswith("loss-")}
-    assert drawn == {f"loss-{name}" for name in ("sft", "reward", "process", "kto", "direct", "again")}
-    ids = [attributes["id"] for tag, attributes in page.elements if tag == "section" and "id" in attributes]
+    assert drawn == {
+        f"loss-{name}" for name in ("sft", "reward", "process", "kto", "direct", "again")
+    }
+    ids = [
+        attributes["id"]
+        for tag, attributes in page.elements
+        if tag == "section" and "id" in attributes
+    ]
     stages = [name.removeprefix("stage-") for name in map(str, ids) if name.startswith("stage-")]
     assert stages[0] == "ppo" and stages[-3:] == ["reward", "pairs", "sft"]
     assert set(stages[1:-3]) == {"again", "direct", "kto", "process"}
@@ -318,20 +393,31 @@ def test_every_supervised_stage_of_a_run_has_its_losses(tmp_path: Path, syntheti
             "correct",
             0.03,
             "Better",
-            "answers that are right went from 20.0% to 30.0%; change +0.100 (95% interval +0.030 to +0.200)",
+            "answers that are right went from 20.0% to 30.0%; change +0.100 (95% interval +0.030 "
+            "to +0.200)",
         ),
         ("correct", -0.01, "Not shown to be better", "The interval contains 0"),
-        ("score", 0.03, "The reward rose", "the reward that training maximised went from 0.200 to 0.300"),
+        (
+            "score",
+            0.03,
+            "The reward rose",
+            "the reward that training maximised went from 0.200 to 0.300",
+        ),
     ],
 )
 def test_held_out_prompts_are_told_and_only_checked_answers_judge(
     tmp_path: Path, synthetic: Any, part: str, low: float, headline: str, sentence: str
 ) -> None:
     run = synthetic.write_quickstart(tmp_path / "run", arms=False) / "ppo"
-    rows = [{k: v for k, v in row.items() if not k.startswith("gold")} for row in synthetic.ppo_rows()]
+    rows = [
+        {k: v for k, v in row.items() if not k.startswith("gold")} for row in synthetic.ppo_rows()
+    ]
     rows[-1]["heldout/score"] = 0.3
     synthetic.write_lines(run / "metrics.jsonl", rows)
-    found = {"before": synthetic.estimate(0.2, 0.1, 0.3), "after": synthetic.estimate(0.3, 0.2, 0.4)}
+    found = {
+        "before": synthetic.estimate(0.2, 0.1, 0.3),
+        "after": synthetic.estimate(0.3, 0.2, 0.4),
+    }
     found["gain"] = synthetic.estimate(0.1, low, 0.2)
     synthetic.write(run / "summary.json", {"heldout": {"num_prompts": 128, part: found}, "kl": 3.0})
     page = Page(write_report(run))
@@ -341,27 +427,59 @@ def test_held_out_prompts_are_told_and_only_checked_answers_judge(
 
 def test_alarms_stand_on_the_page_with_their_texts(tmp_path: Path, synthetic: Any) -> None:
     run = synthetic.write_quickstart(tmp_path / "run", arms=False)
-    alarm = {"detector": "length_gaming", "step": 7, "value": 2.0, "threshold": 1.5, "message": "mean length went from 20 to 40"}
-    rows = [{**alarm, "advice": "Look at it", "evidence": ["<b>long</b> answer"]}, {"detector": 3, "evidence": "none"}]
+    alarm = {
+        "detector": "length_gaming",
+        "step": 7,
+        "value": 2.0,
+        "threshold": 1.5,
+        "message": "mean length went from 20 to 40",
+    }
+    rows = [
+        {**alarm, "advice": "Look at it", "evidence": ["<b>long</b> answer"]},
+        {"detector": 3, "evidence": "none"},
+    ]
     synthetic.write_lines(run / "ppo" / "alarms.jsonl", rows)
     page = Page(write_report(run))
-    assert "length gaming" in page.text and "step 7" in page.text and "Mean length went from 20 to 40. Look at it" in page.text
+    assert (
+        "length gaming" in page.text
+        and "step 7" in page.text
+        and ("Mean length went from 20 to 40. Look at it") in page.text
+    )
     assert "<b>long</b> answer" in page.text
     warning = "Alarm of length gaming at step 7: mean length went from 20 to 40. Look at it"
     assert warning in conclusion(read_journey(run)).warnings
-    assert "Alarms" not in Page(write_report(synthetic.write_quickstart(tmp_path / "calm", arms=False))).text
+    assert (
+        "Alarms"
+        not in Page(write_report(synthetic.write_quickstart(tmp_path / "calm", arms=False))).text
+    )
 
 
-def test_warnings_of_the_training_come_from_its_alarms_alone(tmp_path: Path, synthetic: Any) -> None:
+def test_warnings_of_the_training_come_from_its_alarms_alone(
+    tmp_path: Path, synthetic: Any
+) -> None:
     rows = synthetic.ppo_rows(40)
     for place, row in enumerate(rows):
-        row.update({"response/length": 20.0 + 5 * place, "policy/entropy": 3.0 / (1 + place), "response/stop_rate": 0.1})
+        row.update(
+            {
+                "response/length": 20.0 + 5 * place,
+                "policy/entropy": 3.0 / (1 + place),
+                "response/stop_rate": 0.1,
+            }
+        )
     synthetic.write_lines(tmp_path / "ppo" / "metrics.jsonl", rows)
-    synthetic.write(tmp_path / "ppo" / "summary.json", {"kl": 3.0, "gold_gain": synthetic.estimate(0.0, -0.1, 0.1)})
+    synthetic.write(
+        tmp_path / "ppo" / "summary.json",
+        {"kl": 3.0, "gold_gain": synthetic.estimate(0.0, -0.1, 0.1)},
+    )
     assert conclusion(read_journey(tmp_path / "ppo")).warnings == []
-    alarms = [{"detector": "entropy_collapse", "step": step, "message": "the entropy fell"} for step in (21, 22)]
+    alarms = [
+        {"detector": "entropy_collapse", "step": step, "message": "the entropy fell"}
+        for step in (21, 22)
+    ]
     synthetic.write_lines(tmp_path / "ppo" / "alarms.jsonl", alarms)
-    assert conclusion(read_journey(tmp_path / "ppo")).warnings == ["Alarm of entropy collapse at step 21: the entropy fell."]
+    assert conclusion(read_journey(tmp_path / "ppo")).warnings == [
+        "Alarm of entropy collapse at step 21: the entropy fell."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -383,12 +501,17 @@ def test_warnings_of_the_training_come_from_its_alarms_alone(tmp_path: Path, syn
     ],
 )
 @pytest.mark.parametrize("damage", ["missing", "damaged", "foreign"])
-def test_any_part_may_be_missing_or_damaged(tmp_path: Path, synthetic: Any, part: str, damage: str) -> None:
+def test_any_part_may_be_missing_or_damaged(
+    tmp_path: Path, synthetic: Any, part: str, damage: str
+) -> None:
     run = synthetic.write_quickstart(tmp_path / "run")
     if damage == "missing":
         (run / part).unlink()
     else:
-        contents = {"damaged": b'{"step": 1, "loss"\n\xff\n', "foreign": b'[1, null, "text", {"value": []}]\n'}
+        contents = {
+            "damaged": b'{"step": 1, "loss"\n\xff\n',
+            "foreign": b'[1, null, "text", {"value": []}]\n',
+        }
         (run / part).write_bytes(contents[damage])
     page = report(run)
     assert page.charts
@@ -406,14 +529,26 @@ def test_wrong_types_and_nulls_are_left_out(tmp_path: Path, synthetic: Any) -> N
         row["gold/score"] = None
     run = tmp_path / "ppo"
     synthetic.write_lines(run / "metrics.jsonl", rows)
-    nested = {"gold_gain": {"value": None}, "gold_win_rate": "high", "gold_parts": {"kind": 3}, "kl": [1], "seconds": None}
+    nested = {
+        "gold_gain": {"value": None},
+        "gold_win_rate": "high",
+        "gold_parts": {"kind": 3},
+        "kl": [1],
+        "seconds": None,
+    }
     synthetic.write(run / "summary.json", nested)
     page = report(run)
     drawn = page.line("reward-kl", 0)[0]
     assert [round(step) for step in drawn] == [step for step in range(1, 31) if step not in (4, 5)]
-    paths = [str(a["d"]) for tag, a, _ in page.charts["reward-kl"] if tag == "path" and a.get("class") == "c0 line "]
+    paths = [
+        str(a["d"])
+        for tag, a, _ in page.charts["reward-kl"]
+        if tag == "path" and a.get("class") == "c0 line "
+    ]
     assert paths[-1].count("M") == 2  # a gap, and no line across it
-    assert not {"curve-policy-entropy", "curve-response-length", "goodhart-steps"} & set(page.charts)
+    assert not {"curve-policy-entropy", "curve-response-length", "goodhart-steps"} & set(
+        page.charts
+    )
     assert "No judge but the training's own reward saw the answers" in page.text
     assert "NaN" not in page.source and "nan" not in " ".join(page.texts("reward-kl", "title"))
 
@@ -436,14 +571,33 @@ def test_empty_foreign_and_missing_folders_are_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rate", "gain", "headline", "sentence"),
     [
-        ((0.56, 0.49, 0.63), (0.02, -0.01, 0.05), "Not shown to be better", "The interval contains 50%"),
-        ((0.71, 0.65, 0.77), (0.3, 0.2, 0.4), "Better, at one temperature", "beat those from before in 71.0%"),
+        (
+            (0.56, 0.49, 0.63),
+            (0.02, -0.01, 0.05),
+            "Not shown to be better",
+            "The interval contains 50%",
+        ),
+        (
+            (0.71, 0.65, 0.77),
+            (0.3, 0.2, 0.4),
+            "Better, at one temperature",
+            "beat those from before in 71.0%",
+        ),
         ((0.38, 0.32, 0.45), (-0.1, -0.2, -0.05), "Worse", "beat those from before in 38.0%"),
-        ((0.48, 0.41, 0.55), (-0.01, -0.05, 0.02), "Not shown to be better", "The interval contains 50%"),
+        (
+            (0.48, 0.41, 0.55),
+            (-0.01, -0.05, 0.02),
+            "Not shown to be better",
+            "The interval contains 50%",
+        ),
     ],
 )
-def test_verdict_follows_the_interval(tmp_path: Path, synthetic: Any, rate: Any, gain: Any, headline: str, sentence: str) -> None:
-    summary = synthetic.ppo_summary(gold_win_rate=synthetic.estimate(*rate), gold_gain=synthetic.estimate(*gain))
+def test_verdict_follows_the_interval(
+    tmp_path: Path, synthetic: Any, rate: Any, gain: Any, headline: str, sentence: str
+) -> None:
+    summary = synthetic.ppo_summary(
+        gold_win_rate=synthetic.estimate(*rate), gold_gain=synthetic.estimate(*gain)
+    )
     synthetic.write_lines(tmp_path / "ppo" / "metrics.jsonl", synthetic.ppo_rows(40))
     synthetic.write(tmp_path / "ppo" / "summary.json", summary)
     found = conclusion(read_journey(tmp_path / "ppo"))
@@ -455,14 +609,38 @@ def test_verdict_follows_the_interval(tmp_path: Path, synthetic: Any, rate: Any,
 @pytest.mark.parametrize(
     ("verdict_of", "over", "tone", "headline", "sentence"),
     [
-        ("better", (0.3, 0.1, 0.5), "good", "Better than any decoding of the model before", "No temperature gives that"),
-        ("sharper", (0.02, -0.1, 0.14), "open", "Sharper, not better", "what a lower temperature of the model before gives"),
-        ("undecided", (0.02, -0.1, 0.14), "open", "Not shown to be better", "does not show a difference"),
+        (
+            "better",
+            (0.3, 0.1, 0.5),
+            "good",
+            "Better than any decoding of the model before",
+            "No temperature gives that",
+        ),
+        (
+            "sharper",
+            (0.02, -0.1, 0.14),
+            "open",
+            "Sharper, not better",
+            "what a lower temperature of the model before gives",
+        ),
+        (
+            "undecided",
+            (0.02, -0.1, 0.14),
+            "open",
+            "Not shown to be better",
+            "does not show a difference",
+        ),
         ("worse", (-0.3, -0.5, -0.1), "bad", "Worse", "if it is decoded well"),
     ],
 )
 def test_the_verdict_follows_the_best_decoding_of_the_start(
-    tmp_path: Path, synthetic: Any, verdict_of: str, over: Any, tone: str, headline: str, sentence: str
+    tmp_path: Path,
+    synthetic: Any,
+    verdict_of: str,
+    over: Any,
+    tone: str,
+    headline: str,
+    sentence: str,
 ) -> None:
     rate, row = (
         synthetic.estimate(0.87, 0.81, 0.91),
@@ -475,24 +653,35 @@ def test_the_verdict_follows_the_best_decoding_of_the_start(
         "temperature": 0.0,
         "policy_temperature": 0.5,
     }
-    control = {"gold_by_temperature": {"1": row, "0": row}, "over_best_decoding": best, "verdict": verdict_of}
+    control = {
+        "gold_by_temperature": {"1": row, "0": row},
+        "over_best_decoding": best,
+        "verdict": verdict_of,
+    }
     synthetic.write_lines(tmp_path / "ppo" / "metrics.jsonl", synthetic.ppo_rows(40))
     synthetic.write(
-        tmp_path / "ppo" / "summary.json", synthetic.ppo_summary(gold_win_rate=rate, gold_gain=row["gain"], **control)
+        tmp_path / "ppo" / "summary.json",
+        synthetic.ppo_summary(gold_win_rate=rate, gold_gain=row["gain"], **control),
     )
     found = conclusion(read_journey(tmp_path / "ppo"))
     assert (found.tone, found.headline) == (tone, headline)
-    assert sentence in " ".join(found.sentences) and "at temperature 0.5 against the model before greedy" in " ".join(
-        found.sentences
-    )
+    assert sentence in " ".join(found.sentences) and (
+        "at temperature 0.5 against the model before greedy"
+    ) in " ".join(found.sentences)
     assert not any("at one temperature" in warning for warning in found.warnings)
     page = write_report(tmp_path / "ppo").read_text()
-    assert "What decoding alone gives" in page and "best against best" in page and "<td>greedy</td>" in page
+    assert (
+        "What decoding alone gives" in page
+        and "best against best" in page
+        and "<td>greedy</td>" in page
+    )
 
 
 def test_a_gain_without_the_control_says_so(tmp_path: Path, synthetic: Any) -> None:
     synthetic.write_lines(tmp_path / "ppo" / "metrics.jsonl", synthetic.ppo_rows(40))
-    summary = synthetic.ppo_summary(gold_win_rate=synthetic.estimate(0.8, 0.7, 0.9), gold_gain=synthetic.estimate(1.0, 0.8, 1.2))
+    summary = synthetic.ppo_summary(
+        gold_win_rate=synthetic.estimate(0.8, 0.7, 0.9), gold_gain=synthetic.estimate(1.0, 0.8, 1.2)
+    )
     synthetic.write(tmp_path / "ppo" / "summary.json", summary)
     found = conclusion(read_journey(tmp_path / "ppo"))
     assert (found.tone, found.headline) == ("open", "Better, at one temperature")
@@ -505,15 +694,27 @@ def test_verdict_tells_of_a_gold_that_has_turned_down(tmp_path: Path, synthetic:
         run = tmp_path / str(turn) / "ppo"
         synthetic.write_lines(run / "metrics.jsonl", synthetic.ppo_rows(gold_turn=turn))
         synthetic.write(run / "summary.json", synthetic.ppo_summary())
-        assert any("Distrust the last steps" in warning for warning in conclusion(read_journey(run)).warnings) == warned
+        assert (
+            any(
+                "Distrust the last steps" in warning
+                for warning in conclusion(read_journey(run)).warnings
+            )
+            == warned
+        )
 
 
-def test_a_part_within_the_noise_of_its_answers_is_no_change(tmp_path: Path, synthetic: Any) -> None:
+def test_a_part_within_the_noise_of_its_answers_is_no_change(
+    tmp_path: Path, synthetic: Any
+) -> None:
     run = synthetic.write_quickstart(tmp_path / "run", arms=False)
-    rows = [{"parts_before": {"kind": 0.5}, "parts_after": {"kind": 0.57 + (0.9 if i % 2 else -0.9)}} for i in range(100)]
+    rows = [
+        {"parts_before": {"kind": 0.5}, "parts_after": {"kind": 0.57 + (0.9 if i % 2 else -0.9)}}
+        for i in range(100)
+    ]
     synthetic.write_lines(run / "evaluate" / "answers.jsonl", rows)
     sentences = " ".join(conclusion(read_journey(run)).sentences)
-    assert "No clear change: kind (+0.070)" in sentences  # half the interval is 1.96 · 0.9 / √100 ≈ 0.18
+    # half the interval is 1.96 · 0.9 / √100 ≈ 0.18
+    assert "No clear change: kind (+0.070)" in sentences
 
 
 def test_samples_of_one_prompt_are_not_independent(tmp_path: Path, synthetic: Any) -> None:
@@ -521,12 +722,16 @@ def test_samples_of_one_prompt_are_not_independent(tmp_path: Path, synthetic: An
     verdict = {"policies": {"ppo": {"gold_parts": {"kind": {"before": 0.0, "after": 0.05}}}}}
     synthetic.write(run / "evaluate" / "summary.json", verdict)
     changes = [0.5 if i % 2 else -0.4 for i in range(20)]
-    rows = [{"id": str(i), "parts_before": {"kind": 0.0}, "parts_after": {"kind": c}} for i, c in enumerate(changes)] * 20
+    rows = [
+        {"id": str(i), "parts_before": {"kind": 0.0}, "parts_after": {"kind": c}}
+        for i, c in enumerate(changes)
+    ] * 20
     synthetic.write_lines(run / "evaluate" / "answers.jsonl", rows)
     journey = read_journey(run)
     (part,) = gold_parts(journey.stage("policy"), journey.answers)
     assert part.change == pytest.approx(0.05)
-    assert part.noise == pytest.approx(0.9 * (wilson_interval(10, 20)[1] - 0.5))  # ten of twenty rose, by 0.9 more
+    # ten of twenty rose, by 0.9 more
+    assert part.noise == pytest.approx(0.9 * (wilson_interval(10, 20)[1] - 0.5))
     assert part.direction == 0
 
 
@@ -535,7 +740,9 @@ def test_gold_found_by_the_whole_run_is_added_to_each_arm(tmp_path: Path, synthe
     for arm in ("ppo", "ppo-beta0", "ppo-random"):
         synthetic.write(run / arm / "summary.json", {"steps": 160, "kl": 5.5})
     shares = (("ppo", 0.64), ("ppo-beta0", 0.37))
-    policies = {name: {"gold_win_rate": synthetic.estimate(v, v - 0.05, v + 0.05)} for name, v in shares}
+    policies = {
+        name: {"gold_win_rate": synthetic.estimate(v, v - 0.05, v + 0.05)} for name, v in shares
+    }
     synthetic.write(run / "evaluate" / "summary.json", {"policies": policies})
     arms = {arm.name: arm.summary for arm in read_journey(run).arms}
     assert [arms[name]["steps"] for name in ("ppo", "ppo-beta0", "ppo-random")] == [160, 160, 160]
@@ -558,7 +765,13 @@ def test_answers_are_ranked_by_the_change_of_gold() -> None:
 
 
 def test_series_keeps_gaps_and_skips_absent_keys() -> None:
-    rows = [{"step": 1, "a": 1}, {"step": 2, "a": None}, {"step": 3}, {"step": 4, "a": True}, {"step": None, "a": 2.5}]
+    rows = [
+        {"step": 1, "a": 1},
+        {"step": 2, "a": None},
+        {"step": 3},
+        {"step": 4, "a": True},
+        {"step": None, "a": 2.5},
+    ]
     assert series(rows, "a") == [(1.0, 1.0), (2.0, None), (4.0, None), (4.0, 2.5)]
     assert series([{"step": 1, "b": None}], "b") == []
 
@@ -575,18 +788,30 @@ def test_a_long_line_keeps_its_spikes_its_gaps_and_its_end() -> None:
 
 def test_of_many_points_those_told_on_hover_are_spread_and_have_most_to_tell() -> None:
     frame = {"id": "a", "title": "A", "caption": "", "y": "b"}
-    often, rarely = Trace(range(1, 1001), [0.5] * 1000, "often"), Trace([500, 1000], [2.0, 3.0], "rarely")
+    often, rarely = (
+        Trace(range(1, 1001), [0.5] * 1000, "often"),
+        Trace([500, 1000], [2.0, 3.0], "rarely"),
+    )
     (plot,) = framed(frame, [often, rarely])
     texts = [text for _, text in plot.hits]
-    assert 35 <= len(texts) <= 40 and "step 500\noften: 0.5\nrarely: 2" in texts and "step 1,000\noften: 0.5\nrarely: 3" in texts
+    assert (
+        35 <= len(texts) <= 40
+        and "step 500\noften: 0.5\nrarely: 2" in texts
+        and ("step 1,000\noften: 0.5\nrarely: 3") in texts
+    )
 
 
 def test_a_reward_of_ones_own_is_no_proxy(tmp_path: Path, synthetic: Any) -> None:
     for source, gold in (("function", False), ("learned", False), ("function", True)):
         run = tmp_path / f"{source}-{gold}"
-        rows = [{k: v for k, v in row.items() if gold or not k.startswith("gold")} for row in synthetic.ppo_rows()]
+        rows = [
+            {k: v for k, v in row.items() if gold or not k.startswith("gold")}
+            for row in synthetic.ppo_rows()
+        ]
         synthetic.write_lines(run / "grpo" / "metrics.jsonl", rows)
-        synthetic.write(run / "grpo" / "config.json", {"grpo": {"reward_source": source}, "seed": 3})
+        synthetic.write(
+            run / "grpo" / "config.json", {"grpo": {"reward_source": source}, "seed": 3}
+        )
         synthetic.write(run / "grpo" / "summary.json", {"kl": -0.02})
         synthetic.write(run / "command.json", {"command": "stages", "config": {"grpo": {}}})
         page = Page(write_report(run))
@@ -595,18 +820,31 @@ def test_a_reward_of_ones_own_is_no_proxy(tmp_path: Path, synthetic: Any) -> Non
         assert ("Gold is a judge whose scores nothing is trained on" in page.text) == gold
         assert "unbiased and may be negative" in page.text
     synthetic.write(run / "command.json", {"config": {"evaluate": {"judge": {"call": "a:b"}}}})
-    synthetic.write_lines(run / "grpo" / "metrics.jsonl", [{k: v for k, v in row.items() if k[:4] != "gold"} for row in rows])
+    synthetic.write_lines(
+        run / "grpo" / "metrics.jsonl",
+        [{k: v for k, v in row.items() if k[:4] != "gold"} for row in rows],
+    )
     assert "Not judged by gold" in Page(write_report(run)).text
 
 
 def test_few_are_counted_and_no_percentages(tmp_path: Path, synthetic: Any) -> None:
-    for count, shown in ((2, "ranks 2 of 2 held-out pairs"), (200, "ranks 100.0% of held-out pairs")):
+    for count, shown in (
+        (2, "ranks 2 of 2 held-out pairs"),
+        (200, "ranks 100.0% of held-out pairs"),
+    ):
         run = tmp_path / str(count) / "direct"
-        synthetic.write_lines(run / "metrics.jsonl", [{"step": i, "loss": 0.5, "accuracy": 0.9, "margin": 0.1} for i in (1, 2)])
+        synthetic.write_lines(
+            run / "metrics.jsonl",
+            [{"step": i, "loss": 0.5, "accuracy": 0.9, "margin": 0.1} for i in (1, 2)],
+        )
         synthetic.write(run / "config.json", {"direct": {"loss": "dpo"}})
-        synthetic.write(run / "summary.json", {"heldout_accuracy": synthetic.estimate(1.0, 0.5, 1.0, count)})
+        synthetic.write(
+            run / "summary.json", {"heldout_accuracy": synthetic.estimate(1.0, 0.5, 1.0, count)}
+        )
         page = Page(write_report(run))
-        assert ("100.0%" in page.text) == (count == 200) and "Direct preference optimisation (DPO)" in page.text
+        assert ("100.0%" in page.text) == (
+            count == 200
+        ) and "Direct preference optimisation (DPO)" in page.text
         assert shown in page.text
         assert not re.search("gold|supervised", page.text.casefold())
 
@@ -626,7 +864,10 @@ def test_facts_stand_at_the_top_and_the_judge_is_named(tmp_path: Path, synthetic
         "tether": "0.1",
     }
     synthetic.write(run / "sft" / "manifest.json", manifest)
-    synthetic.write(run / "evaluate" / "manifest.json", {"judge": {"name": "mine.py:score", "says": "One for please."}})
+    synthetic.write(
+        run / "evaluate" / "manifest.json",
+        {"judge": {"name": "mine.py:score", "says": "One for please."}},
+    )
     synthetic.write(run / "evaluate" / "config.json", {"evaluate": {}})
     synthetic.write(run / "evaluate" / "summary.json", {"num_prompts": 8})
     page = Page(write_report(run))
@@ -643,9 +884,15 @@ def test_facts_stand_at_the_top_and_the_judge_is_named(tmp_path: Path, synthetic
 def test_a_stage_of_a_run_is_told_of_on_the_runs_page(tmp_path: Path, synthetic: Any) -> None:
     run = synthetic.write_quickstart(tmp_path / "run", arms=False)
     synthetic.write(run / "command.json", {"command": "stages", "stages": ["sft"], "config": {}})
-    assert write_report(run / "sft") == run / "report.html" and not (run / "sft" / "report.html").exists()
+    assert (
+        write_report(run / "sft") == run / "report.html"
+        and not (run / "sft" / "report.html").exists()
+    )
     assert 'id="stage-sft"' in (run / "report.html").read_text()
-    assert write_report(run / "sft", tmp_path / "other.html").read_text() == (run / "report.html").read_text()
+    assert (
+        write_report(run / "sft", tmp_path / "other.html").read_text()
+        == (run / "report.html").read_text()
+    )
 
 
 def test_numbers_for_people() -> None:
@@ -659,24 +906,44 @@ def test_numbers_for_people() -> None:
 
 def test_estimates_are_read_and_printed_alike() -> None:
     stored = {"value": 0.5, "low": 0.4, "high": 0.6, "count": 10}
-    assert bracketed(stored, percent) == bracketed(estimate(stored), percent) == "50.0% [40.0%, 60.0%]"
-    assert bracketed(0.5, signed) == bracketed({"value": 0.5, "low": None, "high": None}, signed) == "+0.500"
+    assert (
+        bracketed(stored, percent)
+        == bracketed(estimate(stored), percent)
+        == ("50.0% [40.0%, 60.0%]")
+    )
+    assert (
+        bracketed(0.5, signed)
+        == bracketed({"value": 0.5, "low": None, "high": None}, signed)
+        == "+0.500"
+    )
     assert bracketed(None) == bracketed({}) == bracketed({"value": None}) == ""
     bare, whole = estimate({"value": 0.5, "low": None, "high": None}), estimate(stored)
     assert bare is not None and whole is not None and has_interval(whole) and not has_interval(bare)
-    assert whole.as_dict() == stored and bare.as_dict() == {"value": 0.5, "low": None, "high": None, "count": 0}
+    assert whole.as_dict() == stored and bare.as_dict() == {
+        "value": 0.5,
+        "low": None,
+        "high": None,
+        "count": 0,
+    }
     assert [side(whole, point) for point in (0.3, 0.5, 0.7)] == [1, 0, -1] and side(bare, 0.0) == 0
 
 
 def test_report_loads_no_torch() -> None:
-    code = "import sys, tether.report.page; print(*(m for m in ('torch', 'transformers', 'numpy', 'pandas') if m in sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    code = (
+        "import sys, tether.report.page; print(*(m for m in ('torch', 'transformers', 'numpy', "
+        "'pandas') if m in sys.modules))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not {"torch", "transformers"} & set(loaded)
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
-def test_page_in_a_browser(tmp_path: Path, synthetic: Any, chromium: str, width: int, scheme: Any) -> None:
+def test_page_in_a_browser(
+    tmp_path: Path, synthetic: Any, chromium: str, width: int, scheme: Any
+) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     run = synthetic.write_quickstart(tmp_path / "run")
     rows = synthetic.answer_rows(30)
@@ -690,7 +957,9 @@ def test_page_in_a_browser(tmp_path: Path, synthetic: Any, chromium: str, width:
     requests: list[str] = []
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
+        )
         page = context.new_page()
         page.on("console", lambda message: problems.append(message.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
@@ -698,15 +967,29 @@ def test_page_in_a_browser(tmp_path: Path, synthetic: Any, chromium: str, width:
         page.goto(path.as_uri())
         page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
         page.click("#theme")
-        empty = page.evaluate("[...document.querySelectorAll('figure')].filter(f => !f.querySelector('.hit')).map(f => f.id)")
+        empty = page.evaluate(
+            "[...document.querySelectorAll('figure')].filter(f => "
+            "!f.querySelector('.hit')).map(f => f.id)"
+        )
         page.locator("#reward-kl .area").hover()
         told = page.inner_text("#hover")
         overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        wide = "e => (r => r.width && (r.left < 0 || r.right > innerWidth))(e.getBoundingClientRect())"
-        cut = page.evaluate(f"[...document.querySelectorAll('.area span, .legend li, th, figcaption')].filter({wide}).length")
+        wide = (
+            "e => (r => r.width && (r.left < 0 || r.right > innerWidth))(e.getBoundingClientRect())"
+        )
+        cut = page.evaluate(
+            "[...document.querySelectorAll('.area span, .legend li, th, "
+            f"figcaption')].filter({wide}).length"
+        )
         hacked = page.evaluate("'hacked' in window")
-        shown = page.evaluate("['.sticky', '.folded'].map(n => getComputedStyle(document.querySelector(n)).display !== 'none')")
-        links = page.evaluate("[...document.querySelectorAll('a')].filter(a => !document.getElementById(a.hash.slice(1))).length")
+        shown = page.evaluate(
+            "['.sticky', '.folded'].map(n => "
+            "getComputedStyle(document.querySelector(n)).display !== 'none')"
+        )
+        links = page.evaluate(
+            "[...document.querySelectorAll('a')].filter(a => "
+            "!document.getElementById(a.hash.slice(1))).length"
+        )
         browser.close()
     assert problems == []
     assert requests == [path.as_uri()]
@@ -717,7 +1000,9 @@ def test_page_in_a_browser(tmp_path: Path, synthetic: Any, chromium: str, width:
 
 
 @pytest.mark.browser
-def test_nothing_is_in_the_way_of_a_screen_reader(tmp_path: Path, synthetic: Any, chromium: str) -> None:
+def test_nothing_is_in_the_way_of_a_screen_reader(
+    tmp_path: Path, synthetic: Any, chromium: str
+) -> None:
     """By axe (npm install axe-core), whose axe.min.js TETHER_AXE names."""
     playwright = pytest.importorskip("playwright.sync_api")
     axe = Path(os.environ.get("TETHER_AXE", ""))
@@ -727,7 +1012,9 @@ def test_nothing_is_in_the_way_of_a_screen_reader(tmp_path: Path, synthetic: Any
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         for width, scheme in ((1280, "light"), (360, "dark")):
-            context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
+            context = browser.new_context(
+                viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
+            )
             page = context.new_page()
             page.goto(path.as_uri())
             page.evaluate(axe.read_text())
@@ -738,7 +1025,9 @@ def test_nothing_is_in_the_way_of_a_screen_reader(tmp_path: Path, synthetic: Any
 
 def test_what_was_not_learned_from_is_a_warning(tmp_path, synthetic):
     run = synthetic.write_quickstart(tmp_path / "run")
-    assert not any("set aside" in w or "left out" in w for w in conclusion(read_journey(run)).warnings)
+    assert not any(
+        "set aside" in w or "left out" in w for w in conclusion(read_journey(run)).warnings
+    )
     for stage, more in (
         ("reward", {"quarantine": {"count": 20, "reasons": {}}}),
         ("ppo", {"steps_left_out": 3}),
@@ -747,7 +1036,10 @@ def test_what_was_not_learned_from_is_a_warning(tmp_path, synthetic):
         path = run / stage / "summary.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
     told = " ".join(conclusion(read_journey(run)).warnings)
-    assert "reward: 20 rows of its data could not be used" in told and "ppo: in 3 steps an update was left out" in told
+    assert (
+        "reward: 20 rows of its data could not be used" in told
+        and ("ppo: in 3 steps an update was left out") in told
+    )
     assert "sft: only 1 update, next to nothing" in told
 
 
@@ -757,7 +1049,8 @@ def test_what_was_not_learned_from_is_a_warning(tmp_path, synthetic):
         (0.95, 0.6, {"max_staleness": 2}, "sampling is the bottleneck"),
         (0.3, 0.02, {"max_staleness": 2}, "the learner is the bottleneck"),
         (0.5, 0.5, {"max_staleness": 0}, "they take turns, and with max_staleness = 1"),
-        (0.5, 0.5, {"max_staleness": 0, "lora": False}, "they take turns."),  # which would be refused
+        # which would be refused
+        (0.5, 0.5, {"max_staleness": 0, "lora": False}, "they take turns."),
         (0.5, 0.5, {}, "they take turns."),  # a stage without that key
         (0.5, 0.3, {"max_staleness": 2}, "neither works all the time"),
     ],
@@ -765,17 +1058,24 @@ def test_what_was_not_learned_from_is_a_warning(tmp_path, synthetic):
 def test_who_waits_for_whom(tmp_path, synthetic, busy, wait, settings, words):
     run = tmp_path / "run" / "grpo"
     rows = synthetic.ppo_rows(8)
-    synthetic.write_lines(run / "metrics.jsonl", [{**row, "engine/busy": busy, "engine/wait": wait} for row in rows])
+    synthetic.write_lines(
+        run / "metrics.jsonl", [{**row, "engine/busy": busy, "engine/wait": wait} for row in rows]
+    )
     synthetic.write(run / "config.json", {"grpo": settings})
     synthetic.write(run / "summary.json", {"steps": 8})
     page = Page(write_report(run.parent))
-    assert f"{busy:.1%} of the time" in page.text and f"{wait:.1%} of a step" in page.text and words in page.text
+    assert (
+        f"{busy:.1%} of the time" in page.text
+        and f"{wait:.1%} of a step" in page.text
+        and words in page.text
+    )
     assert "Who waits for whom" in page.text
 
 
 def test_a_loop_of_an_earlier_revision_without_gold_ends_in_a_sentence(tmp_path, synthetic):
     synthetic.write(
-        tmp_path / "run" / "summary.json", {"rounds": [{"labels_so_far": 8, "labels": 8}], "policy": "round-01/ppo/policy"}
+        tmp_path / "run" / "summary.json",
+        {"rounds": [{"labels_so_far": 8, "labels": 8}], "policy": "round-01/ppo/policy"},
     )
     with pytest.raises(RunError, match="holds no results"):
         write_report(tmp_path / "run")
@@ -799,27 +1099,46 @@ def test_the_timeline_of_a_step_of_median_length(tmp_path, synthetic):
     ]
     synthetic.write_lines(run / "engine" / "work.jsonl", work)
     (plot,) = timeline_figures(read_journey(run.parent).arms[0])
-    assert plot.title == "Step 2, who worked when" and list(plot.y.names) == ["learner", "server-0", "server-1", "server-2"]
+    assert plot.title == "Step 2, who worked when" and list(plot.y.names) == [
+        "learner",
+        "server-0",
+        "server-1",
+        "server-2",
+    ]
     bars = {(trace.name, trace.ys[0]): [*trace.xs] for trace in plot.traces if trace.xs}
     assert bars.pop(("samples", 1)) == pytest.approx(
         [0, 1.0, None, 3.0, 3.2, None], nan_ok=True
     )  # what lay before the step is cut
-    assert bars == {("waits for samples", 0): [0, 1, None], ("learns", 0): [1, 3, None], ("samples", 2): [0, 1, None]}
+    assert bars == {
+        ("waits for samples", 0): [0, 1, None],
+        ("learns", 0): [1, 3, None],
+        ("samples", 2): [0, 1, None],
+    }
     assert "server-0\nsamples: 1.00 s\nsamples: 0.20 s" in [text for _, text in plot.hits]
     assert "who worked when" in Page(write_report(run.parent)).text
 
 
 @pytest.mark.parametrize("section", ["reward", "direct"])
 @pytest.mark.parametrize(
-    ("longer", "count", "told"), [(0.8, 200, "in 80.0% of its pairs the longer"), (0.2, 200, "80.0% of its pairs the shorter"),
+    ("longer", "count", "told"), [(0.8, 200, "in 80.0% of its pairs the "
+                                             "longer"), (0.2, 200, "80.0% of its pairs the "
+                                                                   "shorter"),
                                  (0.8, 5, ""), (0.6, 200, ""), (0.5, 200, "")],
 )  # fmt: skip
 def test_pairs_that_length_decides_are_told(tmp_path, synthetic, section, longer, count, told):
     run = tmp_path / "run" / section
-    synthetic.write_lines(run / "metrics.jsonl", [{"step": i, "loss": 0.5, "accuracy": 0.9, "margin": 0.1} for i in (1, 2)])
+    synthetic.write_lines(
+        run / "metrics.jsonl",
+        [{"step": i, "loss": 0.5, "accuracy": 0.9, "margin": 0.1} for i in (1, 2)],
+    )
     synthetic.write(run / "config.json", {section: {"loss": "dpo"} if section == "direct" else {}})
     synthetic.write(
-        run / "summary.json", {"longer_chosen": grouped_share((np.arange(count) < longer * count).astype(float), None).as_dict()}
+        run / "summary.json",
+        {
+            "longer_chosen": grouped_share(
+                (np.arange(count) < longer * count).astype(float), None
+            ).as_dict()
+        },
     )
     warnings = [w for w in conclusion(read_journey(run.parent)).warnings if "of its pairs the" in w]
     assert len(warnings) == bool(told) and told in "".join(warnings)

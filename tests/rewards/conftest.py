@@ -17,7 +17,17 @@ def answered():
     def make(text, tests=SQUARES):
         known = {"answer": tests} if isinstance(tests, str) else {"tests": tests}
         prompt = Prompt((user("?"),), "p", known)
-        return Rollout((1,), (2,), (0.0,), StopReason.STOP_TOKEN, textwrap.dedent(text), 0, 0, Sampling(), prompt)
+        return Rollout(
+            (1,),
+            (2,),
+            (0.0,),
+            StopReason.STOP_TOKEN,
+            textwrap.dedent(text),
+            0,
+            0,
+            Sampling(),
+            prompt,
+        )
 
     return make
 
@@ -25,5 +35,7 @@ def answered():
 @pytest.fixture(scope="module")
 def score(answered):
     """(program, tests) -> its score, by one worker for all tests of a module."""
-    with VerifiableReward(VerifiableConfig(kind="code", time_limit=2, workers=1, memory_mb=512)) as reward:
+    with VerifiableReward(
+        VerifiableConfig(kind="code", time_limit=2, workers=1, memory_mb=512)
+    ) as reward:
         yield lambda program, tests=SQUARES: reward.score([answered(program, tests)])[0]

@@ -1,7 +1,7 @@
 """Functions with faults, each as a reward and as a judge of a short run, and how such a run ends.
 
-A program of its own, so that a hang, a kill or an `os._exit` costs one case: `python -m tests.rewards.faulty FOLDER CASE ...`
-writes a line of JSON for each case.
+A program of its own, so that a hang, a kill or an `os._exit` costs one case: `python -m
+tests.rewards.faulty FOLDER CASE ...` writes a line of JSON for each case.
 """
 
 from __future__ import annotations
@@ -51,16 +51,23 @@ FAULTS = {
     "returns text": "return '1' * len(responses)",
     "returns nothing": "return None",
     "returns too many": "return [1.0] * (len(responses) + 1)",
-    "returns numbers at the end of float64": "return [1e308 * (-1) ** n for n in range(len(responses))]",
+    "returns numbers at the end of float64": (
+        "return [1e308 * (-1) ** n for n in range(len(responses))]"
+    ),
     "returns a matrix": "return torch.ones(len(responses), 1)",
     "returns a tensor without values": "return torch.ones(len(responses), device='meta')",
-    "returns scores with broken parts": "return [Score(1.0, parts={'a': Number(), 3: 'x'})] * len(responses)",
+    "returns scores with broken parts": (
+        "return [Score(1.0, parts={'a': Number(), 3: 'x'})] * len(responses)"
+    ),
     "exits on import": GOOD,
     "raises on import": GOOD,
-    "changes torch": "torch.set_default_dtype(torch.float64); torch.manual_seed(0); torch.set_num_threads(7); "
-    "torch.use_deterministic_algorithms(True); torch.set_default_device('meta'); torch.set_grad_enabled(False); " + GOOD,
+    "changes torch": "torch.set_default_dtype(torch.float64); torch.manual_seed(0); "
+    "torch.set_num_threads(7); "
+    "torch.use_deterministic_algorithms(True); torch.set_default_device('meta'); "
+    "torch.set_grad_enabled(False); " + GOOD,
     "changes torch on import": GOOD,
-    "changes the process": "random.seed(0); np.random.seed(0); os.chdir('/'); os.umask(0o777); os.environ.clear(); gc.disable(); "
+    "changes the process": "random.seed(0); np.random.seed(0); os.chdir('/'); os.umask(0o777); "
+    "os.environ.clear(); gc.disable(); "
     "warnings.simplefilter('error'); signal.alarm(3); logging.disable(50); " + GOOD,
     "closes the terminal": "sys.stdout.close(); sys.stdout = sys.stderr = None; " + GOOD,
     "changes signals on import": GOOD,
@@ -68,9 +75,11 @@ FAULTS = {
 BEFORE = {
     "exits on import": "sys.exit()",
     "raises on import": "raise Cracked()",
-    "changes torch on import": "torch.set_default_dtype(torch.float64); torch.set_default_device('meta'); "
+    "changes torch on import": "torch.set_default_dtype(torch.float64); "
+    "torch.set_default_device('meta'); "
     "torch.set_grad_enabled(False); torch.set_num_threads(7)",
-    "changes signals on import": "signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "changes signals on import": "signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     "signal.alarm(3); os.chdir('/')",
 }
 """Code of the module itself."""
@@ -78,13 +87,18 @@ USED = {name for name in FAULTS if name.startswith(("changes", "closes", "is a")
 """The run ends as one with a function without a fault, to the bit."""
 PLACES = ("reward", "held", "pairs", "verdict")
 """A reward; a judge of held-out prompts, of pairs, of the policies of a run."""
-CASES = [f"reward: {name}" for name in FAULTS] + [f"{PLACES[1 + n % 3]}: {name}" for n, name in enumerate(FAULTS)]
+CASES = [f"reward: {name}" for name in FAULTS] + [
+    (f"{PLACES[1 + n % 3]}: {name}") for n, name in enumerate(FAULTS)
+]
 
 
 def source(fault: str) -> str:
     """A module whose function `f` has a fault; "" has none."""
     kind = "async def" if fault.startswith("is a") else "def"
-    return f"{HEAD}{BEFORE.get(fault, '')}\n\n{kind} f(prompts, responses):\n    {FAULTS.get(fault, GOOD)}\n"
+    return (
+        f"{HEAD}{BEFORE.get(fault, '')}\n\n{kind} f(prompts, responses):\n    "
+        f"{FAULTS.get(fault, GOOD)}\n"
+    )
 
 
 def recipe(folder: Path, place: str) -> str:
@@ -93,22 +107,33 @@ def recipe(folder: Path, place: str) -> str:
 
     limit = ", time_limit = 2.0" if "time_limit" in FunctionJudge.model_fields else ""
     call, data = f'call = "{folder}/mine.py:f"', f'data = {{ path = "{folder}/prompts.jsonl" }}'
-    held = f"evaluate = {{ prompts = 2, every = 1, temperatures = [], best_of = [], judge = {{ {call}{limit} }} }}\n"
+    held = (
+        f"evaluate = {{ prompts = 2, every = 1, temperatures = [], best_of = [], judge = {{ "
+        f"{call}{limit} }} }}\n"
+    )
     grpo = (
-        f"[grpo]\n{data}\nsteps = 2\nprompts_per_step = 2\nsamples_per_prompt = 3\nmax_new_tokens = 4\ncheckpoint_every = 1\n"
+        f"[grpo]\n{data}\nsteps = 2\nprompts_per_step = 2\nsamples_per_prompt = 3\nmax_new_tokens "
+        "= 4\ncheckpoint_every = 1\n"
         "optimizer = { learning_rate = 0.01 }\n"
         + ("" if place == "reward" else 'reward_source = "random"\n')
         + (held if place == "held" else "")
         + (f"function = {{ {call}, batch = 2, time_limit = 2.0 }}\n" if place == "reward" else "")
     )
-    pairs = f"[pairs]\n{data}\nsamples_per_prompt = 3\nmax_new_tokens = 4\njudge = {{ {call}{limit} }}\n"
-    verdict = f"[evaluate]\n{data}\nmax_new_tokens = 4\ntemperatures = []\njudge = {{ {call}{limit} }}\n"
+    pairs = (
+        f"[pairs]\n{data}\nsamples_per_prompt = 3\nmax_new_tokens = 4\njudge = {{ "
+        f"{call}{limit} }}\n"
+    )
+    verdict = (
+        f"[evaluate]\n{data}\nmax_new_tokens = 4\ntemperatures = []\njudge = {{ {call}{limit} }}\n"
+    )
     head = f'run = "{folder}/run"\nseed = 1\n[model]\nsource = "tiny"\ndtype = "float32"\n'
     return head + (pairs if place == "pairs" else grpo + (verdict if place == "verdict" else ""))
 
 
 def call(folder: Path) -> tuple[int, str]:
-    """The exit code of `tether run` in this process, and what stands on the terminal; code -1 has a traceback."""
+    """The exit code of `tether run` in this process, and what stands on the terminal; code -1 has a
+    traceback.
+    """
     from tether.cli import main
 
     written = io.StringIO()
@@ -133,17 +158,33 @@ def numbers(folder: Path, place: str) -> Any:
     root = folder / "run" / stage
     if not (root / "summary.json").is_file():
         return None
-    name = {"reward": "metrics.jsonl", "held": "heldout.jsonl", "pairs": "pairs.jsonl", "verdict": "answers.jsonl"}[place]
+    name = {
+        "reward": "metrics.jsonl",
+        "held": "heldout.jsonl",
+        "pairs": "pairs.jsonl",
+        "verdict": "answers.jsonl",
+    }[place]
     rows = [json.loads(line) for line in (root / name).read_text(encoding="utf-8").splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith(("time", "memory", "tokens_per"))} for row in rows]
+    return [
+        {
+            key: value
+            for key, value in row.items()
+            if not key.startswith(("time", "memory", "tokens_per"))
+        }
+        for row in rows
+    ]
 
 
 def run_case(folder: Path, case: str) -> dict[str, Any]:
-    """One case: how the run ends, and whether the same command goes on when the function is mended."""
+    """One case: how the run ends, and whether the same command goes on when the function is
+    mended.
+    """
     place, _, fault = case.partition(": ")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "question {n}"}}\n' for n in range(8)), encoding="utf-8")
+    (folder / "prompts.jsonl").write_text(
+        "".join((f'{{"prompt": "question {n}"}}\n') for n in range(8)), encoding="utf-8"
+    )
     (folder / "recipe.toml").write_text(recipe(folder, place), encoding="utf-8")
     (folder / "mine.py").write_text(source(fault), encoding="utf-8")
     code, text = call(folder)

@@ -1,4 +1,6 @@
-"""Sequence classifiers as rewards: their own tokenizer, their own template, the number that the library itself gives."""
+"""Sequence classifiers as rewards: their own tokenizer, their own template, the number that the
+library itself gives.
+"""
 
 import json
 
@@ -28,17 +30,33 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh"]
 
 def encoder_model(folder, num_labels=1):
     """A BERT of one layer whose words are letters."""
-    inner = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    inner = Tokenizer(
+        models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     inner.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    special = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+    }
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, model_input_names=inputs, **special)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = BertConfig(vocab_size=len(WORDS), num_labels=num_labels, initializer_range=0.5, **sizes)
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    config = BertConfig(
+        vocab_size=len(WORDS), num_labels=num_labels, initializer_range=0.5, **sizes
+    )
     BertForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -56,11 +74,15 @@ def talks():
 def test_an_encoder_reads_prompt_and_response_as_two_segments(tmp_path):
     reward = ClassifierReward.load(ClassifierConfig(source=encoder_model(tmp_path), batch=2))
     values = [score.value for score in reward.score_conversations(talks())]
-    for value, (first, second) in zip(values, [("a b", "c d e"), ("f", "g"), ("a b c", "d h")], strict=True):
+    for value, (first, second) in zip(
+        values, [("a b", "c d e"), ("f", "g"), ("a b c", "d h")], strict=True
+    ):
         ids = [2, *(WORDS.index(w) for w in first.split()), 3]
         whole = [*ids, *(WORDS.index(w) for w in second.split()), 3]
         kinds = [0] * len(ids) + [1] * (len(whole) - len(ids))
-        alone = reward.model(input_ids=torch.tensor([whole]), token_type_ids=torch.tensor([kinds])).logits
+        alone = reward.model(
+            input_ids=torch.tensor([whole]), token_type_ids=torch.tensor([kinds])
+        ).logits
         assert value == pytest.approx(float(alone), abs=1e-5)
 
 
@@ -78,13 +100,32 @@ def test_a_decoder_reads_its_own_chat_template(tmp_path):
         assert score.value == pytest.approx(float(reward.model(input_ids=ids).logits), abs=1e-5)
 
 
-SIZES = {"vocab_size": 261, "num_labels": 1, "bos_token_id": None, "eos_token_id": 1, "initializer_range": 0.3}
-WIDE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, **SIZES}
-LOCAL = {"attention_types": [[["global", "local"], 1]], "window_size": 8, "num_layers": 2, "num_heads": 4, "hidden_size": 32}
+SIZES = {
+    "vocab_size": 261,
+    "num_labels": 1,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "initializer_range": 0.3,
+}
+WIDE = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    **SIZES,
+}
+LOCAL = {
+    "attention_types": [[["global", "local"], 1]],
+    "window_size": 8,
+    "num_layers": 2,
+    "num_heads": 4,
+    "hidden_size": 32,
+}
 DECODERS = {
     "llama": lambda: transformers.LlamaConfig(**WIDE),
     "qwen2": lambda: transformers.Qwen2Config(**WIDE, num_key_value_heads=2),
-    "gpt2": lambda: transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, **SIZES),  # positions are learned
+    # positions are learned
+    "gpt2": lambda: transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, **SIZES),
     "gpt_neo": lambda: transformers.GPTNeoConfig(**LOCAL, **SIZES),  # attends to places in the row
 }
 ODDITIES = {
@@ -139,7 +180,9 @@ def test_rollouts_are_judged_by_their_text(tmp_path):
     reward = ClassifierReward.load(ClassifierConfig(source=encoder_model(tmp_path)))
     prompt = Prompt((Message("user", "a b"),))
     rollout = Rollout((9,), (8, 7), (), StopReason.STOP_TOKEN, "c d e", 0, 0, Sampling(), prompt)
-    assert reward.score([rollout])[0].value == pytest.approx(reward.score_conversations(talks()[:1])[0].value)
+    assert reward.score([rollout])[0].value == pytest.approx(
+        reward.score_conversations(talks()[:1])[0].value
+    )
 
 
 def test_one_of_several_outputs_has_to_be_chosen(tmp_path):
@@ -148,7 +191,10 @@ def test_one_of_several_outputs_has_to_be_chosen(tmp_path):
         ClassifierReward.load(ClassifierConfig(source=source))
     with pytest.raises(ModelError, match="no output 'good'; it has LABEL_0"):
         ClassifierReward.load(ClassifierConfig(source=source, label="good"))
-    by_name, by_number = (ClassifierReward.load(ClassifierConfig(source=source, label=label)) for label in ("LABEL_2", 2))
+    by_name, by_number = (
+        ClassifierReward.load(ClassifierConfig(source=source, label=label))
+        for label in ("LABEL_2", 2)
+    )
     assert by_name.output == by_number.output == 2
     with pytest.raises(MissingFileError, match=r"no config\.json"):
         ClassifierReward.load(ClassifierConfig(source=str(tmp_path / "nothing")))
@@ -158,28 +204,49 @@ def test_a_policy_can_be_trained_on_it_and_it_can_be_examined(tmp_path):
     source = encoder_model(tmp_path / "judge")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": w}) + "\n" for w in ("a b", "c", "d e f")))
-    grpo = {"data": {"path": str(prompts)}, "steps": 2, "prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 6}
+    grpo = {
+        "data": {"path": str(prompts)},
+        "steps": 2,
+        "prompts_per_step": 2,
+        "samples_per_prompt": 2,
+        "max_new_tokens": 6,
+    }
     grpo |= {"classifier": {"source": source}}  # the table says that it is the reward
     values = {"run": str(tmp_path / "run"), "model": {"source": "tiny", "dtype": "float32"}}
     assert run_recipe(build(Recipe, {**values, "grpo": grpo}), ["grpo"])["grpo"]["steps"] == 2
     with pytest.raises(ConfigError, match="a table named classifier belong together"):
         build(Recipe, {**values, "grpo": {**grpo, "reward_source": "random"}})
     pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text("".join(json.dumps({"prompt": "a", "chosen": c, "rejected": r}) + "\n" for c, r in ("bc", "de", "fg")))
+    pairs.write_text(
+        "".join(
+            json.dumps({"prompt": "a", "chosen": c, "rejected": r}) + "\n"
+            for c, r in ("bc", "de", "fg")
+        )
+    )
     found = bench_rewards(source, [str(pairs)])["pairs.jsonl"]
     reward = ClassifierReward.load(ClassifierConfig(source=source))
     sides = [
-        [s.value for s in reward.score_conversations([(user("a"), assistant(w)) for w in pair])] for pair in ("bc", "de", "fg")
+        [s.value for s in reward.score_conversations([(user("a"), assistant(w)) for w in pair])]
+        for pair in ("bc", "de", "fg")
     ]
     assert found["accuracy"]["value"] == pytest.approx(sum(c > r for c, r in sides) / 3)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_score_does_not_depend_on_its_neighbours_whatever_side_the_tokenizer_pads(tmp_path, side):
-    """Learned positions: with padding on the left a short text would stand at the places of a long one."""
+    """Learned positions: with padding on the left a short text would stand at the places of a long
+    one.
+    """
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=261, n_embd=32, n_layer=2, n_head=4, n_positions=256, num_labels=1, pad_token_id=0, initializer_range=0.3
+        vocab_size=261,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=256,
+        num_labels=1,
+        pad_token_id=0,
+        initializer_range=0.3,
     )
     GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
     tokenizer = tiny_tokenizer()
@@ -188,5 +255,7 @@ def test_a_score_does_not_depend_on_its_neighbours_whatever_side_the_tokenizer_p
     reward = ClassifierReward.load(ClassifierConfig(source=str(tmp_path)))
     together = [score.value for score in reward.score_conversations(talks())]
     own = ClassifierReward.load(ClassifierConfig(source=str(tmp_path), batch=1))
-    assert together == pytest.approx([score.value for score in own.score_conversations(talks())], abs=1e-5)
+    assert together == pytest.approx(
+        [score.value for score in own.score_conversations(talks())], abs=1e-5
+    )
     assert max(together) - min(together) > 1e-3

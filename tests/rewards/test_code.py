@@ -14,15 +14,20 @@ from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
     "program",
     [
         "def f(x): return x * x",
-        "Here it is:\n```python\ndef f(x):\n    return 1\n```\nNo, rather:\n```py\ndef f(x):\n    return x ** 2\n```\nDone.",
-        "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\nf = lambda x: A(x).x ** 2",
+        "Here it is:\n```python\ndef f(x):\n    return 1\n```\nNo, rather:\n```py\ndef f(x):\n    "
+        "return x ** 2\n```\nDone.",
+        "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\nf = lambda x: "
+        "A(x).x ** 2",
         "import sys\nif __name__ == '__main__':\n    sys.exit(1)\nf = lambda x: x * x",
         "import asyncio\nasync def g(x): return x * x\ndef f(x): return asyncio.run(g(x))",
-        "import threading\ndef f(x):\n    got = []\n    t = threading.Thread(target=lambda: got.append(x * x))\n    t.start()\n"
+        "import threading\ndef f(x):\n    got = []\n    t = threading.Thread(target=lambda: "
+        "got.append(x * x))\n    t.start()\n"
         "    t.join()\n    return got[0]",
-        "def f(x):\n    with open('note', 'w') as file: file.write('.' * x * x)\n    return len(open('note').read())",
+        "def f(x):\n    with open('note', 'w') as file: file.write('.' * x * x)\n    return "
+        "len(open('note').read())",
         "print('chatter')\nf = lambda x: float(x * x)",
-        "First:\n```bash\npip install numpy\n```\nthen:\n```python\ndef f(x): return x * x\n```\nRun it.",
+        "First:\n```bash\npip install numpy\n```\nthen:\n```python\ndef f(x): return x * "
+        "x\n```\nRun it.",
         "```Python3 title='a.py'\r\ndef f(x): return x * x\r\n```\nThat prints:\n```text\n4\n```",
         "``` \ndef f(x): return x * x\n```\n```c++\nint f(int x);\n```",
         "import numpy\nf = lambda x: numpy.int64(x * x)",
@@ -45,8 +50,15 @@ def test_right_programs(score, program):
         ("def g(x): return x", "f(2): raised NameError"),
         ("def f(x): raise SystemExit(0)", "f(2): raised SystemExit"),
         ("import os\nos._exit(0)", "before its tests (exit code 0)"),
-        ("class E:\n    def __eq__(self, other): return True\nf = lambda x: E()", "f(2): gave ['E'"),
-        ("import os, json\nos.write(3, json.dumps(['x', [['gave', 4], ['gave', 9]]]).encode())\nos._exit(0)", "before its tests"),
+        (
+            "class E:\n    def __eq__(self, other): return True\nf = lambda x: E()",
+            "f(2): gave ['E'",
+        ),
+        (
+            "import os, json\nos.write(3, json.dumps(['x', [['gave', 4], ['gave', "
+            "9]]]).encode())\nos._exit(0)",
+            "before its tests",
+        ),
         ("import builtins\nbuiltins.eval = lambda *a: 4\nf = lambda x: 4", "f(3): gave 4"),
     ],
 )
@@ -78,7 +90,10 @@ def test_values_are_equal_when_python_says_so(score, right, same, other):
 
 
 def test_other_tests_run_as_they_stand(score):
-    published = "def check(candidate):\n    assert abs(candidate(2) - 4) < 1e-6\n    assert candidate(3) == 9\ncheck(f)\n"
+    published = (
+        "def check(candidate):\n    assert abs(candidate(2) - 4) < 1e-6\n    assert "
+        "candidate(3) == 9\ncheck(f)\n"
+    )
     assert score("def f(x): return x * x", published).value == 1.0
     assert score("def f(x): return x + x", published).value == 0.0
     lines = ["import math", "assert math.isclose(f(2), 4)", "assert f(3) == 9"]
@@ -89,7 +104,8 @@ def test_other_tests_run_as_they_stand(score):
     "held",
     [
         "for x in range(10):\n    assert f(x) == x * x",
-        "class A:\n    square = 9\nfor x in [3]:\n    import pickle\n    assert f(x) == pickle.loads(pickle.dumps(A)).square",
+        "class A:\n    square = 9\nfor x in [3]:\n    import pickle\n    assert f(x) == "
+        "pickle.loads(pickle.dumps(A)).square",
         "if f(0) is not None:\n    assert f(3) == 9",
         "try:\n    assert f(3) == 9\nfinally:\n    pass",
         "import contextlib\nwith contextlib.nullcontext(9) as nine:\n    assert f(3) == nine",
@@ -105,20 +121,39 @@ def test_what_statements_hold_counts(score, held):
 
 
 @pytest.mark.parametrize(
-    "written", ["int32(3)", "float64(3)", "float32(3)", "uint8(3)", "complex64(3j)", "bool_(True)", "array([3])[0]"]
+    "written",
+    [
+        "int32(3)",
+        "float64(3)",
+        "float32(3)",
+        "uint8(3)",
+        "complex64(3j)",
+        "bool_(True)",
+        "array([3])[0]",
+    ],
 )
 def test_scalars_of_numpy_are_plain_values(written):
     numpy = pytest.importorskip("numpy")
     value = eval(f"numpy.{written}", {"numpy": numpy})  # noqa: S307
-    known, other = (True, 0) if written.startswith("bool") else (3j, 3) if written.startswith("complex") else (3, 4)
+    known, other = (
+        (True, 0)
+        if written.startswith("bool")
+        else (3j, 3)
+        if written.startswith("complex")
+        else (3, 4)
+    )
     assert value == known and code.comparable([value]) == code.comparable([known])
     assert value != other and code.comparable([value]) != code.comparable([other])
 
 
 def test_credit_is_for_all_tests_or_for_each(score, answered):
-    tests = "import math\nassert f(2) == 4\nassert f(3) == 9\nassert f(math.e) == 1\nassert f(0) == 0"
+    tests = (
+        "import math\nassert f(2) == 4\nassert f(3) == 9\nassert f(math.e) == 1\nassert f(0) == 0"
+    )
     assert score("def f(x): return x * x", tests).value == 0.0
-    config = VerifiableConfig(kind="code", credit="share", format_pattern="def .*", format_weight=0.5)
+    config = VerifiableConfig(
+        kind="code", credit="share", format_pattern="def .*", format_weight=0.5
+    )
     with VerifiableReward(config) as sharing:
         (found,) = sharing.score([answered("def f(x): return x * x", tests)])
     assert (found.value, found.parts) == (1.25, {"correct": 0.75, "format": 1.0})
@@ -126,7 +161,10 @@ def test_credit_is_for_all_tests_or_for_each(score, answered):
 
 def test_programs_that_read_and_print(score):
     tests = [{"input": "3\n4\n", "output": "7"}, {"input": "1\n1\n", "output": "2 \n"}]
-    good = "import sys\nif __name__ == '__main__':\n    print(sum(map(int, sys.stdin)))\n    sys.exit()"
+    good = (
+        "import sys\nif __name__ == '__main__':\n    print(sum(map(int, sys.stdin)))\n    "
+        "sys.exit()"
+    )
     assert score(good, tests).value == 1.0
     assert score("print(int(input()) + int(input()))", tests).value == 1.0
     assert score("print(7)", tests).value == 0.0
@@ -138,10 +176,12 @@ def test_programs_that_read_and_print(score):
 @pytest.mark.parametrize(
     "program",
     [
-        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print(7))).start()",
+        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), "
+        "print(7))).start()",
         "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor(2).submit(print, 7)",
         "import atexit, sys\natexit.register(print, 7)\nsys.exit()",
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nprint(7)",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), "
+        "daemon=True).start()\nprint(7)",
         "import sys\nprint('working', file=sys.stderr)\nprint(7)\nsys.stderr.write('done')",
         "import warnings\nwarnings.warn('old')\nprint(7)",
     ],
@@ -155,7 +195,10 @@ def test_white_space_counts_where_it_shows(score):
     tests = [{"input": "", "output": "  *\n ***\n*****\n"}]
     assert score("print('\\n  *  \\n ***\\n*****\\n')", tests).value == 1.0
     assert score("print('*\\n ***\\n*****')", tests).value == 0.0
-    assert score("print(7)\nimport sys\nsys.stderr.write('8')", [{"input": "", "output": "78"}]).value == 0.0
+    assert (
+        score("print(7)\nimport sys\nsys.stderr.write('8')", [{"input": "", "output": "78"}]).value
+        == 0.0
+    )
 
 
 def test_a_program_never_meets_the_right_answer(score):
@@ -191,5 +234,7 @@ def test_credit_has_no_effect_elsewhere():
 def test_workers_run_programs_at_the_same_time_and_in_order(answered):
     programs = [f"import time\ntime.sleep({n % 3} / 50)\nf = lambda: {n}" for n in range(12)]
     with VerifiableReward(VerifiableConfig(kind="code", workers=3)) as pool:
-        scores = pool.score([answered(program, f"assert f() == {n}") for n, program in enumerate(programs)])
+        scores = pool.score(
+            [answered(program, f"assert f() == {n}") for n, program in enumerate(programs)]
+        )
         assert [found.value for found in scores] == [1.0] * 12

@@ -1,4 +1,6 @@
-"""Real attacks by programs on the machine that runs them: each is contained, and the reward outlives it."""
+"""Real attacks by programs on the machine that runs them: each is contained, and the reward
+outlives it.
+"""
 
 import os
 import socket
@@ -14,8 +16,12 @@ from tether.rewards import code
 from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
 
 HELD = code.guards()
-needs_landlock = pytest.mark.skipif(not HELD.files, reason="this kernel has no Landlock of version 3: programs may read files")
-needs_seccomp = pytest.mark.skipif(not HELD.processes, reason="this kernel takes no seccomp filter: only an audit hook refuses")
+needs_landlock = pytest.mark.skipif(
+    not HELD.files, reason=("this kernel has no Landlock of version 3: programs may read files")
+)
+needs_seccomp = pytest.mark.skipif(
+    not HELD.processes, reason=("this kernel takes no seccomp filter: only an audit hook refuses")
+)
 
 
 FULL = "No space left" if HELD.space else "more than 64 MB of files"
@@ -23,14 +29,19 @@ FULL = "No space left" if HELD.space else "more than 64 MB of files"
 
 @pytest.fixture(scope="module")
 def strangers():
-    """Children that this process had before any program ran: whatever other tests of the same run left behind."""
+    """Children that this process had before any program ran: whatever other tests of the same run
+    left behind.
+    """
     return psutil.Process().children(recursive=True)
 
 
 @pytest.fixture
 def attack(strangers, score):
     def run(body, *, before=""):
-        program = f"import os, sys\n{textwrap.dedent(before)}\ndef f():\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"
+        program = (
+            f"import os, sys\n{textwrap.dedent(before)}\ndef "
+            f"f():\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"
+        )
         found = score(program, "assert f() == 'harmless'")
         assert score("def f(x): return x * x").value == 1.0, "the reward has to outlive it"
         return found.reason
@@ -78,10 +89,16 @@ def test_no_program_changes_a_file_of_ours(attack, tmp_path, how):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     before = victim.stat()
-    assert "changed" not in attack(f"{how.format(path=str(tmp_path / 'new'), victim=str(victim))}\nreturn 'changed'")
+    assert "changed" not in attack(
+        f"{how.format(path=str(tmp_path / 'new'), victim=str(victim))}\nreturn 'changed'"
+    )
     after = victim.stat()
     assert [p.name for p in tmp_path.iterdir()] == ["victim"] and victim.read_text() == "precious"
-    assert (before.st_mode, before.st_mtime_ns, before.st_nlink) == (after.st_mode, after.st_mtime_ns, after.st_nlink)
+    assert (before.st_mode, before.st_mtime_ns, before.st_nlink) == (
+        after.st_mode,
+        after.st_mtime_ns,
+        after.st_nlink,
+    )
 
 
 @needs_landlock
@@ -99,7 +116,9 @@ def test_no_program_changes_a_file_of_ours(attack, tmp_path, how):
 def test_no_program_reads_a_secret(attack, tmp_path, monkeypatch, how):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "token").write_text("hf_secret")
-    reason = attack(f"return 'read', {how.format(path=str(tmp_path / 'token'), folder=str(tmp_path))}")
+    reason = attack(
+        f"return 'read', {how.format(path=str(tmp_path / 'token'), folder=str(tmp_path))}"
+    )
     assert "PermissionError" in reason and "read" not in reason.partition("raised")[0]
 
 
@@ -113,17 +132,22 @@ def test_the_environment_holds_no_secret(attack, monkeypatch):
     "how",
     [
         "while True: os.fork()",
-        "import subprocess\nfor _ in range(100): subprocess.Popen(['sleep', '60'], start_new_session=True)",
-        "import multiprocessing as m\nm.get_context('fork').Process(target=__import__('time').sleep, args=(60,)).start()",
+        "import subprocess\nfor _ in range(100): subprocess.Popen(['sleep', '60'], "
+        "start_new_session=True)",
+        "import multiprocessing as "
+        "m\nm.get_context('fork').Process(target=__import__('time').sleep, args=(60,)).start()",
         "import ctypes\nassert ctypes.CDLL(None).fork() != -1",
-        "import ctypes\nassert ctypes.CDLL(None).syscall(56 if os.uname().machine == 'x86_64' else 220, 17, 0, 0, 0, 0) != -1",
+        "import ctypes\nassert ctypes.CDLL(None).syscall(56 if os.uname().machine == 'x86_64' "
+        "else 220, 17, 0, 0, 0, 0) != -1",
         "os.execv(sys.executable, [sys.executable, '-c', 'while True: pass'])",
         "os.setsid()",
     ],
 )
 def test_no_program_starts_a_process_or_stays_behind(attack, strangers, how):
     assert "done" not in attack(f"{how}\nreturn 'done'")
-    kin = [process for process in psutil.Process().children(recursive=True) if process not in strangers]
+    kin = [
+        process for process in psutil.Process().children(recursive=True) if process not in strangers
+    ]
     assert len(kin) == 1 and "tether.rewards.sandbox" in kin[0].cmdline()  # the one worker
 
 
@@ -144,7 +168,9 @@ def test_no_program_starts_a_process_or_stays_behind(attack, strangers, how):
 )
 def test_no_program_touches_another_process(attack, how):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sibling:
-        assert "done" not in attack(f"{how.format(parent=os.getpid(), sibling=sibling.pid)}\nreturn 'done'")
+        assert "done" not in attack(
+            f"{how.format(parent=os.getpid(), sibling=sibling.pid)}\nreturn 'done'"
+        )
         assert sibling.poll() is None
         sibling.communicate(b"\n")
     assert sibling.returncode == 0
@@ -158,9 +184,14 @@ def test_no_program_touches_another_process(attack, how):
         ("return 9 ** 9 ** 9", "too slow"),
         ("import re\nreturn re.match('(a+)+b', 'a' * 60)", "too slow"),
         ("hold = []\nwhile True: hold.append(bytes(1 << 27))", "MemoryError"),
-        ("import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\nreturn len(bytearray(1 << 32))", "raised"),
         (
-            "import threading\nwhile True: threading.Thread(target=__import__('time').sleep, args=(60,)).start()",
+            "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\nreturn "
+            "len(bytearray(1 << 32))",
+            "raised",
+        ),
+        (
+            "import threading\nwhile True: threading.Thread(target=__import__('time').sleep, "
+            "args=(60,)).start()",
             "raised RuntimeError",
         ),
         ("while True: print('x' * 1000)", "more than 1 MB of output"),
@@ -181,7 +212,8 @@ def test_no_program_takes_more_than_its_share(attack, how, reason):
 HOLDERS = {
     "mapped after removal": (
         "import ctypes, os\nlibc = ctypes.CDLL(None)\nlibc.mmap.restype = ctypes.c_void_p\n"
-        "libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]\n"
+        "libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, "
+        "ctypes.c_int, ctypes.c_long]\n"
         "for n in range(200):\n"
         "    fd = os.open(f'f{n}', os.O_RDWR | os.O_CREAT)\n"
         "    for _ in range(15): os.write(fd, bytes(1 << 20))\n"
@@ -189,25 +221,32 @@ HOLDERS = {
         "    os.close(fd)\n    os.unlink(f'f{n}')"
     ),
     "open after removal": (
-        "import os\nhold = []\nfor n in range(40):\n    hold.append(os.open(f'f{n}', os.O_RDWR | os.O_CREAT))\n"
+        "import os\nhold = []\nfor n in range(40):\n    hold.append(os.open(f'f{n}', os.O_RDWR | "
+        "os.O_CREAT))\n"
         "    for _ in range(15): os.write(hold[-1], bytes(1 << 20))\n    os.unlink(f'f{n}')"
     ),
     "renamed over": (
-        "import mmap, os\nhold = []\nfor n in range(40):\n    fd = os.open('a', os.O_RDWR | os.O_CREAT)\n"
-        "    for _ in range(15): os.write(fd, bytes(1 << 20))\n    hold.append(mmap.mmap(fd, 4096))\n    os.close(fd)\n"
+        "import mmap, os\nhold = []\nfor n in range(40):\n    fd = os.open('a', os.O_RDWR | "
+        "os.O_CREAT)\n"
+        "    for _ in range(15): os.write(fd, bytes(1 << 20))\n    hold.append(mmap.mmap(fd, "
+        "4096))\n    os.close(fd)\n"
         "    open('b', 'w').close()\n    os.rename('b', 'a')"
     ),
     "never named": (
-        "import os\nhold = []\nfor n in range(40):\n    hold.append(os.open('.', os.O_RDWR | os.O_TMPFILE))\n"
+        "import os\nhold = []\nfor n in range(40):\n    hold.append(os.open('.', os.O_RDWR | "
+        "os.O_TMPFILE))\n"
         "    for _ in range(15): os.write(hold[-1], bytes(1 << 20))"
     ),
     "empty files": "for n in range(200_000): open(str(n), 'w').close()",
     "memory files": (
-        "import mmap, os\nhold = []\nfor n in range(60):\n    fd = os.memfd_create('x')\n    os.write(fd, bytes(1 << 24))\n"
+        "import mmap, os\nhold = []\nfor n in range(60):\n    fd = os.memfd_create('x')\n    "
+        "os.write(fd, bytes(1 << 24))\n"
         "    hold.append(mmap.mmap(fd, 4096))\n    os.close(fd)"
     ),
 }
-"""Programs that hold more than their share of disk, files or memory in ways that the size of a folder does not show."""
+"""Programs that hold more than their share of disk, files or memory in ways that the size of a
+folder does not show.
+"""
 
 
 def free_bytes(folder):
@@ -221,7 +260,9 @@ def shared_memory():
 
 
 def watched(folder, run):
-    """The result of `run`, and the most bytes that it took meanwhile from a folder's file system and from memory files."""
+    """The result of `run`, and the most bytes that it took meanwhile from a folder's file system
+    and from memory files.
+    """
     before, most, ended = (free_bytes(folder), shared_memory()), [0, 0], threading.Event()
 
     def watch():
@@ -242,9 +283,12 @@ def watched(folder, run):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("name", HOLDERS)
 def test_no_program_holds_space_that_it_hides(attack, tmp_path, name):
-    reason, (on_disk, in_memory) = watched(tmp_path, lambda: attack("return 'done'", before=HOLDERS[name]))
+    reason, (on_disk, in_memory) = watched(
+        tmp_path, lambda: attack("return 'done'", before=HOLDERS[name])
+    )
     assert "done" not in reason
-    assert on_disk + in_memory < 3 * code.SCRATCH, reason  # other programs of this machine write, too
+    # other programs of this machine write, too
+    assert on_disk + in_memory < 3 * code.SCRATCH, reason
 
 
 @needs_seccomp
@@ -260,17 +304,25 @@ def test_space_is_measured_where_nothing_can_be_mounted(tmp_path, name):
 
     def run():
         environment = {**os.environ, "TMPDIR": str(tmp_path)}
-        return subprocess.run(command, input=given, capture_output=True, text=True, env=environment, check=True).stdout
+        return subprocess.run(
+            command, input=given, capture_output=True, text=True, env=environment, check=True
+        ).stdout
 
     printed, (on_disk, in_memory) = watched(tmp_path, run)
-    assert "done" not in printed and ("by force: more than" in printed or "not permitted" in printed or "Too many" in printed)
-    assert on_disk + in_memory < 12 * code.SCRATCH, printed  # a program writes on between two measurements
+    assert "done" not in printed and (
+        "by force: more than" in printed or ("not permitted") in printed or "Too many" in printed
+    )
+    # a program writes on between two measurements
+    assert on_disk + in_memory < 12 * code.SCRATCH, printed
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_left_of_what_programs_wrote(answered, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    program = "open('x', 'w').write('y')\nimport tempfile\nf = lambda: tempfile.NamedTemporaryFile(delete=False).name"
+    program = (
+        "open('x', 'w').write('y')\nimport tempfile\nf = lambda: "
+        "tempfile.NamedTemporaryFile(delete=False).name"
+    )
     with VerifiableReward(VerifiableConfig(kind="code", workers=1)) as reward:
         (found,) = reward.score([answered(program, "assert f() == 1")])
     assert f"gave {tmp_path}" in found.reason and list(tmp_path.iterdir()) == []
@@ -299,6 +351,8 @@ def test_an_audit_hook_stands_in_where_the_kernel_holds_nothing(tmp_path, deed):
         "else:\n    raise SystemExit('it could')"
     )
     (tmp_path / "scratch").mkdir()
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert finished.returncode == 0, finished.stderr
     assert not (tmp_path / "trace").exists() and (tmp_path / "scratch" / "mine").exists()

@@ -1,4 +1,6 @@
-"""Programs that take all that they can get: how much, in which environment, and what is reported of the guards there."""
+"""Programs that take all that they can get: how much, in which environment, and what is reported of
+the guards there.
+"""
 
 import contextlib
 import json
@@ -20,17 +22,35 @@ from tether.rewards.sandbox import Sandbox
 from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
 
 HELD = code.guards()
-needs_guards = pytest.mark.skipif(not (HELD.files and HELD.processes), reason="this kernel offers no Landlock or no seccomp")
+needs_guards = pytest.mark.skipif(
+    not (HELD.files and HELD.processes), reason=("this kernel offers no Landlock or no seccomp")
+)
 KERNELS_OWN = (
-    *("buffers of pipes", "huge pages in pipes", "buffers of sockets", "tables of open files of its own", "tables of pages"),
-    *("threads", "timers", "watches of files", "asynchronous input and output", "the input of a program"),
+    *(
+        "buffers of pipes",
+        "huge pages in pipes",
+        "buffers of sockets",
+        "tables of open files of its own",
+        "tables of pages",
+    ),
+    *(
+        "threads",
+        "timers",
+        "watches of files",
+        "asynchronous input and output",
+        "the input of a program",
+    ),
     *("removed files, sent and not received", "files that are reserved"),
 )
 """What no limit of a process counts, and what a filter or a measurement must therefore bound."""
 
 
 def within(rows):
-    return [(row["program"], row["beyond"], row["survived"], row["left"]) for row in rows if row["beyond"] or not row["survived"]]
+    return [
+        (row["program"], row["beyond"], row["survived"], row["left"])
+        for row in rows
+        if row["beyond"] or not row["survived"]
+    ]
 
 
 @needs_guards
@@ -45,7 +65,9 @@ def test_memory_of_the_kernel_is_bounded_too():
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_no_program_gets_more_than_its_limit_in_any_environment(environment):
     if environment not in possible():
-        pytest.skip("this process cannot make the environment: root makes all, another user those of itself")
+        pytest.skip(
+            "this process cannot make the environment: root makes all, another user those of itself"
+        )
     rows = rows_of(environment, [*PROGRAMS])
     assert len(rows) == len(PROGRAMS) and within(rows) == []
 
@@ -81,7 +103,9 @@ def test_no_program_makes_such_a_call(score, deed):
         "def called(call, *arguments):\n    ctypes.set_errno(0)\n    if call(*arguments) == -1:\n"
         "        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))\n"
     )
-    reason = score(f"{HEAD}{called}def f(): return [{deed}, 'done']", "assert f() == 'harmless'").reason
+    reason = score(
+        f"{HEAD}{called}def f(): return [{deed}, 'done']", "assert f() == 'harmless'"
+    ).reason
     assert any(word in reason for word in ("PermissionError", "Errno 38", "Errno 9")), reason
     assert "done" not in reason
 
@@ -108,7 +132,9 @@ def worker_of(seconds: float) -> Iterator[subprocess.Popen[bytes]]:
     """The process of a worker that has run a program."""
     how = {"workers": 1, "seconds": seconds, "memory_mb": 512, "guarded": False}
     with Sandbox("tether.rewards.code:make_runner", {"seconds": seconds}, **how) as sandbox:
-        assert sandbox.run([{"program": "f = lambda: 1", "asks": [["value", "f()"]]}])[0].result == [["gave", 1]]
+        assert sandbox.run([{"program": "f = lambda: 1", "asks": [["value", "f()"]]}])[
+            0
+        ].result == [["gave", 1]]
         process = sandbox._workers[0].process
         assert process is not None
         yield process
@@ -131,7 +157,10 @@ def test_a_sleeping_program_ends_with_its_worker():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_where_memory_runs_out_programs_are_ended_first():
-    with worker_of(5.0) as process, open(f"/proc/{process.pid}/oom_score_adj", encoding="ascii") as file:
+    with (
+        worker_of(5.0) as process,
+        open(f"/proc/{process.pid}/oom_score_adj", encoding="ascii") as file,
+    ):
         assert file.read().strip() == "1000"
 
 
@@ -155,12 +184,16 @@ CALLS = {
 
 @needs_guards
 @pytest.mark.skipif(not HELD.space, reason="nothing can be mounted here")
-@pytest.mark.parametrize("lacking", [["files"], ["processes"], ["space"], ["files", "processes", "space"], []])
+@pytest.mark.parametrize(
+    "lacking", [["files"], ["processes"], ["space"], ["files", "processes", "space"], []]
+)
 def test_what_is_reported_of_the_guards_is_true(lacking):
     calls = [call for name in lacking for call in CALLS[os.uname().machine][name]] or [4001]
     program = "from tether.rewards import code; print(*code.guards()); print(code.missing_guards())"
     command = [sys.executable, "-c", REFUSING, ",".join(map(str, calls)), program]
-    flags, words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:2]
+    flags, words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )[:2]
     assert flags.split() == [str(name not in lacking) for name in Guards._fields]
     shown = {"files": "Landlock", "processes": "seccomp", "space": "a mount"}
     assert [name for name, word in shown.items() if word in words] == lacking

@@ -1,4 +1,6 @@
-"""The user's own columns reach a function in TRL's form as they are, whatever the format of the rows reads of them."""
+"""The user's own columns reach a function in TRL's form as they are, whatever the format of the
+rows reads of them.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,15 @@ ROWS: dict[str, dict[str, Any]] = {
     "alpaca": {"instruction": "Say hi", "input": "now", "output": "hi"},
     "names": {"prompt": "Say hi", "id": 7, "task_id": "t7", "system": "Be brief.", "target": None},
     "metadata": {"prompt": "Say hi", "metadata": {"target": "hi"}, "target": "ho"},
-    "verl": {"prompt": MESSAGES, "reward_model": {"style": "rule", "ground_truth": None}, "extra_info": {"index": 0}},
-    "messages": {"messages": [*MESSAGES, {"role": "assistant", "content": "5"}], "ground_truth": "5"},
+    "verl": {
+        "prompt": MESSAGES,
+        "reward_model": {"style": "rule", "ground_truth": None},
+        "extra_info": {"index": 0},
+    },
+    "messages": {
+        "messages": [*MESSAGES, {"role": "assistant", "content": "5"}],
+        "ground_truth": "5",
+    },
     "comparison": {"prompt": "Say hi", "chosen": "hi", "rejected": "ho", "margin": 2},
     "ranking": {"prompt": "Say hi", "responses": ["hi", "ho"], "scores": [1, 2]},
     "steps": {"prompt": "Say hi", "steps": ["a", "b"], "labels": [True, False]},
@@ -61,13 +70,21 @@ def arguments(prompts: list[Prompt]) -> dict[str, Any]:
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_every_column_arrives_as_the_user_wrote_it(tmp_path, row):
     seen = arguments(rows_of(tmp_path / "rows.jsonl", [row, row]))
-    assert {name: seen[name] for name in row} == {name: [value, value] for name, value in row.items()}
+    assert {name: seen[name] for name in row} == {
+        name: [value, value] for name, value in row.items()
+    }
 
 
 def test_what_tether_derives_stands_beside_them(tmp_path):
     seen = arguments(rows_of(tmp_path / "a.jsonl", [{"turns": ["One", "Two"], "category": "x"}]))
-    assert seen["later_turns"] == [("Two",)] and seen["turns"] == [["One", "Two"]] and seen["category"] == ["x"]
-    seen = arguments(rows_of(tmp_path / "b.jsonl", [{"prompt": "Say hi", "metadata": {"inner": 1}}]))
+    assert (
+        seen["later_turns"] == [("Two",)]
+        and seen["turns"] == [["One", "Two"]]
+        and seen["category"] == ["x"]
+    )
+    seen = arguments(
+        rows_of(tmp_path / "b.jsonl", [{"prompt": "Say hi", "metadata": {"inner": 1}}])
+    )
     assert seen["metadata"] == [{"inner": 1}] and seen["inner"] == [1]
 
 
@@ -88,7 +105,9 @@ def test_renamed_columns_arrive_under_both_names(tmp_path):
     assert prompt.text == "What is 2+3?"
     seen = arguments([prompt])
     assert (
-        seen["answer"] == ["2 + 3\n#### 5"] and seen["reward_model"] == [row["reward_model"]] and seen["input"] == [row["input"]]
+        seen["answer"] == ["2 + 3\n#### 5"]
+        and seen["reward_model"] == [row["reward_model"]]
+        and seen["input"] == [row["input"]]
     )
 
 
@@ -104,7 +123,9 @@ def test_a_column_under_a_name_that_is_taken_is_named_in_the_log(tmp_path, caplo
 
         plain(reward)([prompt], ["said"])
     assert seen == [["Say hi"], ["said"]]
-    assert "column completions, which is not passed" in caplog.text and prompt.row["completions"] == ["mine"]
+    assert "column completions, which is not passed" in caplog.text and prompt.row[
+        "completions"
+    ] == ["mine"]
 
 
 def test_an_argument_without_a_column_is_refused_with_the_columns_that_there_are(tmp_path):
@@ -113,7 +134,10 @@ def test_an_argument_without_a_column_is_refused_with_the_columns_that_there_are
     def reward(completions, anwser, completion_ids=None):
         return [0.0]
 
-    with pytest.raises(RewardError, match="needs 'anwser', and the rows have no such column; they have: answer, completions"):
+    with pytest.raises(
+        RewardError,
+        match=("needs 'anwser', and the rows have no such column; they have: answer, completions"),
+    ):
         plain(reward)([prompt], ["said"])
 
 
@@ -132,10 +156,18 @@ def test_rows_are_kept_for_functions_alone(tmp_path):
     assert prompt.row == {}
     data = {"path": str(path)}
     judged = {"evaluate": {"judge": {"call": "m:f"}}}
-    assert calls_functions(PolicySection.model_validate({"data": data, "function": {"call": "m:f"}}))
-    assert calls_functions(PolicySection.model_validate({"data": data, "reward_source": "random", **judged}))
-    assert calls_functions(EvaluationSection.model_validate({"data": data, "judge": {"call": "m:f"}}))
-    assert not calls_functions(PolicySection.model_validate({"data": data, "reward_source": "random"}))
+    assert calls_functions(
+        PolicySection.model_validate({"data": data, "function": {"call": "m:f"}})
+    )
+    assert calls_functions(
+        PolicySection.model_validate({"data": data, "reward_source": "random", **judged})
+    )
+    assert calls_functions(
+        EvaluationSection.model_validate({"data": data, "judge": {"call": "m:f"}})
+    )
+    assert not calls_functions(
+        PolicySection.model_validate({"data": data, "reward_source": "random"})
+    )
 
 
 def test_the_row_goes_to_reward_servers_with_its_prompt(tmp_path):
@@ -149,13 +181,17 @@ def test_the_row_goes_to_reward_servers_with_its_prompt(tmp_path):
         seen.extend(reward_model)
         return [1.0]
 
-    assert FunctionReward(plain(reward)).score([sent])[0].value == 1.0 and seen == [row["reward_model"]]
+    assert FunctionReward(plain(reward)).score([sent])[0].value == 1.0 and seen == [
+        row["reward_model"]
+    ]
 
 
 def test_a_reward_and_a_judge_of_held_out_prompts_get_the_columns_of_their_own_rows(tmp_path):
     """Through the front door: training rows in memory, held-out rows of a file."""
     rows = [{"question": f"What is {n}+3?", "answer": f"... #### {n + 3}"} for n in range(2)]
-    (tmp_path / "other.jsonl").write_text("".join(f'{{"prompt": "Say {n}.", "response": "said {n}"}}\n' for n in range(2)))
+    (tmp_path / "other.jsonl").write_text(
+        "".join((f'{{"prompt": "Say {n}.", "response": "said {n}"}}\n') for n in range(2))
+    )
     trained, judged = [], []
 
     def reward(completions, answer, **columns):
@@ -166,7 +202,12 @@ def test_a_reward_and_a_judge_of_held_out_prompts_get_the_columns_of_their_own_r
         judged.extend(response)
         return [0.0] * len(completions)
 
-    held_out = {"data": {"path": str(tmp_path / "other.jsonl")}, "prompts": 2, "every": 1, "judge": judge}
+    held_out = {
+        "data": {"path": str(tmp_path / "other.jsonl")},
+        "prompts": 2,
+        "every": 1,
+        "judge": judge,
+    }
     few: Any = {"steps": 1, "prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 2}
 
     def both(completions, answer=None, **columns):

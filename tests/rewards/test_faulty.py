@@ -1,4 +1,6 @@
-"""Runs of every faulty function of `faulty.py`: each ends with its numbers, or with one sentence and a way to go on."""
+"""Runs of every faulty function of `faulty.py`: each ends with its numbers, or with one sentence
+and a way to go on.
+"""
 
 import json
 import queue
@@ -17,7 +19,9 @@ LIMIT = 300.0
 
 
 def outcomes(folder: Path, cases: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """An outcome for each case, all in one process; one that hangs or ends too early costs its case, and another goes on."""
+    """An outcome for each case, all in one process; one that hangs or ends too early costs its
+    case, and another goes on.
+    """
     left = list(cases)
     while left:
         command = [sys.executable, "-m", "tests.rewards.faulty", str(folder), *left]
@@ -64,16 +68,28 @@ def ends(outcome: dict[str, Any], good: dict[str, Any]) -> str:
     sentence = text.strip().splitlines()[-1]
     if name not in sentence or not sentence.startswith("tether: "):
         return f"does not name the function: {text}"
-    return "is refused by name" if outcome["again"] == 0 else f"is refused, and does not go on: {outcome}"
+    return (
+        "is refused by name"
+        if outcome["again"] == 0
+        else (f"is refused, and does not go on: {outcome}")
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(len(CASES) * LIMIT)
 def test_every_fault_at_every_place_ends_well(tmp_path: Path) -> None:
-    good = {outcome["case"].partition(": ")[0]: outcome["numbers"] for outcome in outcomes(tmp_path, [f"{p}: " for p in PLACES])}
+    good = {
+        outcome["case"].partition(": ")[0]: outcome["numbers"]
+        for outcome in outcomes(tmp_path, [f"{p}: " for p in PLACES])
+    }
     assert all(good[place] for place in PLACES)
-    expected = {case: "has its numbers" if case.partition(": ")[2] in USED else "is refused by name" for case in CASES}
-    assert {outcome["case"]: ends(outcome, good) for outcome in outcomes(tmp_path, CASES)} == expected
+    expected = {
+        case: "has its numbers" if case.partition(": ")[2] in USED else "is refused by name"
+        for case in CASES
+    }
+    assert {
+        outcome["case"]: ends(outcome, good) for outcome in outcomes(tmp_path, CASES)
+    } == expected
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Reward functions that misbehave: what they spoil is left out, counted and named; too much of it ends the run in order."""
+"""Reward functions that misbehave: what they spoil is left out, counted and named; too much of it
+ends the run in order.
+"""
 
 import math
 import threading
@@ -21,7 +23,17 @@ from tether.rewards.returned import scores_of, whole_groups
 from tether.run.recipe import Recipe, run_recipe
 
 ASKED = [
-    Rollout((1,), (n + 2,), (0.0,), StopReason.STOP_TOKEN, f"answer {n}", 0, 0, Sampling(), Prompt((user(f"q{n}"),)))
+    Rollout(
+        (1,),
+        (n + 2,),
+        (0.0,),
+        StopReason.STOP_TOKEN,
+        f"answer {n}",
+        0,
+        0,
+        Sampling(),
+        Prompt((user(f"q{n}"),)),
+    )
     for n in range(6)
 ]
 
@@ -60,7 +72,11 @@ def raises(prompts, responses):
 )
 def test_what_cannot_be_used_is_a_failed_score_with_its_reason(function, reason):
     def sometimes(prompts, responses):
-        return function(prompts, responses) if responses[0] == "answer 0" else [len(r) for r in responses]
+        return (
+            function(prompts, responses)
+            if responses[0] == "answer 0"
+            else [len(r) for r in responses]
+        )
 
     scores = FunctionReward(sometimes, batch=3, time_limit=0.2).score(ASKED)
     assert [s.value for s in scores] == [None, None, None, 8.0, 8.0, 8.0]
@@ -68,7 +84,14 @@ def test_what_cannot_be_used_is_a_failed_score_with_its_reason(function, reason)
 
 
 def test_lists_arrays_tensors_and_generators_are_read_in_their_order():
-    forms = (list, tuple, np.array, torch.tensor, iter, lambda numbers: dict(enumerate(numbers)).values())
+    forms = (
+        list,
+        tuple,
+        np.array,
+        torch.tensor,
+        iter,
+        lambda numbers: dict(enumerate(numbers)).values(),
+    )
     for form in forms:
         assert [s.value for s in scores_of(form([3.0, 1.0, 2.0]), 3)] == [3.0, 1.0, 2.0]
 
@@ -88,7 +111,9 @@ def test_a_call_holds_all_answers_to_its_prompts(sizes, batch, calls):
     """The prompts are all the same: groups are told apart by the numbers of their samples."""
     seen = []
     rollouts = [replace(ASKED[0], sample_index=i) for size in sizes for i in range(size)]
-    scores = FunctionReward(lambda p, r: seen.append(len(r)) or [1.0] * len(r), batch=batch).score(rollouts)
+    scores = FunctionReward(lambda p, r: seen.append(len(r)) or [1.0] * len(r), batch=batch).score(
+        rollouts
+    )
     assert seen == calls
     assert len(scores) == sum(sizes)
     assert [len(part) for part in whole_groups(rollouts, batch)] == calls
@@ -105,18 +130,31 @@ def test_a_call_that_hangs_leaves_its_stacks_and_says_where_it_is_once(tmp_path,
     source.watchdog.path = tmp_path / "run" / "stacks.txt"
     first, *_ = source.score(ASKED)
     line = deep.__code__.co_firstlineno + 1
-    assert first.value is None and first.reason.endswith(f"within 0.3 s, it was in deep (test_function.py, line {line})")
+    assert first.value is None and first.reason.endswith(
+        f"within 0.3 s, it was in deep (test_function.py, line {line})"
+    )
     (said,) = [record.message for record in caplog.records]
-    assert f"has taken 0.1 s so far, in deep (test_function.py, line {line}); all stacks: {source.watchdog.path}" in said
+    assert (
+        f"has taken 0.1 s so far, in deep (test_function.py, line {line}); all stacks: "
+        f"{source.watchdog.path}"
+    ) in said
     stacks = source.watchdog.path.read_text()
-    assert stacks.count("== ") == 2 and f"line {line} in deep" in stacks and "test_function.py" in stacks
+    assert (
+        stacks.count("== ") == 2
+        and f"line {line} in deep" in stacks
+        and "test_function.py" in stacks
+    )
     gate.release()
 
 
 def test_a_slow_call_is_dumped_and_still_counts(tmp_path):
-    source = FunctionReward(lambda p, r: time.sleep(0.3) or [1.0] * len(r), time_limit=20, dump_after=0.1)
+    source = FunctionReward(
+        lambda p, r: time.sleep(0.3) or [1.0] * len(r), time_limit=20, dump_after=0.1
+    )
     FailureLimit(source, 0.5).keep_stacks(tmp_path / "stacks.txt")
-    assert [score.value for score in source.score(ASKED)] == [1.0] * 6 and (tmp_path / "stacks.txt").exists()
+    assert [score.value for score in source.score(ASKED)] == [1.0] * 6 and (
+        tmp_path / "stacks.txt"
+    ).exists()
     quick = FunctionReward(lambda p, r: [1.0] * len(r), dump_after=0.1)
     quick.watchdog.path = tmp_path / "none.txt"
     assert quick.score(ASKED)[0].value == 1.0 and not quick.watchdog.path.exists()
@@ -128,7 +166,9 @@ def test_scores_and_their_parts_come_through_in_order():
         return [Score(float(r.split()[1]), {"kind": 1.0}) for r in responses]
 
     scores = FunctionReward(function, batch=4).score(ASKED)
-    assert [s.value for s in scores] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] and scores[0].parts == {"kind": 1.0}
+    assert [s.value for s in scores] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] and scores[0].parts == {
+        "kind": 1.0
+    }
 
 
 class Failing:
@@ -139,7 +179,9 @@ class Failing:
 
     def score(self, rollouts):
         bad = next(self.plan)
-        return [Score(None, reason="broken") if n < bad else Score(1.0) for n in range(len(rollouts))]
+        return [
+            Score(None, reason="broken") if n < bad else Score(1.0) for n in range(len(rollouts))
+        ]
 
 
 def test_the_limit_is_on_the_last_ten_calls():
@@ -149,7 +191,13 @@ def test_the_limit_is_on_the_last_ten_calls():
     assert source.reasons == {"broken": 15}
     strict = FailureLimit(Failing([0, 1]), 0.0)
     strict.score(ASKED)
-    with pytest.raises(RewardError, match=r"1 of the last 12 scores failed, more than max_failed = 0: broken \(1 times\)"):
+    with pytest.raises(
+        RewardError,
+        match=(
+            r"1 of the last 12 scores failed, more than max_failed "
+            r"= 0: broken \(1 times\)"
+        ),
+    ):
         strict.score(ASKED)
 
 
@@ -181,11 +229,31 @@ def recipe(tmp_path, body, **section):
     (tmp_path / "mine.py").write_text(body)
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "p{n}"}}\n' for n in range(12)))
     values = {
-        **{"data": {"path": str(tmp_path / "prompts.jsonl")}, "steps": 4, "prompts_per_step": 4, "samples_per_prompt": 4},
-        **{"max_new_tokens": 6, "checkpoint_every": 2, "reward_source": "function", "optimizer": {"learning_rate": 1e-2}},
-        **{"function": {"call": f"{tmp_path}/mine.py:reward", "batch": 4, "time_limit": 0.5}, **section},
+        **{
+            "data": {"path": str(tmp_path / "prompts.jsonl")},
+            "steps": 4,
+            "prompts_per_step": 4,
+            "samples_per_prompt": 4,
+        },
+        **{
+            "max_new_tokens": 6,
+            "checkpoint_every": 2,
+            "reward_source": "function",
+            "optimizer": {"learning_rate": 1e-2},
+        },
+        **{
+            "function": {"call": f"{tmp_path}/mine.py:reward", "batch": 4, "time_limit": 0.5},
+            **section,
+        },
     }
-    return build(Recipe, {"run": str(tmp_path / "run"), "model": {"source": "tiny", "dtype": "float32"}, "grpo": values})
+    return build(
+        Recipe,
+        {
+            "run": str(tmp_path / "run"),
+            "model": {"source": "tiny", "dtype": "float32"},
+            "grpo": values,
+        },
+    )
 
 
 GOOD = "def reward(prompts, responses):\n    return [float(len(r)) for r in responses]\n"
@@ -215,8 +283,12 @@ class CutError(Exception):
 
 
 @pytest.mark.parametrize("cut_after", [None, 2])
-def test_an_interrupted_run_stops_at_the_step_at_which_an_uninterrupted_one_does(tmp_path, cut_after):
-    """The reward fails from the third step on: 16 of 48 scores failed then, and 32 of 64 a step later."""
+def test_an_interrupted_run_stops_at_the_step_at_which_an_uninterrupted_one_does(
+    tmp_path, cut_after
+):
+    """The reward fails from the third step on: 16 of 48 scores failed then, and 32 of 64 a step
+    later.
+    """
     made = recipe(tmp_path, COUNTING.format(when="> 8"), max_failed=0.4)
 
     def bar(done, total, metrics):
@@ -226,14 +298,26 @@ def test_an_interrupted_run_stops_at_the_step_at_which_an_uninterrupted_one_does
     if cut_after is not None:
         with pytest.raises(CutError):
             run_recipe(made, ["grpo"], lambda phase: bar)
-    with pytest.raises(RewardError, match=r"32 of the last 64 scores failed.*the judge is away \(32 times\)"):
+    with pytest.raises(
+        RewardError,
+        match=(
+            r"32 of the last 64 scores failed.*the judge is away "
+            r"\(32 times\)"
+        ),
+    ):
         run_recipe(made, ["grpo"])
     assert [row["step"] for row in read_jsonl(f"{made.run}/grpo/metrics.jsonl")] == [1, 2, 3]
 
 
 def test_too_many_failures_end_it_with_a_checkpoint_from_which_it_goes_on(tmp_path):
     how = {"max_failed": 0.3, "checkpoint_every": 100}
-    with pytest.raises(RewardError, match=r"16 of the last 48 scores failed, more than max_failed = 0.3: .* the judge is away"):
+    with pytest.raises(
+        RewardError,
+        match=(
+            r"16 of the last 48 scores failed, more than max_failed "
+            r"= 0.3: .* the judge is away"
+        ),
+    ):
         run_recipe(recipe(tmp_path, COUNTING.format(when="> 8"), **how), ["grpo"])
     (state,) = (tmp_path / "run" / "grpo" / "checkpoints").glob("step-*")
     assert read_json(state / "state.json")["step"] == 2 and (state / "COMPLETE").is_file()

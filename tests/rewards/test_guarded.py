@@ -1,4 +1,6 @@
-"""The guard around users' functions: faults of every kind, and a process whose state is the run's again after each call."""
+"""The guard around users' functions: faults of every kind, and a process whose state is the run's
+again after each call.
+"""
 
 import asyncio
 import decimal
@@ -97,15 +99,23 @@ def raising(error: BaseException) -> Any:
         (StopIteration(), "raised StopIteration"),
         (MemoryError(), "raised MemoryError"),
         (CrackedError(), "raised CrackedError"),
-        (ExceptionGroup("several", [ValueError("a"), CrackedError()]), "raised ExceptionGroup: several (2 sub-exceptions)"),
+        (
+            ExceptionGroup("several", [ValueError("a"), CrackedError()]),
+            "raised ExceptionGroup: several (2 sub-exceptions)",
+        ),
         (ValueError("long " * 1000), "raised ValueError: long long"),
         (RuntimeError("token=hf_abcdefghijkl"), "raised RuntimeError: token=***"),
     ],
 )
-def test_any_error_is_a_failed_score_with_the_names_of_function_and_file(error: BaseException, words: str) -> None:
+def test_any_error_is_a_failed_score_with_the_names_of_function_and_file(
+    error: BaseException, words: str
+) -> None:
     reasons = {score.reason for score in scored(raising(error))}
     (reason,) = reasons
-    assert reason.startswith(f"the reward function raising.f (test_guarded.py) {words}") and len(reason) < 400
+    assert (
+        reason.startswith(f"the reward function raising.f (test_guarded.py) {words}")
+        and len(reason) < 400
+    )
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), Interrupted("stopped")])
@@ -122,17 +132,29 @@ def test_what_stops_a_run_is_passed_on(stop: BaseException) -> None:
         (-2e15, "returned -2e+15, beyond 1e+15"),
         (math.nan, "returned nan"),
         (np.float32(math.inf), "returned inf"),
-        (Number(KeyError("x")), "returned a Number that cannot be read: it raised KeyError: the key 'x' is missing"),
+        (
+            Number(KeyError("x")),
+            "returned a Number that cannot be read: it raised KeyError: the key 'x' is missing",
+        ),
         (Number(CrackedError()), "returned a Number that cannot be read: it raised CrackedError"),
         (1 + 2j, "returned a complex, not a number"),
         ("0.5", "returned a str, not a number"),
         ([0.5], "returned a list, not a number"),
         (torch.ones(2), "returned a Tensor, not a number"),
         (Score(1.0, parts={"a": "x"}), "returned a Score whose part 'a' is a str, not a number"),  # type: ignore[dict-item]
-        (Score(1.0, parts={"score": 1.0}), "returned a Score whose part is named 'score', as a column of the run is"),
+        (
+            Score(1.0, parts={"score": 1.0}),
+            "returned a Score whose part is named 'score', as a column of the run is",
+        ),
         (Score(1.0, parts=[1.0]), "returned a Score whose parts are a list, not numbers by name"),  # type: ignore[arg-type]
-        (Score(1.0, steps=((10**9, 1.0),)), "returned a step that ends at token 1000000000 of a response of 1"),
-        (Score(1.0, steps=((-1, 1.0),)), "returned a step that ends at token -1 of a response of 1"),
+        (
+            Score(1.0, steps=((10**9, 1.0),)),
+            "returned a step that ends at token 1000000000 of a response of 1",
+        ),
+        (
+            Score(1.0, steps=((-1, 1.0),)),
+            "returned a step that ends at token -1 of a response of 1",
+        ),
         (Score(1.0, steps="ab"), "returned a Score that cannot be read: it raised ValueError"),  # type: ignore[arg-type]
         (Score(None, reason=""), "gave no score"),
         (Score(None, reason="no idea"), "no idea"),
@@ -145,8 +167,13 @@ def test_a_value_that_is_no_usable_number_fails_its_answer_alone(value: Any, wor
 
 
 def test_a_value_that_ends_the_program_fails_the_call() -> None:
-    reasons = {score.reason for score in scored(lambda prompts, responses: [Number(SystemExit(0)), 1.0, 1.0])}
-    assert len(reasons) == 1 and reasons.pop().endswith("raised SystemExit: 0 while its list was read")
+    reasons = {
+        score.reason
+        for score in scored(lambda prompts, responses: [Number(SystemExit(0)), 1.0, 1.0])
+    }
+    assert len(reasons) == 1 and reasons.pop().endswith(
+        "raised SystemExit: 0 while its list was read"
+    )
 
 
 DTYPES = [
@@ -170,7 +197,11 @@ def test_tensors_and_arrays_of_one_dimension_are_used(dtype: torch.dtype) -> Non
         [] if dtype == torch.bfloat16 else [column.numpy(), column.numpy().astype(object)]
     )
     for form in forms:
-        assert [score.value for score in scored(lambda prompts, responses, form=form: form)] == [3.0, 1.0, 2.0]
+        assert [score.value for score in scored(lambda prompts, responses, form=form: form)] == [
+            3.0,
+            1.0,
+            2.0,
+        ]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +225,10 @@ def test_booleans_and_all_kinds_of_numbers_count(numbers: Any) -> None:
         (torch.ones(3, 1), "returned a Tensor of shape (3, 1), not a list of numbers"),
         (np.ones((1, 3)), "returned a ndarray of shape (1, 3), not a list of numbers"),
         (torch.tensor(1.0), "returned one number, not a list of them"),
-        (torch.ones(3, device="meta"), "raised NotImplementedError: Cannot copy out of meta tensor"),
+        (
+            torch.ones(3, device="meta"),
+            "raised NotImplementedError: Cannot copy out of meta tensor",
+        ),
         (torch.ones(3, dtype=torch.complex64), "returned a complex, not a number"),
         (np.array(["a", "b", "c"]), "returned a str, not a number"),
         (np.ma.array([1.0, 2.0, 3.0], mask=True), "gave no score"),
@@ -248,7 +282,10 @@ def test_a_step_that_learns_from_steps_needs_them() -> None:
     values = [Score(1.0, steps=((0, 0.5),)), Score(1.0), 1.0]
     first, *others = scored(lambda prompts, responses: values, needs_steps=True)
     assert first == values[0]
-    assert all("returned no steps, and step_rewards = true learns from steps alone" in score.reason for score in others)
+    assert all(
+        "returned no steps, and step_rewards = true learns from steps alone" in score.reason
+        for score in others
+    )
 
 
 def chdir() -> None:
@@ -265,32 +302,55 @@ def toggle_garbage_collection() -> None:
 
 
 CHANGES: dict[str, tuple[Any, Any]] = {
-    "torch's default dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
-    "torch's number of threads": (lambda: torch.set_num_threads(torch.get_num_threads() + 2), torch.get_num_threads),
+    "torch's default dtype": (
+        lambda: torch.set_default_dtype(torch.float64),
+        torch.get_default_dtype,
+    ),
+    "torch's number of threads": (
+        lambda: torch.set_num_threads(torch.get_num_threads() + 2),
+        torch.get_num_threads,
+    ),
     "torch's deterministic algorithms": (
         lambda: torch.use_deterministic_algorithms(True, warn_only=True),
         torch.are_deterministic_algorithms_enabled,
     ),
-    "torch's kernels and precision": (lambda: torch.set_float32_matmul_precision("medium"), torch.get_float32_matmul_precision),
+    "torch's kernels and precision": (
+        lambda: torch.set_float32_matmul_precision("medium"),
+        torch.get_float32_matmul_precision,
+    ),
     "torch's random numbers": (lambda: torch.rand(1), lambda: torch.get_rng_state().tolist()),
     "numpy's random numbers": (lambda: np.random.rand(1), drawn_by_numpy),
     "Python's random numbers": (random.random, random.getstate),
     "the working directory": (chdir, os.getcwd),
     "the umask": (lambda: os.umask(0o707), facets._umask),
     "environment variables": (os.environ.clear, lambda: dict(os.environ)),
-    "the locale": (lambda: locale.setlocale(locale.LC_ALL, "C"), lambda: locale.setlocale(locale.LC_ALL)),
+    "the locale": (
+        lambda: locale.setlocale(locale.LC_ALL, "C"),
+        lambda: locale.setlocale(locale.LC_ALL),
+    ),
     "standard input, output or error": (lambda: setattr(sys, "stdout", None), lambda: sys.stdout),
-    "the filters of warnings": (lambda: warnings.simplefilter("error"), lambda: list(warnings.filters)),
+    "the filters of warnings": (
+        lambda: warnings.simplefilter("error"),
+        lambda: list(warnings.filters),
+    ),
     "garbage collection": (toggle_garbage_collection, gc.isenabled),
-    "the log of tether": (lambda: logging.disable(logging.CRITICAL), lambda: logging.root.manager.disable),
-    "timers of signals": (lambda: signal.alarm(1000), lambda: round(signal.getitimer(signal.ITIMER_REAL)[0], -2)),
+    "the log of tether": (
+        lambda: logging.disable(logging.CRITICAL),
+        lambda: logging.root.manager.disable,
+    ),
+    "timers of signals": (
+        lambda: signal.alarm(1000),
+        lambda: round(signal.getitimer(signal.ITIMER_REAL)[0], -2),
+    ),
     "limits of the interpreter": (lambda: sys.setrecursionlimit(77_777), sys.getrecursionlimit),
     "the time limit of sockets": (lambda: socket.setdefaulttimeout(0.5), socket.getdefaulttimeout),
 }
 
 
 @pytest.mark.parametrize("facet", CHANGES)
-def test_what_a_call_changes_is_the_runs_again_and_named_once(facet: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_call_changes_is_the_runs_again_and_named_once(
+    facet: str, caplog: pytest.LogCaptureFixture
+) -> None:
     change, read = CHANGES[facet]
     before = read()
     if facet == "the locale":
@@ -329,23 +389,32 @@ def test_a_function_finds_what_it_left() -> None:
 
 def test_a_closed_terminal_is_opened_again(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom tether.rewards.function import FunctionReward\nfrom tether.core.types import Prompt, user\n"
+        "import sys\nfrom tether.rewards.function import FunctionReward\nfrom tether.core.types "
+        "import Prompt, user\n"
         "def f(prompts, responses):\n    sys.stdout.close()\n    return [1.0]\n"
-        "source = FunctionReward(f)\nfor _ in range(2):\n    source.score_texts([Prompt((user('q'),))], ['x'])\nprint('here')"
+        "source = FunctionReward(f)\nfor _ in range(2):\n    "
+        "source.score_texts([Prompt((user('q'),))], ['x'])\nprint('here')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
+    )
     assert done.stdout == "here\n"
 
 
 def test_descriptors_that_a_call_closes_are_open_again(tmp_path: Path) -> None:
     """Without them the next file that the run opens would be its standard output."""
     program = (
-        "import os\nfrom tether.rewards.function import FunctionReward\nfrom tether.core.types import Prompt, user\n"
-        "def f(prompts, responses):\n    os.close(1); os.dup2(os.open(os.devnull, os.O_WRONLY), 2)\n    return [1.0]\n"
+        "import os\nfrom tether.rewards.function import FunctionReward\nfrom tether.core.types "
+        "import Prompt, user\n"
+        "def f(prompts, responses):\n    os.close(1); os.dup2(os.open(os.devnull, os.O_WRONLY), "
+        "2)\n    return [1.0]\n"
         "FunctionReward(f).score_texts([Prompt((user('q'),))], ['x'])\n"
-        f"print('lost', file=open({str(tmp_path / 'file')!r}, 'w'))\nprint('here')\nos.write(2, b'there')"
+        f"print('lost', file=open({str(tmp_path / 'file')!r}, 'w'))\nprint('here')\nos.write(2, "
+        "b'there')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
+    )
     assert done.stdout == "here\n" and done.stderr.endswith("there")
     assert "changed standard input, output or error" in done.stderr
 
@@ -353,15 +422,23 @@ def test_descriptors_that_a_call_closes_are_open_again(tmp_path: Path) -> None:
 def test_a_thread_that_never_ends_does_not_keep_the_program(tmp_path: Path) -> None:
     """Executors wait for their threads at the end of a program."""
     program = (
-        "import sys, time\nfrom concurrent.futures import ThreadPoolExecutor\nfrom tether.core import stopping\n"
-        "from tether.rewards.function import FunctionReward\nfrom tether.core.types import Prompt, user\n"
-        "def f(prompts, responses):\n    return ThreadPoolExecutor(1).submit(time.sleep, 1000).result()\n"
-        "score, = FunctionReward(f, time_limit=0.5).score_texts([Prompt((user('q'),))], ['x'])\nprint(score.reason[-30:])\n"
+        "import sys, time\nfrom concurrent.futures import ThreadPoolExecutor\nfrom tether.core "
+        "import stopping\n"
+        "from tether.rewards.function import FunctionReward\nfrom tether.core.types import "
+        "Prompt, user\n"
+        "def f(prompts, responses):\n    return ThreadPoolExecutor(1).submit(time.sleep, "
+        "1000).result()\n"
+        "score, = FunctionReward(f, time_limit=0.5).score_texts([Prompt((user('q'),))], "
+        "['x'])\nprint(score.reason[-30:])\n"
         "stopping.PATIENCE = 0.5\nstopping.end_in_time(7)\nsys.exit(7)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 7 and "gave no answer within" not in done.stderr
-    assert "the program ends without threads of a user's function that do not end: ThreadPoolExecutor" in done.stderr
+    assert (
+        "the program ends without threads of a user's function that do not end: ThreadPoolExecutor"
+    ) in done.stderr
 
 
 def test_what_a_function_does_to_its_prompts_stays_with_the_call() -> None:
@@ -369,13 +446,23 @@ def test_what_a_function_does_to_its_prompts_stays_with_the_call() -> None:
     seen: list[Any] = []
 
     def f(prompts: Any, responses: Any) -> list[float]:
-        seen.append((prompts[0].metadata["tests"].pop(), prompts[0].row["answer"].pop("of"), prompts[0] is prompts[1]))
+        seen.append(
+            (
+                prompts[0].metadata["tests"].pop(),
+                prompts[0].row["answer"].pop("of"),
+                prompts[0] is prompts[1],
+            )
+        )
         return [1.0] * len(responses)
 
     source = FunctionReward(f)
     for _ in range(2):
         source.score_texts([prompt, prompt], ["a", "b"])
-    assert seen == [(2, [3], True)] * 2 and prompt.metadata == {"tests": [1, 2]} and prompt.row == {"answer": {"of": [3]}}
+    assert (
+        seen == [(2, [3], True)] * 2
+        and prompt.metadata == {"tests": [1, 2]}
+        and prompt.row == {"answer": {"of": [3]}}
+    )
 
 
 def test_os_exit_ends_the_call_and_not_the_program() -> None:
@@ -392,7 +479,10 @@ def test_os_exit_ends_the_call_and_not_the_program() -> None:
     [
         ("import sys; sys.exit()", "cannot be imported: SystemExit"),
         ("import os; os._exit(0)", r"cannot be imported: SystemExit: os._exit\(0\)"),
-        ("class E(BaseException):\n    def __str__(self): return 1/0\nraise E", "cannot be imported: E"),
+        (
+            "class E(BaseException):\n    def __str__(self): return 1/0\nraise E",
+            "cannot be imported: E",
+        ),
         ("def __getattr__(name): raise SystemExit(0)", "cannot be imported: SystemExit: 0"),
     ],
 )
@@ -402,21 +492,35 @@ def test_a_module_that_ends_the_program_is_refused(tmp_path: Path, line: str, wo
         load_function(f"{tmp_path}/mine.py:f", key="judge.call")
 
 
-def test_what_an_import_changes_is_the_runs_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_import_changes_is_the_runs_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "mine.py").write_text(
-        "import decimal, os, signal\nimport numpy as np\nimport torch\ndecimal.getcontext().prec = 3\nnp.seterr(all='raise')\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntorch.set_grad_enabled(False)\ntorch.set_default_device('meta')\n"
+        "import decimal, os, signal\nimport numpy as np\nimport torch\ndecimal.getcontext().prec "
+        "= 3\nnp.seterr(all='raise')\n"
+        "signal.signal(signal.SIGTERM, "
+        "signal.SIG_IGN)\ntorch.set_grad_enabled(False)\ntorch.set_default_device('meta')\n"
         "os.environ['MINE'] = 'here'\n"
         "def f(prompts, responses): return [float(os.environ['MINE'] == 'here')] * len(responses)\n"
     )
     handler = signal.getsignal(signal.SIGTERM)
     function = load_function(f"{tmp_path}/mine.py:f")
-    assert signal.getsignal(signal.SIGTERM) is handler and torch.is_grad_enabled() and "MINE" not in os.environ
+    assert (
+        signal.getsignal(signal.SIGTERM) is handler
+        and torch.is_grad_enabled()
+        and "MINE" not in os.environ
+    )
     assert torch.ones(1).device.type == "cpu"
     assert decimal.getcontext().prec == 28 and np.geterr()["invalid"] == "warn"
     assert [score.value for score in scored(function)] == [1.0] * 3
     (message,) = [record.message for record in caplog.records]
-    for name in ("default device", "recording of gradients", "environment variables", "decimal context", "numpy's errors"):
+    for name in (
+        "default device",
+        "recording of gradients",
+        "environment variables",
+        "decimal context",
+        "numpy's errors",
+    ):
         assert name in message
     assert f"{tmp_path}/mine.py changed " in message and "handlers of signals" in message
 
@@ -435,7 +539,13 @@ def judge(tmp_path: Path, body: str, **limits: Any) -> Any:
     ],
 )
 def test_a_judge_has_the_guard_of_a_reward(tmp_path: Path, body: str, words: str) -> None:
-    with pytest.raises(RewardError, match=rf"^the judge f \(mine.py\) scored none of 2 answers: the judge f \(mine.py\) {words}"):
+    with pytest.raises(
+        RewardError,
+        match=(
+            r"^the judge f \(mine.py\) scored none of 2 answers: "
+            rf"the judge f \(mine.py\) {words}"
+        ),
+    ):
         judge(tmp_path, body, time_limit=0.3)([QUESTION] * 2, ["a", "b"])
 
 
@@ -443,14 +553,22 @@ def test_a_judge_is_called_by_batches_of_whole_prompts_and_a_failed_call_costs_i
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts = [Prompt((user(f"q{n}"),)) for n in range(4) for _ in range(3)]
-    body = "print(len(responses)); return [1.0 / ('q3' not in [p.text for p in prompts])] * len(responses)"
+    body = (
+        "print(len(responses)); return [1.0 / ('q3' not in [p.text for p in prompts])] * "
+        "len(responses)"
+    )
     scores = judge(tmp_path, body, batch=4)(prompts, ["x"] * 12)
     assert [score.value for score in scores] == [1.0] * 9 + [None] * 3
     (message,) = [record.message for record in caplog.records]
-    assert "scored 3 of 12 answers not; they are left out: the judge f (mine.py) raised ZeroDivisionError" in message
+    assert (
+        "scored 3 of 12 answers not; they are left out: the judge f (mine.py) raised "
+        "ZeroDivisionError"
+    ) in message
 
 
-def test_a_function_of_on_step_leaves_the_run_its_state_and_cannot_end_the_program_without_a_word() -> None:
+def test_a_function_of_on_step_leaves_the_run_its_state_and_cannot_end_the_program_without_a_word() -> (
+    None
+):
     seen: list[Any] = []
 
     def watch(stage: str, step: int, metrics: Any) -> None:
@@ -466,12 +584,19 @@ def test_a_function_of_on_step_leaves_the_run_its_state_and_cannot_end_the_progr
     call("grpo", 1, {})
     assert seen == [1] and torch.get_default_dtype() == torch.float32
     with pytest.raises(
-        RunError, match=r"^the function of on_step .*watch \(test_guarded.py\) raised SystemExit. Mend the function"
+        RunError,
+        match=(
+            r"^the function of on_step .*watch \(test_guarded.py\) raised SystemExit. "
+            r"Mend the function"
+        ),
     ):
         call("grpo", 2, {})
     with pytest.raises(ValueError, match="enough") as caught:
         call("grpo", 3, {})
-    assert "watch (test_guarded.py) raised this" in caught.value.__notes__[0] and torch.get_default_dtype() == torch.float32
+    assert (
+        "watch (test_guarded.py) raised this" in caught.value.__notes__[0]
+        and torch.get_default_dtype() == torch.float32
+    )
 
 
 def test_a_generator_of_rows_that_fails_is_refused_by_name(tmp_path: Path) -> None:
@@ -519,13 +644,20 @@ def test_any_callable_has_a_name_and_a_digest() -> None:
 def test_a_call_that_keeps_the_interpreter_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
     """No thread of the process has a turn in such a call."""
     program = (
-        "import re\nfrom tether.rewards import sentinel\nfrom tether.rewards.function import FunctionReward\n"
+        "import re\nfrom tether.rewards import sentinel\nfrom tether.rewards.function import "
+        "FunctionReward\n"
         "from tether.core.types import Prompt, user\nsentinel.GRACE = 0.5\n"
-        "def f(prompts, responses):\n    return [float(bool(re.match(r'(a+)+$', r))) for r in responses]\n"
+        "def f(prompts, responses):\n    return [float(bool(re.match(r'(a+)+$', r))) for r in "
+        "responses]\n"
         "source = FunctionReward(f, time_limit=0.5)\n"
         "print(source.score_texts([Prompt((user('q'),))], ['aaa'])[0].value, flush=True)\n"
         "source.score_texts([Prompt((user('q'),))], ['a' * 60 + 'b'])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == -signal.SIGKILL and done.stdout == "1.0\n"
-    assert "tether: the reward function f (<string>) has held Python's interpreter for 1 s" in done.stderr
+    assert (
+        "tether: the reward function f (<string>) has held Python's interpreter for 1 s"
+        in done.stderr
+    )

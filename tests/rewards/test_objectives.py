@@ -1,4 +1,6 @@
-"""Objectives on one trunk against their models loaded alone, and multipliers that only training moves."""
+"""Objectives on one trunk against their models loaded alone, and multipliers that only training
+moves.
+"""
 
 import json
 
@@ -40,15 +42,26 @@ def source(settings):
         role = trained(model, f"reward-{seed}", seed)
         model = role.model
         objectives[name] = (role, *SCALES[name])
-    return ObjectivesReward({k: ObjectiveConfig(**v) for k, v in settings.items()}, objectives, ENCODER)
+    return ObjectivesReward(
+        {k: ObjectiveConfig(**v) for k, v in settings.items()}, objectives, ENCODER
+    )
 
 
 def rollouts():
     made = []
-    for prompt, response in (("hello", "well!"), ("hello", "no"), ("and a longer one", "yes, of course"), ("x", "y" * 30)):
+    for prompt, response in (
+        ("hello", "well!"),
+        ("hello", "no"),
+        ("and a longer one", "yes, of course"),
+        ("x", "y" * 30),
+    ):
         ids = ENCODER.prompt((user(prompt),))
         out = tuple(ENCODER.tokenizer(response)["input_ids"])
-        made.append(Rollout(ids, out, (), StopReason.LENGTH, response, 0, 0, Sampling(), Prompt((user(prompt),))))
+        made.append(
+            Rollout(
+                ids, out, (), StopReason.LENGTH, response, 0, 0, Sampling(), Prompt((user(prompt),))
+            )
+        )
     return made
 
 
@@ -58,12 +71,18 @@ def alone():
     for seed, name in enumerate(NAMES):
         role = trained(tiny_model(layers=3).requires_grad_(False), "reward", seed)
         mean, deviation = SCALES[name]
-        found[name] = [(s.value - mean) / deviation for s in LearnedReward(role, ENCODER).score(rollouts())]
+        found[name] = [
+            (s.value - mean) / deviation for s in LearnedReward(role, ENCODER).score(rollouts())
+        ]
     return found
 
 
 WEIGHTED = {"helpful": {"weight": 2.0}, "safe": {"weight": 0.5}, "true": {"weight": 0.0}}
-HELD = {"true": {"at_least": 0.25, "rate": 0.5}, "helpful": {"weight": 2.0}, "safe": {"at_least": -50.0}}
+HELD = {
+    "true": {"at_least": 0.25, "rate": 0.5},
+    "helpful": {"weight": 2.0},
+    "safe": {"at_least": -50.0},
+}
 
 
 def test_the_score_is_the_weighted_sum_of_the_models_alone():
@@ -79,7 +98,9 @@ def test_constraints_weigh_what_their_multipliers_say_whatever_the_order_of_the_
     reward.load_state({"multipliers": {"true": 1.5, "safe": 0.25}})
     for number, score in enumerate(reward.score(rollouts())):
         helpful, safe, true = (expected[name][number] for name in NAMES)
-        assert score.value == pytest.approx((2.0 * helpful + 1.5 * true + 0.25 * safe) / 2.75, abs=1e-3)
+        assert score.value == pytest.approx(
+            (2.0 * helpful + 1.5 * true + 0.25 * safe) / 2.75, abs=1e-3
+        )
 
 
 def test_the_measure_of_a_policy_does_not_move_with_the_multipliers():
@@ -87,7 +108,9 @@ def test_the_measure_of_a_policy_does_not_move_with_the_multipliers():
     for multiplier in (0.0, 3.0):
         reward.load_state({"multipliers": {"true": multiplier, "safe": 0.0}})
         found = reward.judge(rollouts())
-        assert [s.value for s in found] == pytest.approx([2.0 * value for value in expected["helpful"]], abs=1e-3)
+        assert [s.value for s in found] == pytest.approx(
+            [2.0 * value for value in expected["helpful"]], abs=1e-3
+        )
         assert [s.parts["true"] for s in found] == pytest.approx(expected["true"], abs=1e-3)
     assert FailureLimit(RandomReward(0), 0.5).judge(rollouts()) == RandomReward(0).score(rollouts())
 
@@ -116,7 +139,12 @@ def test_the_state_survives_json_to_the_bit_and_passes_through_the_limit_on_fail
     again = FailureLimit(source(HELD), 0.5)
     again.load_state(json.loads(json.dumps(FailureLimit(reward, 0.5).state())))
     assert again.state() == {"multipliers": {"true": 0.1 + 0.2, "safe": 0.0}}
-    assert again.learn([Score(0.0, {"helpful": 0.0, "safe": 0.0, "true": 0.25})])["objective/true_multiplier"] == 0.1 + 0.2
+    assert (
+        again.learn([Score(0.0, {"helpful": 0.0, "safe": 0.0, "true": 0.25})])[
+            "objective/true_multiplier"
+        ]
+        == 0.1 + 0.2
+    )
     stateless = FailureLimit(RandomReward(0), 0.5)
     assert stateless.state() == {} and stateless.learn([Score(1.0)]) == {}
 

@@ -1,4 +1,6 @@
-"""A reward model that does not read a policy's ids as the policy writes them is given the text, or refused."""
+"""A reward model that does not read a policy's ids as the policy writes them is given the text, or
+refused.
+"""
 
 import random
 
@@ -15,18 +17,36 @@ from tether.rewards.learned import LearnedReward, TextReward
 from tether.run.online_sections import learned_reward
 from tether.run.roles import reader_beside, trained_scorer
 
-PAIRS = [{"prompt": f"Q{i}", "chosen": "aeiou" * (1 + i % 3), "rejected": "bcdfg" * (1 + i % 3)} for i in range(24)]
+PAIRS = [
+    {"prompt": f"Q{i}", "chosen": "aeiou" * (1 + i % 3), "rejected": "bcdfg" * (1 + i % 3)}
+    for i in range(24)
+]
 TRAIN = {"epochs": 2, "prompts_per_update": 8, "optimizer": {"learning_rate": 3e-3}}
-SAMPLE = {"steps": 1, "max_new_tokens": 8, "prompts_per_step": 3, "samples_per_prompt": 4, "roles": "separate"}
+SAMPLE = {
+    "steps": 1,
+    "max_new_tokens": 8,
+    "prompts_per_step": 3,
+    "samples_per_prompt": 4,
+    "roles": "separate",
+}
 
 
 def renumbered():
     """The same bytes, numbered otherwise."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     random.Random(0).shuffle(alphabet)
-    inner = Tokenizer(BPE(vocab={token: i for i, token in enumerate([*SPECIAL, *alphabet])}, merges=[]))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    special = {"pad_token": "<|pad|>", "eos_token": "<|end|>", "additional_special_tokens": list(SPECIAL[2:])}
+    inner = Tokenizer(
+        BPE(vocab={token: i for i, token in enumerate([*SPECIAL, *alphabet])}, merges=[])
+    )
+    inner.pre_tokenizer, inner.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    special = {
+        "pad_token": "<|pad|>",
+        "eos_token": "<|end|>",
+        "additional_special_tokens": list(SPECIAL[2:]),
+    }
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, **special)
     tokenizer.chat_template = TEMPLATE
     return tokenizer
@@ -34,7 +54,9 @@ def renumbered():
 
 def reworded():
     tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = TEMPLATE.replace("{{ message['content'] }}", " : {{ message['content'] }}")
+    tokenizer.chat_template = TEMPLATE.replace(
+        "{{ message['content'] }}", " : {{ message['content'] }}"
+    )
     return tokenizer
 
 
@@ -46,13 +68,22 @@ def judge(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("judge")
     tiny_model(3).save_pretrained(folder / "model")
     OTHERS[request.param]().save_pretrained(folder / "model")
-    return tether.reward({"source": str(folder / "model"), "dtype": "float32"}, PAIRS, run=str(folder / "rm"), **TRAIN)
+    return tether.reward(
+        {"source": str(folder / "model"), "dtype": "float32"},
+        PAIRS,
+        run=str(folder / "rm"),
+        **TRAIN,
+    )
 
 
 def assert_scores_are_of_the_texts(run, judge):
     rows = run.samples()
-    meant = judge.reward_model.score([row["prompt"] for row in rows], [row["response"] for row in rows])
-    scored = [(row["proxy"], value) for row, value in zip(rows, meant, strict=True) if value is not None]
+    meant = judge.reward_model.score(
+        [row["prompt"] for row in rows], [row["response"] for row in rows]
+    )
+    scored = [
+        (row["proxy"], value) for row, value in zip(rows, meant, strict=True) if value is not None
+    ]
     assert len(scored) >= 3
     for used, value in scored:
         assert used == pytest.approx(value, abs=1e-3)
@@ -60,16 +91,34 @@ def assert_scores_are_of_the_texts(run, judge):
 
 def test_answers_are_scored_as_the_reward_model_reads_them(judge, tmp_path):
     model = {"source": "tiny", "dtype": "float32"}
-    run = tether.grpo(model, prompts=["a", "b", "c"], reward=judge, run=str(tmp_path / "grpo"), **SAMPLE)
+    run = tether.grpo(
+        model, prompts=["a", "b", "c"], reward=judge, run=str(tmp_path / "grpo"), **SAMPLE
+    )
     assert_scores_are_of_the_texts(run, judge)
 
 
 @pytest.mark.parametrize(
-    "asked", [{"reward_per_token": True, "step_rewards": True, "value_init": "zero"}, {"value_init": "reward"}]
+    "asked",
+    [
+        {"reward_per_token": True, "step_rewards": True, "value_init": "zero"},
+        {"value_init": "reward"},
+    ],
 )
 def test_what_goes_by_the_policys_tokens_is_refused_before_training(judge, tmp_path, asked):
-    with pytest.raises(ModelError, match=f"was trained with another tokenizer, template.*{next(iter(asked))}.*policy's tokens"):
-        tether.ppo("tiny", prompts=["a", "b", "c"], reward=judge, run=str(tmp_path / "ppo"), **SAMPLE, **asked)
+    with pytest.raises(
+        ModelError,
+        match=(
+            f"was trained with another tokenizer, template.*{next(iter(asked))}.*policy's tokens"
+        ),
+    ):
+        tether.ppo(
+            "tiny",
+            prompts=["a", "b", "c"],
+            reward=judge,
+            run=str(tmp_path / "ppo"),
+            **SAMPLE,
+            **asked,
+        )
 
 
 def test_a_reward_model_on_a_trunk_of_its_own_reads_texts_too(judge, tmp_path):
@@ -80,4 +129,6 @@ def test_a_reward_model_on_a_trunk_of_its_own_reads_texts_too(judge, tmp_path):
     tiny_model(0).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     own = tether.reward(str(folder), PAIRS, run=str(tmp_path / "same"), **TRAIN)
-    assert isinstance(learned_reward(trained_scorer(str(own.path)), ModelConfig(source="tiny")), LearnedReward)
+    assert isinstance(
+        learned_reward(trained_scorer(str(own.path)), ModelConfig(source="tiny")), LearnedReward
+    )

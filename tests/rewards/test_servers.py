@@ -1,4 +1,6 @@
-"""Rewards that servers work out: the scores of this process, whatever happens to a server on the way."""
+"""Rewards that servers work out: the scores of this process, whatever happens to a server on the
+way.
+"""
 
 import json
 import os
@@ -21,10 +23,26 @@ from tether.servers.launch import Servers
 
 CALL = json.dumps({"function": {"name": "f", "arguments": {}}})
 PROMPT = Prompt(
-    (Message("user", "say it", tools="[]"), Message("assistant", "", (CALL,)), Message("tool", "7")), "p", {"answer": 7}
+    (
+        Message("user", "say it", tools="[]"),
+        Message("assistant", "", (CALL,)),
+        Message("tool", "7"),
+    ),
+    "p",
+    {"answer": 7},
 )
 ROLLOUTS = [
-    Rollout((1, 2), (3, number), (-0.1, -0.2), StopReason.LENGTH, f"text {number}", number % 4, 3, Sampling(), PROMPT)
+    Rollout(
+        (1, 2),
+        (3, number),
+        (-0.1, -0.2),
+        StopReason.LENGTH,
+        f"text {number}",
+        number % 4,
+        3,
+        Sampling(),
+        PROMPT,
+    )
     for number in range(19)
 ]
 
@@ -50,8 +68,20 @@ class Reward:
         number = rollout.response_ids[1]
         if number == 5:
             return Score(None, reason="no opinion")
-        seen = hash((rollout.prompt.messages, rollout.text, rollout.stop_reason, rollout.prompt_ids, rollout.sample_index))
-        return Score(float(seen % 1000 + number), {"answer": rollout.prompt.metadata["answer"]}, steps=((1, 0.5),))
+        seen = hash(
+            (
+                rollout.prompt.messages,
+                rollout.text,
+                rollout.stop_reason,
+                rollout.prompt_ids,
+                rollout.sample_index,
+            )
+        )
+        return Score(
+            float(seen % 1000 + number),
+            {"answer": rollout.prompt.metadata["answer"]},
+            steps=((1, 0.5),),
+        )
 
 
 @pytest.fixture
@@ -60,9 +90,14 @@ def served(tmp_path):
     ends = []
 
     def make(*sources, digests=("d", "d"), **config):
-        servers = [reward_server(source, digest, ("127.0.0.1", 0)) for source, digest in zip(sources, digests, strict=False)]
+        servers = [
+            reward_server(source, digest, ("127.0.0.1", 0))
+            for source, digest in zip(sources, digests, strict=False)
+        ]
         for server in servers:
-            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+            threading.Thread(
+                target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+            ).start()
             ends.append(lambda server=server: (server.shutdown(), server.server_close()))
         addresses = tuple(f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
         settings = RewardServersConfig(addresses=addresses, **{"start_seconds": 5, **config})
@@ -110,7 +145,9 @@ def test_what_a_server_spoils_another_scores(served, tmp_path):
     score = servers[0].post["/v1/score"]
     servers[0].post = {"/v1/score": lambda body: next(answers, None) or score(body)}
     assert reward.score(ROLLOUTS) == Reward().score(ROLLOUTS)
-    changes = [json.loads(line) for line in (tmp_path / "reward" / "fleet.jsonl").read_text().splitlines()]
+    changes = [
+        json.loads(line) for line in (tmp_path / "reward" / "fleet.jsonl").read_text().splitlines()
+    ]
     assert any(row["after"] == "suspect" and row["server"] == "reward-0" for row in changes)
 
 
@@ -118,9 +155,15 @@ def test_a_batch_that_no_server_can_score_fails_alone(served):
     reward, servers = served(Reward(), Reward(), batch=1)
     for server in servers:
         score = server.post["/v1/score"]
-        server.post = {"/v1/score": lambda b, s=score: (500, {}) if b["rollouts"][0]["text"] == "text 7" else s(b)}
+        server.post = {
+            "/v1/score": lambda b, s=score: (
+                (500, {}) if b["rollouts"][0]["text"] == "text 7" else s(b)
+            )
+        }
     scores = reward.score(ROLLOUTS)
-    assert [i for i, (a, b) in enumerate(zip(scores, Reward().score(ROLLOUTS), strict=True)) if a != b] == [7]
+    assert [
+        i for i, (a, b) in enumerate(zip(scores, Reward().score(ROLLOUTS), strict=True)) if a != b
+    ] == [7]
     assert scores[7].value is None and "3 servers failed with it" in scores[7].reason
 
 
@@ -139,7 +182,13 @@ def test_a_server_that_scores_by_something_else_is_refused(served):
         while True:  # the other may have been ready before this one was asked
             reward.score(ROLLOUTS)
 
-    with pytest.raises(ModelError, match=r"reward-1 .*scores by other settings \(e\) than this run \(d\)"):
+    with pytest.raises(
+        ModelError,
+        match=(
+            r"reward-1 .*scores by other settings \(e\) than this "
+            r"run \(d\)"
+        ),
+    ):
         ask()
 
 
@@ -161,44 +210,78 @@ def vowels(prompts, responses):
 """
 RUN = {
     "model": {"source": "tiny", "dtype": "float32"},
-    "grpo": {"steps": 6, "prompts_per_step": 2, "samples_per_prompt": 4, "max_new_tokens": 8, "checkpoint_every": 1},
+    "grpo": {
+        "steps": 6,
+        "prompts_per_step": 2,
+        "samples_per_prompt": 4,
+        "max_new_tokens": 8,
+        "checkpoint_every": 1,
+    },
 }
 
 
 def test_a_run_is_the_same_and_a_killed_server_comes_back(tmp_path):
     call = f"{tmp_path}/own.py:vowels"
     (tmp_path / "own.py").write_text(FUNCTION.format(log=str(tmp_path / "log")))
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"question {n}"}) + "\n" for n in range(12)))
-    plain = {**RUN["grpo"], "data": {"path": str(tmp_path / "prompts.jsonl")}, "function": {"call": call, "batch": 2}}
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"question {n}"}) + "\n" for n in range(12))
+    )
+    plain = {
+        **RUN["grpo"],
+        "data": {"path": str(tmp_path / "prompts.jsonl")},
+        "function": {"call": call, "batch": 2},
+    }
     killed = []
 
     def at(phase):
         def bar(done, *_):
-            children = [child for child in psutil.Process().children(recursive=True) if "rewards" in child.cmdline()]
+            children = [
+                child
+                for child in psutil.Process().children(recursive=True)
+                if "rewards" in child.cmdline()
+            ]
             if done == 2 and not killed:
                 killed.append(children[0].pid)
                 os.kill(children[0].pid, signal.SIGKILL)
-                log, start = tmp_path / "there" / "grpo" / "reward" / "fleet.jsonl", time.monotonic()
-                while '"dead"' not in log.read_text() and time.monotonic() - start < 20:  # the rest of the run takes a moment
+                log, start = (
+                    tmp_path / "there" / "grpo" / "reward" / "fleet.jsonl",
+                    time.monotonic(),
+                )
+                # the rest of the run takes a moment
+                while '"dead"' not in log.read_text() and time.monotonic() - start < 20:
                     time.sleep(0.02)
 
         return bar
 
     for name, more in (("here", {}), ("there", {"reward_servers": {"servers": 2}})):
-        run_recipe(build(Recipe, {**RUN, "grpo": {**plain, **more}, "run": str(tmp_path / name)}), progress=at if more else None)
+        run_recipe(
+            build(Recipe, {**RUN, "grpo": {**plain, **more}, "run": str(tmp_path / name)}),
+            progress=at if more else None,
+        )
     rows = [
-        [json.loads(line) for line in (tmp_path / n / "grpo" / "metrics.jsonl").read_text().splitlines()]
+        [
+            json.loads(line)
+            for line in (tmp_path / n / "grpo" / "metrics.jsonl").read_text().splitlines()
+        ]
         for n in ("here", "there")
     ]
     for one, other in zip(*rows, strict=True):
         assert one["reward/proxy"] == other["reward/proxy"] and one["loss"] == other["loss"]
     calls = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     # Whole groups of four, whatever `batch` is.
-    # This process in the first run and a server or more in the second: on a slow machine one does all before the other is there.
+    # This process in the first run and a server or more in the second: on a slow machine one does
+    # all before the other is there.
     assert {size for _, size in calls} == {"4"} and len({pid for pid, _ in calls}) >= 2
-    changes = [json.loads(line) for line in (tmp_path / "there" / "grpo" / "reward" / "fleet.jsonl").read_text().splitlines()]
+    changes = [
+        json.loads(line)
+        for line in (tmp_path / "there" / "grpo" / "reward" / "fleet.jsonl")
+        .read_text()
+        .splitlines()
+    ]
     assert any(row["after"] == "dead" and "ended with status -9" in row["why"] for row in changes)
-    assert not [child for child in psutil.Process().children(recursive=True) if "rewards" in child.cmdline()]
+    assert not [
+        child for child in psutil.Process().children(recursive=True) if "rewards" in child.cmdline()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +289,10 @@ def test_a_run_is_the_same_and_a_killed_server_comes_back(tmp_path):
     [
         ({"reward_source": "random"}, "not a random one"),
         ({"function": {"call": "python:f@1"}}, "cannot take a function of this process"),
-        ({"function": {"call": "a.py:f"}, "reward_servers": {"batch": 3}}, "reward_servers.batch has no effect of a function"),
+        (
+            {"function": {"call": "a.py:f"}, "reward_servers": {"batch": 3}},
+            "reward_servers.batch has no effect of a function",
+        ),
         ({"reward_servers": {"addresses": ["http://a:1"], "servers": 2}}, "how many to start"),
     ],
 )
@@ -217,7 +303,9 @@ def test_what_does_not_go_with_servers(change, says):
 
 def test_a_function_is_called_as_in_this_process(served):
     seen = []
-    own = FunctionReward(lambda prompts, responses: seen.append(responses) or [1.0] * len(responses), batch=4)
+    own = FunctionReward(
+        lambda prompts, responses: seen.append(responses) or [1.0] * len(responses), batch=4
+    )
     reward, _ = served(own, batch=4)
     reward.score(ROLLOUTS)
     served_calls, seen[:] = sorted(seen), []

@@ -19,16 +19,28 @@ from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.protocols import RewardSource
 from tether.core.types import Problem, Prompt, Rollout, Sampling, StopReason, user
-from tether.data.formats.verdicts import read_gsm8k, read_gsm8k_solutions, read_gsm8k_truth, read_math
+from tether.data.formats.verdicts import (
+    read_gsm8k,
+    read_gsm8k_solutions,
+    read_gsm8k_truth,
+    read_math,
+)
 from tether.rewards import verifiable
 from tether.rewards.sandbox import Sandbox
-from tether.rewards.verifiable import VerifiableConfig, VerifiableReward, problem_prompt, reasoning_gym_prompts
+from tether.rewards.verifiable import (
+    VerifiableConfig,
+    VerifiableReward,
+    problem_prompt,
+    reasoning_gym_prompts,
+)
 
 needs_math_verify = pytest.mark.skipif(
-    importlib.util.find_spec("math_verify") is None, reason="needs math-verify: pip install 'tether-rlhf[verify]'"
+    importlib.util.find_spec("math_verify") is None,
+    reason=("needs math-verify: pip install 'tether-rlhf[verify]'"),
 )
 needs_reasoning_gym = pytest.mark.skipif(
-    importlib.util.find_spec("reasoning_gym") is None, reason="needs reasoning-gym: pip install 'tether-rlhf[verify]'"
+    importlib.util.find_spec("reasoning_gym") is None,
+    reason=("needs reasoning-gym: pip install 'tether-rlhf[verify]'"),
 )
 TOWER = r"9^{9^{9^9}}"
 """math-verify multiplies it out, which no machine will see the end of."""
@@ -40,7 +52,9 @@ def rollout(text, answer=None, **metadata):
 
 
 def values(reward, pairs):
-    return [score.value for score in reward.score([rollout(text, answer) for text, answer in pairs])]
+    return [
+        score.value for score in reward.score([rollout(text, answer) for text, answer in pairs])
+    ]
 
 
 def reasons(reward, pairs):
@@ -69,7 +83,9 @@ def sandbox(tmp_path, monkeypatch):
     made = []
 
     def make(name, workers=1, seconds=20.0, memory_mb=512):
-        made.append(Sandbox(f"wild_checks:{name}", workers=workers, seconds=seconds, memory_mb=memory_mb))
+        made.append(
+            Sandbox(f"wild_checks:{name}", workers=workers, seconds=seconds, memory_mb=memory_mb)
+        )
         return made[-1]
 
     yield make
@@ -150,7 +166,8 @@ RIGHT = [
     (r"\boxed{2, 1}", r"\{1, 2\}"),
     (r"\boxed{\text{evelyn}}", r"\text{Evelyn}"),
     (r"\boxed{\sqrt{8}}", r"2\sqrt{2}"),
-    (r"\boxed{\frac{12}{5,\!525}}", r"\frac{12}{5,\!525}"),  # as written: math-verify cannot read it
+    # as written: math-verify cannot read it
+    (r"\boxed{\frac{12}{5,\!525}}", r"\frac{12}{5,\!525}"),
 ]
 WRONG = [
     (r"\boxed{3}", "-3"),
@@ -179,7 +196,11 @@ def test_fractions_are_equal_exactly_when_python_says_so(mathematics):
     pairs, expected = [], []
     for _ in range(150):
         a, b = (Fraction(draw.randint(-6, 6), draw.choice([1, 2, 4, 5, 8])) for _ in range(2))
-        written = [rf"\frac{{{b.numerator}}}{{{b.denominator}}}", f"{b.numerator}/{b.denominator}", str(float(b))]
+        written = [
+            rf"\frac{{{b.numerator}}}{{{b.denominator}}}",
+            f"{b.numerator}/{b.denominator}",
+            str(float(b)),
+        ]
         pairs.append((rf"\boxed{{{draw.choice(written)}}}", str(float(a))))
         expected.append(float(a == b))
     assert 1.0 in expected
@@ -187,13 +208,16 @@ def test_fractions_are_equal_exactly_when_python_says_so(mathematics):
 
 
 @needs_math_verify
-def test_an_answer_that_is_missing_or_wrong_says_so_and_a_known_answer_that_nobody_can_read_is_none(mathematics):
+def test_an_answer_that_is_missing_or_wrong_says_so_and_a_known_answer_that_nobody_can_read_is_none(
+    mathematics,
+):
     missing, wrong, *unreadable = mathematics.score(
         [
             rollout("8", "8"),
             rollout(r"\boxed{7}", "8"),
             rollout(r"\boxed{7}", r"\frac{"),
-            rollout(r"\boxed{2}", r"\frac \pi4 + 2 - \sqrt2"),  # of which a lenient reader sees the 2
+            # of which a lenient reader sees the 2
+            rollout(r"\boxed{2}", r"\frac \pi4 + 2 - \sqrt2"),
         ]
     )
     assert (missing.value, missing.parts) == (0.0, {"correct": 0.0})
@@ -237,15 +261,23 @@ def test_gsm8k_answers_follow_hashes_or_a_phrase(gsm8k):
 
 
 def test_the_last_number_counts_only_where_it_is_asked_for():
-    responses = [("I have 3, so 18 in all.", "18"), ("18 is more than 3", "18"), ("#### 5, not 18", "18")]
+    responses = [
+        ("I have 3, so 18 in all.", "18"),
+        ("18 is more than 3", "18"),
+        ("#### 5, not 18", "18"),
+    ]
     with VerifiableReward(VerifiableConfig(kind="numeric")) as strict:
         assert values(strict, responses) == [0.0, 0.0, 0.0]
-    with VerifiableReward(VerifiableConfig(kind="numeric", answer_in=("hashes", "last-number"))) as lenient:
+    with VerifiableReward(
+        VerifiableConfig(kind="numeric", answer_in=("hashes", "last-number"))
+    ) as lenient:
         assert values(lenient, responses) == [1.0, 0.0, 0.0]
 
 
 def test_numbers_are_compared_within_the_tolerance():
-    with VerifiableReward(VerifiableConfig(kind="numeric", answer_in=("whole",), tolerance=0.01)) as reward:
+    with VerifiableReward(
+        VerifiableConfig(kind="numeric", answer_in=("whole",), tolerance=0.01)
+    ) as reward:
         rows = [
             ("100.9", 100),
             ("101.1", 100),
@@ -263,7 +295,13 @@ def test_numbers_are_compared_within_the_tolerance():
 
 def test_exact_ignores_case_and_white_space_alone():
     with VerifiableReward(VerifiableConfig(kind="exact")) as reward:
-        rows = [(" Paris\n", "paris"), ("New  York", "new york"), ("Paris.", "Paris"), ("in Paris", "Paris"), ("", "Paris")]
+        rows = [
+            (" Paris\n", "paris"),
+            ("New  York", "new york"),
+            ("Paris.", "Paris"),
+            ("in Paris", "Paris"),
+            ("", "Paris"),
+        ]
         assert values(reward, rows) == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
@@ -287,14 +325,19 @@ def test_the_format_is_a_part_of_its_own_with_a_weight():
     assert (wrong.value, wrong.parts) == (0.25, {"correct": 0.0, "format": 1.0})
     assert (loose.value, loose.parts) == (1.0, {"correct": 1.0, "format": 0.0})
     assert (twice.value, twice.parts) == (1.0, {"correct": 1.0, "format": 0.0})
-    assert (none.value, none.parts) == (1.0, {"correct": 1.0, "format": 0.0})  # no tag: the whole response is the answer
+    # no tag: the whole response is the answer
+    assert (none.value, none.parts) == (1.0, {"correct": 1.0, "format": 0.0})
 
 
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
         ("boxed", [r"So $\boxed{3}$.", "a\n\\boxed{1}\n"], ["3", r"\boxed{3} \boxed{4}"]),
-        ("hashes", ["so\n#### 3", "a\nb\n#### 3 "], ["#### 3", "so #### 3", "so\n#### 3\nindeed", "so\n####"]),
+        (
+            "hashes",
+            ["so\n#### 3", "a\nb\n#### 3 "],
+            ["#### 3", "so #### 3", "so\n#### 3\nindeed", "so\n####"],
+        ),
     ],
 )
 def test_named_formats(name, good, bad):
@@ -338,8 +381,21 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(monkeypatch):
 
 
 def test_a_prompt_without_its_answer_is_an_error():
-    bare = Rollout((1,), (2,), (0.0,), StopReason.STOP_TOKEN, "x", 0, 0, Sampling(), Prompt((user("q"),), "row-7"))
-    with VerifiableReward(VerifiableConfig(kind="exact")) as reward, pytest.raises(DataError, match=r"row-7.*no metadata answer"):
+    bare = Rollout(
+        (1,),
+        (2,),
+        (0.0,),
+        StopReason.STOP_TOKEN,
+        "x",
+        0,
+        0,
+        Sampling(),
+        Prompt((user("q"),), "row-7"),
+    )
+    with (
+        VerifiableReward(VerifiableConfig(kind="exact")) as reward,
+        pytest.raises(DataError, match=r"row-7.*no metadata answer"),
+    ):
         reward.score([bare])
 
 
@@ -359,7 +415,10 @@ def test_an_expression_that_hangs_the_library_is_none_in_time_and_the_rest_is_ju
         (hung,) = reward.score([rollout(rf"\boxed{{{TOWER}}}", "18")])
         assert 1 <= time.monotonic() - start < 2
         assert hung.value is None and "timed out" in hung.reason
-        assert values(reward, [(r"\boxed{2}", r"\frac{4}{2}"), (r"\boxed{3}", r"\frac{4}{2}")]) == [1.0, 0.0]
+        assert values(reward, [(r"\boxed{2}", r"\frac{4}{2}"), (r"\boxed{3}", r"\frac{4}{2}")]) == [
+            1.0,
+            0.0,
+        ]
 
 
 def test_every_bad_end_costs_one_check_only(sandbox):
@@ -422,7 +481,8 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(sandbox, tmp_path, busy)
         "pool = Sandbox('wild_checks:endings', workers=1, seconds=1.0, memory_mb=512)\n"
         "pool.run([{'how': 'fine'}])\n"
         "print(pool._workers[0].process.pid, flush=True)\n"
-        f"pool.seconds = 1000\npool.run([{{'how': 'burn'}}]) if {busy} else threading.Event().wait()\n"
+        f"pool.seconds = 1000\npool.run([{{'how': 'burn'}}]) if {busy} else "
+        "threading.Event().wait()\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     worker = int(parent.stdout.readline())
@@ -451,7 +511,12 @@ def test_an_interrupted_run_leaves_no_reply_for_the_next(sandbox):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert [reply.result for reply in pool.run([{"number": n} for n in range(10, 14)])] == [10, 11, 12, 13]
+    assert [reply.result for reply in pool.run([{"number": n} for n in range(10, 14)])] == [
+        10,
+        11,
+        12,
+        13,
+    ]
 
 
 def test_workers_know_no_secret_and_load_no_torch(sandbox, monkeypatch):
@@ -470,7 +535,9 @@ def test_workers_know_no_secret_and_load_no_torch(sandbox, monkeypatch):
 @pytest.mark.parametrize("deed", ["write", "shell", "process", "remove", "network"])
 def test_a_check_may_only_compute(sandbox, tmp_path, deed):
     (reply,) = sandbox("deeds").run([{"deed": deed, "path": str(tmp_path / "trace")}])
-    assert (reply.failure == "failed" and "PermissionError" in reply.detail) or (deed == "shell" and reply.result != 0)
+    assert (reply.failure == "failed" and "PermissionError" in reply.detail) or (
+        deed == "shell" and reply.result != 0
+    )
     assert not (tmp_path / "trace").exists() and (tmp_path / "wild_checks.py").exists()
 
 
@@ -498,19 +565,24 @@ def test_the_tasks_own_scorer_judges_its_entries(task_prompts, tmp_path):
         for known in [prompt.metadata["answer"]]
         for text in (f"hm <answer>\n{known}\n</answer>", "<answer>junk</answer>", known)
     ]
-    order = f"<answer>[__import__('os').system('touch {tmp_path}/trace') or 'A']</answer>"  # this scorer evaluates answers
+    # this scorer evaluates answers
+    order = f"<answer>[__import__('os').system('touch {tmp_path}/trace') or 'A']</answer>"
     rollouts.append(rollout(order, **task_prompts["string_insertion"][0].metadata))
-    with VerifiableReward(VerifiableConfig(kind="reasoning-gym", time_limit=30, workers=1)) as reward:
+    with VerifiableReward(
+        VerifiableConfig(kind="reasoning-gym", time_limit=30, workers=1)
+    ) as reward:
         *scores, obeyed = reward.score(rollouts)
     assert [score.value for score in scores[0::3]] == [1.0] * len(prompts)
-    assert all(score.value is not None and score.value < 0.1 for score in scores[1::3])  # the first scorer raises on junk
+    # the first scorer raises on junk
+    assert all(score.value is not None and score.value < 0.1 for score in scores[1::3])
     assert {score.value for score in scores[2::3]} == {0.0}
     assert obeyed.value == 0.0 and not (tmp_path / "trace").exists()
 
 
 @needs_reasoning_gym
 def test_prompts_of_a_task_depend_on_their_arguments_alone(task_prompts):
-    once, again = task_prompts["word_ladder"], reasoning_gym_prompts("word_ladder", 2, seed=3)  # it reads from sets
+    # it reads from sets
+    once, again = task_prompts["word_ladder"], reasoning_gym_prompts("word_ladder", 2, seed=3)
     assert once == again
     assert [prompt.id for prompt in once] == ["word_ladder-0", "word_ladder-1"]
     assert once[0].messages[0].role == "system" and "<answer>" in once[0].messages[0].content
@@ -523,12 +595,17 @@ def test_prompts_of_a_task_depend_on_their_arguments_alone(task_prompts):
 @pytest.mark.timeout(1800)
 @needs_reasoning_gym
 def test_all_tasks_score_as_they_do_in_one_process():
-    """The library in this process is the oracle: its own answer and a foreign one, scored through pipes and literals."""
+    """The library in this process is the oracle: its own answer and a foreign one, scored through
+    pipes and literals.
+    """
     from reasoning_gym.factory import DATASETS, create_dataset
 
-    tasks = sorted(DATASETS.keys() - {"composite"})  # a mixture of the others, which needs their configs
+    # a mixture of the others, which needs their configs
+    tasks = sorted(DATASETS.keys() - {"composite"})
     config = {"size": 2, "seed": 5}
-    with Sandbox("tether.rewards.verifiable:make_entry_maker", workers=2, seconds=120, memory_mb=4096) as makers:
+    with Sandbox(
+        "tether.rewards.verifiable:make_entry_maker", workers=2, seconds=120, memory_mb=4096
+    ) as makers:
         made = makers.run([{"task": task, "config": config, "index": 1} for task in tasks])
     rollouts, expected = [], []
     for task, reply in zip(tasks, made, strict=True):
@@ -537,7 +614,9 @@ def test_all_tasks_score_as_they_do_in_one_process():
         original = dataset[1]  # of some tasks another one, since this process has another hash seed
         original = original if original["question"] == question else ast.literal_eval(entry)
         for answer in ([known] if isinstance(known, str) and known.strip() else []) + ["12"]:
-            rollouts.append(rollout(f"<answer>{answer}</answer>", known, task=task, config=config, entry=entry))
+            rollouts.append(
+                rollout(f"<answer>{answer}</answer>", known, task=task, config=config, entry=entry)
+            )
             try:
                 expected.append(float(dataset.score_answer(answer.strip(), original)))
             except Exception:  # noqa: BLE001
@@ -545,7 +624,9 @@ def test_all_tasks_score_as_they_do_in_one_process():
     with VerifiableReward(VerifiableConfig(kind="reasoning-gym", time_limit=60)) as reward:
         found = [score.value for score in reward.score(rollouts)]
     mismatched = [
-        (r.prompt.metadata["task"], r.text[:60], a, b) for r, a, b in zip(rollouts, found, expected, strict=True) if a != b
+        (r.prompt.metadata["task"], r.text[:60], a, b)
+        for r, a, b in zip(rollouts, found, expected, strict=True)
+        if a != b
     ]
     assert mismatched == []
 
@@ -555,7 +636,9 @@ def test_all_tasks_score_as_they_do_in_one_process():
 
 def rows(path, limit=None):
     with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for _, line in zip(range(limit or sys.maxsize), lines, strict=False)]
+        return [
+            json.loads(line) for _, line in zip(range(limit or sys.maxsize), lines, strict=False)
+        ]
 
 
 def marked_solutions(tether_data, limit=None):
@@ -576,22 +659,40 @@ def test_verdicts_agree_with_published_ones(tether_data, gsm8k, limit):
 
 @needs_math_verify
 @pytest.mark.parametrize("limit", [60, pytest.param(None, marks=pytest.mark.slow)])
-def test_reference_solutions_are_right_for_their_own_problem_and_wrong_for_the_next(tether_data, gsm8k, mathematics, limit):
-    sources = [(gsm8k, "gsm8k/test.jsonl.gz", read_gsm8k), (mathematics, "math/test.jsonl.gz", read_math)]
+def test_reference_solutions_are_right_for_their_own_problem_and_wrong_for_the_next(
+    tether_data, gsm8k, mathematics, limit
+):
+    sources = [
+        (gsm8k, "gsm8k/test.jsonl.gz", read_gsm8k),
+        (mathematics, "math/test.jsonl.gz", read_math),
+    ]
     for reward, name, read in sources:
         problems = [problem for row in rows(tether_data / name, limit) for problem in read(row)]
         assert set(values(reward, [(p.solution, p.answer) for p in problems])) == {1.0}
-        pairs = [(p.solution, q.answer) for p, q in itertools.pairwise(problems) if p.answer != q.answer]
+        pairs = [
+            (p.solution, q.answer) for p, q in itertools.pairwise(problems) if p.answer != q.answer
+        ]
         assert values(reward, pairs).count(1.0) <= 0.002 * len(pairs)  # 7\% for 7 and the like
 
 
 @needs_math_verify
 @pytest.mark.parametrize("limit", [60, pytest.param(None, marks=pytest.mark.slow)])
 def test_answers_written_otherwise_are_still_right(tether_data, mathematics, limit):
-    known = [p.answer for row in rows(tether_data / "math" / "test.jsonl.gz", limit) for p in read_math(row)]
-    spellings = [known, [a.replace(r"\frac", r"\dfrac") for a in known], [f"${a}$" for a in known], [rf"{a}\ " for a in known]]
+    known = [
+        p.answer
+        for row in rows(tether_data / "math" / "test.jsonl.gz", limit)
+        for p in read_math(row)
+    ]
+    spellings = [
+        known,
+        [a.replace(r"\frac", r"\dfrac") for a in known],
+        [f"${a}$" for a in known],
+        [rf"{a}\ " for a in known],
+    ]
     unreadable = {r"\frac{12}{5,\!525}", r"\frac \pi4 + 2 - \sqrt2"}
     for spelling in spellings:
-        found = values(mathematics, [(rf"\boxed{{{s}}}", a) for s, a in zip(spelling, known, strict=True)])
+        found = values(
+            mathematics, [(rf"\boxed{{{s}}}", a) for s, a in zip(spelling, known, strict=True)]
+        )
         missed = {a for a, value in zip(known, found, strict=True) if value != 1.0}
         assert len(missed - unreadable) <= 1, missed

@@ -1,4 +1,6 @@
-"""Sampling while the learner learns: which weights sample what, the same bits after a kill, servers against this process."""
+"""Sampling while the learner learns: which weights sample what, the same bits after a kill, servers
+against this process.
+"""
 
 import json
 import random
@@ -28,10 +30,32 @@ STEPS = 6
 
 
 def recipe(folder, name, stage="grpo", **more):
-    settings = {"data": numbered_prompts(folder), "function": {"call": "tether.quickstart.judges:letters"}, "steps": STEPS}
-    settings |= {"prompts_per_step": 4, "samples_per_prompt": 2, "max_new_tokens": 8, "checkpoint_every": 2, "sample_rows": 8}
-    settings |= {"importance": "truncate", "max_staleness": 2, "optimizer": {"learning_rate": 1e-2}, **more}
-    return build(Recipe, {"run": str(folder / name), "model": {"source": "tiny", "dtype": "float32"}, stage: settings})
+    settings = {
+        "data": numbered_prompts(folder),
+        "function": {"call": "tether.quickstart.judges:letters"},
+        "steps": STEPS,
+    }
+    settings |= {
+        "prompts_per_step": 4,
+        "samples_per_prompt": 2,
+        "max_new_tokens": 8,
+        "checkpoint_every": 2,
+        "sample_rows": 8,
+    }
+    settings |= {
+        "importance": "truncate",
+        "max_staleness": 2,
+        "optimizer": {"learning_rate": 1e-2},
+        **more,
+    }
+    return build(
+        Recipe,
+        {
+            "run": str(folder / name),
+            "model": {"source": "tiny", "dtype": "float32"},
+            stage: settings,
+        },
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +68,19 @@ def whole(tmp_path_factory):
 def test_a_step_learns_from_weights_that_are_as_old_as_allowed_and_no_older(whole):
     ages = [row["policy/staleness"] for row in lines(whole / "whole" / "grpo" / "metrics.jsonl")]
     assert ages == [0, 1, 2, 2, 2, 2]
-    assert [row["policy/staleness_max"] for row in lines(whole / "whole" / "grpo" / "metrics.jsonl")] == ages
+    assert [
+        row["policy/staleness_max"] for row in lines(whole / "whole" / "grpo" / "metrics.jsonl")
+    ] == ages
     gaps = [row["policy/engine_gap"] for row in lines(whole / "whole" / "grpo" / "metrics.jsonl")]
-    assert gaps[0] < 1e-4 < min(gaps[2:]), "the log-probabilities are those of the weights that sampled"
+    assert gaps[0] < 1e-4 < min(gaps[2:]), (
+        "the log-probabilities are those of the weights that sampled"
+    )
 
 
 def test_without_staleness_it_is_the_synchronous_run(tmp_path, monkeypatch):
-    """The wrapper with a bound of 0 changes no bit: its order of calls is that of a step without it."""
+    """The wrapper with a bound of 0 changes no bit: its order of calls is that of a step without
+    it.
+    """
     from tether.stages import online_loop
 
     run_recipe(recipe(tmp_path, "plain", max_staleness=0))
@@ -71,7 +101,13 @@ def test_killed_after_any_step_it_ends_with_the_same_bits(whole, tmp_path, calls
         run_recipe(recipe(tmp_path, "cut"), progress=dying_after(calls))
     run_recipe(recipe(tmp_path, "cut"))
     wanted = {name: value for name, value in results(whole / "whole").items() if "grpo" in name}
-    assert differences(wanted, {name: value for name, value in results(tmp_path / "cut").items() if "grpo" in name}) == []
+    assert (
+        differences(
+            wanted,
+            {name: value for name, value in results(tmp_path / "cut").items() if "grpo" in name},
+        )
+        == []
+    )
 
 
 def test_what_is_under_way_is_part_of_a_checkpoint(tmp_path):
@@ -80,7 +116,10 @@ def test_what_is_under_way_is_part_of_a_checkpoint(tmp_path):
     (saved,) = complete_checkpoints(tmp_path / "cut" / "grpo" / "checkpoints")
     _, values = load_checkpoint(saved)
     later = range(values["step"], values["step"] + 2)
-    versions = {n: {row["policy_version"] for group in values["engine"]["orders"][str(n)] for row in group} for n in later}
+    versions = {
+        n: {row["policy_version"] for group in values["engine"]["orders"][str(n)] for row in group}
+        for n in later
+    }
     assert versions == {n: {n - 2} for n in later}
 
 
@@ -94,35 +133,60 @@ def test_answers_that_an_earlier_revision_saved_are_refused_in_a_sentence():
 
 @pytest.mark.parametrize("stage", ["grpo", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_servers_sample_what_this_process_samples(tmp_path, stage):
-    """To the token; they compute the log-probabilities in other batches, so losses agree to rounding."""
+    """To the token; they compute the log-probabilities in other batches, so losses agree to
+    rounding.
+    """
     more = {} if stage == "grpo" else {"samples_per_prompt": 1, "epochs": 1}
     run_recipe(recipe(tmp_path, "local", stage, **more))
     run_recipe(recipe(tmp_path, "served", stage, engine=SERVED, **more))
-    ours, theirs = (lines(tmp_path / name / stage / "samples.jsonl") for name in ("local", "served"))
+    ours, theirs = (
+        lines(tmp_path / name / stage / "samples.jsonl") for name in ("local", "served")
+    )
     assert [row["response"] for row in ours] == [row["response"] for row in theirs]
-    ours, theirs = (lines(tmp_path / name / stage / "metrics.jsonl") for name in ("local", "served"))
+    ours, theirs = (
+        lines(tmp_path / name / stage / "metrics.jsonl") for name in ("local", "served")
+    )
     for number, row in enumerate(theirs):
         ordered = number < 4  # the last steps' samples are asked for with those of the fourth
-        assert (0 < row["engine/busy"] <= 1) >= ordered and (row["engine/queue"] >= 1) >= ordered and 0 < row["engine/wait"] < 1
+        assert (
+            (0 < row["engine/busy"] <= 1) >= ordered
+            and (row["engine/queue"] >= 1) >= ordered
+            and 0 < row["engine/wait"] < 1
+        )
     assert [row["policy/staleness"] for row in theirs] == [0, 1, 2, 2, 2, 2]
-    work = lines(tmp_path / "served" / stage / "engine" / "work.jsonl")  # when servers worked, in seconds before the step's end
+    # when servers worked, in seconds before the step's end
+    work = lines(tmp_path / "served" / stage / "engine" / "work.jsonl")
     assert [row["step"] for row in work] == [row["step"] for row in theirs]
-    assert all(begin < end <= 0 for row in work for spans in row["servers"].values() for begin, end in spans)
-    assert [row.get("engine/tokens_per_second", 0) > 0 for row in theirs] == [any(row["servers"].values()) for row in work]
+    assert all(
+        begin < end <= 0
+        for row in work
+        for spans in row["servers"].values()
+        for begin, end in spans
+    )
+    assert [row.get("engine/tokens_per_second", 0) > 0 for row in theirs] == [
+        any(row["servers"].values()) for row in work
+    ]
     assert [row["loss"] for row in theirs] == pytest.approx([row["loss"] for row in ours], abs=1e-4)
 
 
 @pytest.fixture
 def served(monkeypatch):
-    """Make a server of a thread of this process, which decodes requests together or each alone, and gives the key `engine`."""
+    """Make a server of a thread of this process, which decodes requests together or each alone, and
+    gives the key `engine`.
+    """
     monkeypatch.setenv("TETHER_SERVER_TOKEN", "a token of the run")
     started = []
 
     def make(**how):
         model = open_model(ModelConfig.model_validate({"source": "tiny", "dtype": "float32"}))
         started.append(engine_server(model, ("127.0.0.1", 0), 64, **how))
-        threading.Thread(target=started[-1].serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return {"kind": "served", "addresses": [f"http://127.0.0.1:{started[-1].server_address[1]}"]}
+        threading.Thread(
+            target=started[-1].serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
+        return {
+            "kind": "served",
+            "addresses": [f"http://127.0.0.1:{started[-1].server_address[1]}"],
+        }
 
     yield make
     for server in started:
@@ -131,7 +195,9 @@ def served(monkeypatch):
 
 
 def mixed(folder):
-    """Prompts of several lengths, all of them in each step: their batches round otherwise than a prompt alone."""
+    """Prompts of several lengths, all of them in each step: their batches round otherwise than a
+    prompt alone.
+    """
     path = folder / "mixed.txt"
     path.write_text("".join(f"{'a longer ' * (n % 5)}{n}\n" for n in range(12)), encoding="utf-8")
     return {"data": {"path": str(path)}, "prompts_per_step": 12, "steps": 4}
@@ -142,26 +208,40 @@ def gaps(folder, name):
 
 
 def largest_difference(folder, *names):
-    first, second = (load_file(next((folder / name / "grpo" / "policy").rglob("adapter_model.safetensors"))) for name in names)
+    first, second = (
+        load_file(next((folder / name / "grpo" / "policy").rglob("adapter_model.safetensors")))
+        for name in names
+    )
     assert first.keys() == second.keys() and len(first) > 1
     return max(float((first[key] - second[key]).abs().max()) for key in first)
 
 
 def test_what_is_decoded_together_changes_the_bits_of_a_served_run_and_no_sample(tmp_path, served):
-    """The exception of docs/resuming.md: which requests meet depends on time, and an importance ratio shows it."""
+    """The exception of docs/resuming.md: which requests meet depends on time, and an importance
+    ratio shows it.
+    """
     run_recipe(recipe(tmp_path, "together", **mixed(tmp_path)))
     run_recipe(recipe(tmp_path, "alone", engine=served(alone=True), **mixed(tmp_path)))
-    ours, theirs = (lines(tmp_path / name / "grpo" / "samples.jsonl") for name in ("together", "alone"))
+    ours, theirs = (
+        lines(tmp_path / name / "grpo" / "samples.jsonl") for name in ("together", "alone")
+    )
     assert ours == theirs and len(ours) == 8 * 4
     ages = [
-        [row["policy/staleness"] for row in lines(tmp_path / name / "grpo" / "metrics.jsonl")] for name in ("together", "alone")
+        [row["policy/staleness"] for row in lines(tmp_path / name / "grpo" / "metrics.jsonl")]
+        for name in ("together", "alone")
     ]
     assert ages == [[0, 1, 2, 2]] * 2
-    assert gaps(tmp_path, "together") != gaps(tmp_path, "alone") == pytest.approx(gaps(tmp_path, "together"), abs=1e-4)
+    assert (
+        gaps(tmp_path, "together")
+        != gaps(tmp_path, "alone")
+        == pytest.approx(gaps(tmp_path, "together"), abs=1e-4)
+    )
     assert largest_difference(tmp_path, "together", "alone") < 1e-3, "a tenth of the learning rate"
 
 
-def test_requests_that_are_decoded_alone_give_the_same_bits_whenever_they_come(tmp_path, served, monkeypatch):
+def test_requests_that_are_decoded_alone_give_the_same_bits_whenever_they_come(
+    tmp_path, served, monkeypatch
+):
     """The promise of docs/resuming.md for `deterministic = true`."""
     run_recipe(recipe(tmp_path, "quick", engine=served(alone=True), **mixed(tmp_path)))
     ask, draw = ServedEngine._ask, random.Random(0)
@@ -192,14 +272,20 @@ def test_a_deterministic_run_has_each_request_decoded_alone(tmp_path, monkeypatc
         raise ModelError("far enough")
 
     monkeypatch.setattr("tether.run.engines.ServedEngine", engine)
-    values = recipe(tmp_path, "one", engine=SERVED).model_copy(update={"deterministic": deterministic})
+    values = recipe(tmp_path, "one", engine=SERVED).model_copy(
+        update={"deterministic": deterministic}
+    )
     with pytest.raises(ModelError, match="far enough"):
         run_recipe(values)
     assert ("--alone" in commands[0]) == deterministic
 
 
-def test_a_server_that_dies_is_given_the_older_weights_again_and_nothing_is_lost_or_drawn_twice(tmp_path, monkeypatch):
-    """The process of a server ends in the middle of the run, with samples of older weights under way."""
+def test_a_server_that_dies_is_given_the_older_weights_again_and_nothing_is_lost_or_drawn_twice(
+    tmp_path, monkeypatch
+):
+    """The process of a server ends in the middle of the run, with samples of older weights under
+    way.
+    """
     begin, begun = ServedEngine.begin, Counter()
 
     def killing(engine, prompts, sampling, **how):
@@ -213,9 +299,14 @@ def test_a_server_that_dies_is_given_the_older_weights_again_and_nothing_is_lost
     run_recipe(recipe(tmp_path, "killed", engine={**SERVED, "servers": 1}))
     run_recipe(recipe(tmp_path, "local"))
     assert begun == Counter(range(4 * STEPS))
-    ours, theirs = (lines(tmp_path / name / "grpo" / "samples.jsonl") for name in ("local", "killed"))
+    ours, theirs = (
+        lines(tmp_path / name / "grpo" / "samples.jsonl") for name in ("local", "killed")
+    )
     assert [row["response"] for row in ours] == [row["response"] for row in theirs]
-    states = [json.loads(line)["after"] for line in (tmp_path / "killed/grpo/engine/fleet.jsonl").read_text().splitlines()]
+    states = [
+        json.loads(line)["after"]
+        for line in (tmp_path / "killed/grpo/engine/fleet.jsonl").read_text().splitlines()
+    ]
     assert "dead" in states and states[-1] == "healthy"
 
 
@@ -233,9 +324,12 @@ def test_settings_that_do_not_go_with_it(tmp_path, more, says):
 
 
 @pytest.mark.parametrize(
-    ("ahead", "servers", "each", "learner"), [(0, 1, None, 4), (0, 2, "2", 4), (1, 1, "2", 2), (2, 3, "1", 1)]
+    ("ahead", "servers", "each", "learner"),
+    [(0, 1, None, 4), (0, 2, "2", 4), (1, 1, "2", 2), (2, 3, "1", 1)],
 )
-def test_who_works_at_the_same_time_shares_the_cores(tmp_path, monkeypatch, ahead, servers, each, learner):
+def test_who_works_at_the_same_time_shares_the_cores(
+    tmp_path, monkeypatch, ahead, servers, each, learner
+):
     threads = torch.get_num_threads()
     seen = []
 
@@ -247,7 +341,15 @@ def test_who_works_at_the_same_time_shares_the_cores(tmp_path, monkeypatch, ahea
     torch.set_num_threads(4)
     try:
         with pytest.raises(ModelError, match="far enough"):
-            run_recipe(recipe(tmp_path, "one", "grpo", engine={"kind": "served", "servers": servers}, max_staleness=ahead))
+            run_recipe(
+                recipe(
+                    tmp_path,
+                    "one",
+                    "grpo",
+                    engine={"kind": "served", "servers": servers},
+                    max_staleness=ahead,
+                )
+            )
         assert seen == [each, learner] and torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(threads)

@@ -1,4 +1,6 @@
-"""Models whose rows cannot stand in slots, against a loop over the whole model without cache or batch."""
+"""Models whose rows cannot stand in slots, against a loop over the whole model without cache or
+batch.
+"""
 
 import pytest
 import torch
@@ -24,7 +26,10 @@ WAYS = {
     "gemma4_text": proof.SLOTS,
     "gpt_oss": proof.SLOTS,
 }
-PROMPTS = [Prompt((user(text),), str(n)) for n, text in enumerate(["a", "what is it?", "b", "tell me a much longer story"])]
+PROMPTS = [
+    Prompt((user(text),), str(n))
+    for n, text in enumerate(["a", "what is it?", "b", "tell me a much longer story"])
+]
 ORDINALS = [5, 9, 2, 7]
 
 
@@ -33,7 +38,13 @@ def engine(kind, stops=(1,), **options):
 
 
 def way_of(ours):
-    return proof.SLOTS if ours.in_step is None else proof.WHOLE if ours.in_step.name is None else proof.IN_STEP
+    return (
+        proof.SLOTS
+        if ours.in_step is None
+        else proof.WHOLE
+        if ours.in_step.name is None
+        else proof.IN_STEP
+    )
 
 
 @pytest.mark.parametrize("kind", WAYS)
@@ -46,9 +57,16 @@ def test_samples_and_log_probabilities_equal_a_loop_without_cache_or_batch(kind)
     for group, ordinal in zip(groups, ORDINALS, strict=True):
         for rollout in group.rollouts:
             ids = list(rollout.prompt_ids)
-            for step, (token, logprob) in enumerate(zip(rollout.response_ids, rollout.logprobs, strict=True)):
-                logits = ours.role.causal_model(input_ids=torch.tensor([ids])).logits[0, -1].double() / 0.8
-                uniform = counter_uniform(11, *(torch.tensor([n]) for n in (ordinal, rollout.sample_index, step)))
+            for step, (token, logprob) in enumerate(
+                zip(rollout.response_ids, rollout.logprobs, strict=True)
+            ):
+                logits = (
+                    ours.role.causal_model(input_ids=torch.tensor([ids])).logits[0, -1].double()
+                    / 0.8
+                )
+                uniform = counter_uniform(
+                    11, *(torch.tensor([n]) for n in (ordinal, rollout.sample_index, step))
+                )
                 assert token == int((logits.softmax(-1).cumsum(-1) <= float(uniform)).sum())
                 assert logprob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=1e-3)
                 ids.append(token)
@@ -59,10 +77,14 @@ def test_responses_end_by_token_string_or_length_and_depend_on_nobody():
     free = engine("qwen3_5_text").generate(PROMPTS, sampling, num_samples=3, seed=2)
     common = [r.response_ids[6] for g in free for r in g.rollouts][:4]
     stops = (1, *common)
-    together = engine("qwen3_5_text", stops, max_rows=64).generate(PROMPTS, sampling, num_samples=3, seed=2)
+    together = engine("qwen3_5_text", stops, max_rows=64).generate(
+        PROMPTS, sampling, num_samples=3, seed=2
+    )
     alone = engine("qwen3_5_text", stops, max_rows=1)
     for number, group in enumerate(together):
-        (single,) = alone.generate([PROMPTS[number]], sampling, num_samples=3, seed=2, ordinals=[number])
+        (single,) = alone.generate(
+            [PROMPTS[number]], sampling, num_samples=3, seed=2, ordinals=[number]
+        )
         assert [(r.response_ids, r.stop_reason) for r in single.rollouts] == [
             (r.response_ids, r.stop_reason) for r in group.rollouts
         ]
@@ -74,14 +96,20 @@ def test_responses_end_by_token_string_or_length_and_depend_on_nobody():
     texts = [rollout.text for group in free for rollout in group.rollouts]
     piece = next(letter for letter in texts[0][2:] if letter.isascii() and letter.isalnum())
     ours = engine("qwen3_5_text", max_rows=64)
-    again = ours.generate(PROMPTS, Sampling(max_new_tokens=40, stop_strings=(piece,)), num_samples=3, seed=2)
-    for rollout, text in zip((rollout for group in again for rollout in group.rollouts), texts, strict=True):
+    again = ours.generate(
+        PROMPTS, Sampling(max_new_tokens=40, stop_strings=(piece,)), num_samples=3, seed=2
+    )
+    for rollout, text in zip(
+        (rollout for group in again for rollout in group.rollouts), texts, strict=True
+    ):
         assert (rollout.stop_reason is StopReason.STOP_STRING) == (piece in text)
         assert rollout.text == text.split(piece)[0]
 
 
 def test_slots_that_are_wrong_are_seen(monkeypatch):
-    """A cache whose rows all stand at one place: whoever trusts it draws from another distribution than is trained."""
+    """A cache whose rows all stand at one place: whoever trusts it draws from another distribution
+    than is trained.
+    """
     from tether.rollout.cache import SlotLayer
 
     monkeypatch.setattr(proof, "_WAYS", {})

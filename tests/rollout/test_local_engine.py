@@ -20,7 +20,10 @@ from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.rollout.sampling import counter_uniform, sample_tokens
 
-PROMPTS = [Prompt((user(text),), str(n)) for n, text in enumerate(["a", "what is it?", "tell me a much longer story", "no"])]
+PROMPTS = [
+    Prompt((user(text),), str(n))
+    for n, text in enumerate(["a", "what is it?", "tell me a much longer story", "no"])
+]
 
 
 def engine(seed=0, **options):
@@ -33,9 +36,9 @@ def test_greedy_equals_transformers_generate(max_rows):
     groups = ours.generate(PROMPTS, Sampling(max_new_tokens=20, temperature=0.0))
     for group in groups:
         ids = torch.tensor([group.rollouts[0].prompt_ids])
-        expected = ours.role.model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0)[
-            0, ids.shape[1] :
-        ]
+        expected = ours.role.model.generate(
+            ids, max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0
+        )[0, ids.shape[1] :]
         assert list(group.rollouts[0].response_ids) == expected.tolist()
 
 
@@ -45,10 +48,17 @@ def test_samples_and_logprobs_equal_a_loop_without_cache_or_batch():
     for group, ordinal in zip(groups, [5, 9, 2, 7], strict=True):
         for rollout in group.rollouts:
             ids = list(rollout.prompt_ids)
-            for position, (token, logprob) in enumerate(zip(rollout.response_ids, rollout.logprobs, strict=True)):
+            for position, (token, logprob) in enumerate(
+                zip(rollout.response_ids, rollout.logprobs, strict=True)
+            ):
                 logits = ours.role.model(input_ids=torch.tensor([ids])).logits[0, -1].double() / 0.8
                 uniform = float(
-                    counter_uniform(11, torch.tensor([ordinal]), torch.tensor([rollout.sample_index]), torch.tensor([position]))
+                    counter_uniform(
+                        11,
+                        torch.tensor([ordinal]),
+                        torch.tensor([rollout.sample_index]),
+                        torch.tensor([position]),
+                    )
                 )
                 cumulative = logits.softmax(-1).cumsum(-1)
                 assert token == int((cumulative <= uniform).sum())
@@ -59,8 +69,13 @@ def test_samples_and_logprobs_equal_a_loop_without_cache_or_batch():
 def test_samples_do_not_depend_on_the_batch_around_them():
     sampling = Sampling(max_new_tokens=16)
     together = engine(max_rows=64).generate(PROMPTS, sampling, num_samples=4, seed=3)
-    alone = [engine(max_rows=2).generate([p], sampling, num_samples=4, seed=3, ordinals=[n])[0] for n, p in enumerate(PROMPTS)]
-    assert [[r.response_ids for r in g.rollouts] for g in together] == [[r.response_ids for r in g.rollouts] for g in alone]
+    alone = [
+        engine(max_rows=2).generate([p], sampling, num_samples=4, seed=3, ordinals=[n])[0]
+        for n, p in enumerate(PROMPTS)
+    ]
+    assert [[r.response_ids for r in g.rollouts] for g in together] == [
+        [r.response_ids for r in g.rollouts] for g in alone
+    ]
 
 
 MANY = [Prompt((user("x" * (1 + 7 * n % 23)),), f"m{n}") for n in range(40)]
@@ -82,7 +97,9 @@ def test_rows_that_enter_and_leave_at_any_time_sample_what_they_would_alone(max_
     lengths = {len(r.response_ids) for g in groups for r in g.rollouts}
     assert len(lengths) > 10 and [g.prompt.id for g in groups] == [p.id for p in MANY]
     for number in (0, 17, 39):
-        alone = ours.generate([MANY[number]], sampling, num_samples=num_samples, seed=3, ordinals=[number])[0]
+        alone = ours.generate(
+            [MANY[number]], sampling, num_samples=num_samples, seed=3, ordinals=[number]
+        )[0]
         for one, other in zip(alone.rollouts, groups[number].rollouts, strict=True):
             assert (one.response_ids, one.stop_reason, one.sample_index) == (
                 other.response_ids,
@@ -93,19 +110,24 @@ def test_rows_that_enter_and_leave_at_any_time_sample_what_they_would_alone(max_
 
 
 def test_many_rows_that_end_early_are_transformers_greedy_rows():
-    """More rows than slots and early stops: slots are refilled, and rows move when nobody waits any more."""
+    """More rows than slots and early stops: slots are refilled, and rows move when nobody waits any
+    more.
+    """
     ours = engine(max_rows=40)
     model = ours.role.model
     prompts = [Prompt((user(f"{n} {'xyz' * (n % 5)}"),), str(n)) for n in range(90)]
     groups = ours.generate(prompts, Sampling(max_new_tokens=24, temperature=0.0))
-    ends = [r.response_ids[7] for g in groups[:20] for r in g.rollouts]  # tokens that greedy rows do reach, at many ages
+    # tokens that greedy rows do reach, at many ages
+    ends = [r.response_ids[7] for g in groups[:20] for r in g.rollouts]
     stops = (1, *sorted(set(ends))[:6])
     ours = LocalEngine(Role(model), ChatEncoder(tiny_tokenizer(), stops), max_rows=40)
     groups = ours.generate(prompts, Sampling(max_new_tokens=24, temperature=0.0))
     assert len({len(g.rollouts[0].response_ids) for g in groups}) > 5
     for group in groups:
         ids = torch.tensor([group.rollouts[0].prompt_ids])
-        expected = model.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=list(stops), pad_token_id=0)
+        expected = model.generate(
+            ids, max_new_tokens=24, do_sample=False, eos_token_id=list(stops), pad_token_id=0
+        )
         assert list(group.rollouts[0].response_ids) == expected[0, ids.shape[1] :].tolist()
 
 
@@ -134,7 +156,9 @@ def windowed_model(kind, window=8):
         if kind == "mistral":
             return transformers.MistralForCausalLM(transformers.MistralConfig(**common))
         kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-        config = transformers.Gemma3TextConfig(**common, layer_types=kinds, head_dim=16, query_pre_attn_scalar=16)
+        config = transformers.Gemma3TextConfig(
+            **common, layer_types=kinds, head_dim=16, query_pre_attn_scalar=16
+        )
         return transformers.Gemma3ForCausalLM(config)
 
 
@@ -149,17 +173,25 @@ def test_windows_are_kept(kind):
     ]  # the window matters
     for group in ours.generate(MANY[:6], Sampling(max_new_tokens=20, temperature=0.0)):
         ids = torch.tensor([group.rollouts[0].prompt_ids])
-        expected = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0, use_cache=False)
+        expected = model.generate(
+            ids, max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0, use_cache=False
+        )
         assert list(group.rollouts[0].response_ids) == expected[0, ids.shape[1] :].tolist()
 
 
 def test_the_stop_token_is_kept_and_the_reason_told():
     ours = engine()
     ends_early(ours.role.model)
-    rollouts = [r for g in ours.generate(PROMPTS * 8, Sampling(max_new_tokens=400), num_samples=4) for r in g.rollouts]
+    rollouts = [
+        r
+        for g in ours.generate(PROMPTS * 8, Sampling(max_new_tokens=400), num_samples=4)
+        for r in g.rollouts
+    ]
     ended = [r for r in rollouts if r.stop_reason is StopReason.STOP_TOKEN]
     assert ended and all(r.response_ids[-1] == 1 and 1 not in r.response_ids[:-1] for r in ended)
-    assert all(len(r.response_ids) == 400 and 1 not in r.response_ids for r in rollouts if not r.finished)
+    assert all(
+        len(r.response_ids) == 400 and 1 not in r.response_ids for r in rollouts if not r.finished
+    )
     assert all(len(r.logprobs) == len(r.response_ids) for r in rollouts)
     assert len({len(r.response_ids) for r in ended}) > 5
 
@@ -168,13 +200,19 @@ def test_stop_strings_end_a_response():
     ours = engine()
     first = ours.generate(PROMPTS[:1], Sampling(max_new_tokens=30), seed=4)[0].rollouts[0]
     piece = first.text[3:5]
-    again = ours.generate(PROMPTS[:1], Sampling(max_new_tokens=30, stop_strings=(piece,)), seed=4)[0].rollouts[0]
+    again = ours.generate(PROMPTS[:1], Sampling(max_new_tokens=30, stop_strings=(piece,)), seed=4)[
+        0
+    ].rollouts[0]
     assert again.stop_reason is StopReason.STOP_STRING
-    assert again.text == first.text.split(piece)[0] and len(again.response_ids) < len(first.response_ids)
+    assert again.text == first.text.split(piece)[0] and len(again.response_ids) < len(
+        first.response_ids
+    )
 
 
 def test_stop_strings_of_many_bytes_in_many_rows(monkeypatch):
-    """The byte tokenizer spends three tokens a letter here; every row writes the same scripted text."""
+    """The byte tokenizer spends three tokens a letter here; every row writes the same scripted
+    text.
+    """
     ours, stop = engine(), "终止生成符号"
     script = iter(ours.encoder.tokenizer(f"well, {stop} more")["input_ids"])
 
@@ -183,7 +221,9 @@ def test_stop_strings_of_many_bytes_in_many_rows(monkeypatch):
         return torch.full((len(logits),), token), torch.zeros(len(logits))
 
     monkeypatch.setattr("tether.rollout.local.sample_tokens", scripted)
-    groups = ours.generate(PROMPTS, Sampling(max_new_tokens=60, stop_strings=("never", stop)), num_samples=3)
+    groups = ours.generate(
+        PROMPTS, Sampling(max_new_tokens=60, stop_strings=("never", stop)), num_samples=3
+    )
     rollouts = [r for g in groups for r in g.rollouts]
     assert all(r.stop_reason is StopReason.STOP_STRING and r.text == "well, " for r in rollouts)
     assert {len(r.response_ids) for r in rollouts} == {len(f"well, {stop}".encode())}
@@ -203,8 +243,12 @@ def test_uniforms_are_uniform_and_independent_of_neighbours():
         assert stats.kstest(draws, "uniform").pvalue > 1e-3
         assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 4 / math.sqrt(n)
     assert len(set(counter_uniform(0, counters, zeros, zeros).tolist())) == n
-    assert not torch.equal(counter_uniform(0, counters, zeros, zeros), counter_uniform(1, counters, zeros, zeros))
-    assert not torch.equal(counter_uniform(0, counters, zeros, zeros), counter_uniform(0, zeros, counters, zeros))
+    assert not torch.equal(
+        counter_uniform(0, counters, zeros, zeros), counter_uniform(1, counters, zeros, zeros)
+    )
+    assert not torch.equal(
+        counter_uniform(0, counters, zeros, zeros), counter_uniform(0, zeros, counters, zeros)
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,7 +266,9 @@ def test_sampling_has_the_distribution_it_says(sampling, support):
     logits = torch.full((1, 1000), -torch.inf)
     logits[0, [700, 3, 999, 255, 256]] = probabilities.log()
     n = 8000
-    tokens, logprobs = sample_tokens(logits.expand(n, -1), torch.arange(n, dtype=torch.float64).add(0.5) / n, sampling)
+    tokens, logprobs = sample_tokens(
+        logits.expand(n, -1), torch.arange(n, dtype=torch.float64).add(0.5) / n, sampling
+    )
     expected = probabilities ** (1 / sampling.temperature)
     expected = torch.where(torch.isin(torch.arange(5), torch.tensor(support)), expected, 0.0)
     expected = expected / expected.sum()
@@ -233,7 +279,9 @@ def test_sampling_has_the_distribution_it_says(sampling, support):
             assert float(logprobs[hit][0]) == pytest.approx(math.log(expected[place]), abs=1e-5)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.0), Sampling(top_p=0.8, temperature=0.7)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.0), Sampling(top_p=0.8, temperature=0.7)]
+)
 def test_many_rows_are_sampled_as_each_alone(sampling):
     logits = torch.randn(70, 30_000, generator=torch.Generator().manual_seed(0)).bfloat16() * 3
     uniforms = torch.rand(70, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -250,11 +298,15 @@ PLACES = 46
 
 def memory_of(monkeypatch, total, free):
     """A machine of so many bytes, of which so many are free."""
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=int(total), available=int(free)))
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: SimpleNamespace(total=int(total), available=int(free))
+    )
 
 
 def sampled_here(monkeypatch, caplog, total, free):
-    """Answers with their log-probabilities, the row counts of decoding passes, the decoder, and what was logged."""
+    """Answers with their log-probabilities, the row counts of decoding passes, the decoder, and
+    what was logged.
+    """
     once.cache_clear()
     caplog.clear()
     memory_of(monkeypatch, total, free)
@@ -263,11 +315,18 @@ def sampled_here(monkeypatch, caplog, total, free):
     ours.decoder.decode = lambda tokens, cache: counts.append(len(tokens)) or decode(tokens, cache)
     groups = ours.generate(PROMPTS, Sampling(max_new_tokens=16), num_samples=4, seed=3)
     answers = [(r.response_ids, r.logprobs) for group in groups for r in group.rollouts]
-    return answers, max(counts), type(ours.decoder), [record.getMessage() for record in caplog.records]
+    return (
+        answers,
+        max(counts),
+        type(ours.decoder),
+        [record.getMessage() for record in caplog.records],
+    )
 
 
 def test_the_memory_that_others_leave_decides_nothing(monkeypatch, caplog):
-    """The same passes with 12 GB free as with 3 MB, in which a quarter would hold few rows and weights would have no copy."""
+    """The same passes with 12 GB free as with 3 MB, in which a quarter would hold few rows and
+    weights would have no copy.
+    """
     alone = sampled_here(monkeypatch, caplog, 24 * GIGABYTE, 12 * GIGABYTE)
     weights = sum(p.numel() * p.element_size() for p in tiny_model(0).parameters())
     row = cache_bytes(tiny_model(0).config, 1, PLACES, 4)

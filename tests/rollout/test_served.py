@@ -1,4 +1,6 @@
-"""The served engine against the local one, with servers of tether's own on the loopback, some of which misbehave."""
+"""The served engine against the local one, with servers of tether's own on the loopback, some of
+which misbehave.
+"""
 
 import hashlib
 import json
@@ -29,7 +31,10 @@ from tether.run.roles import encoder_of
 from tether.servers.fleet import State
 from tether.servers.launch import Servers
 
-PROMPTS = [Prompt((user(text),), str(n)) for n, text in enumerate(["a", "what is it?", "tell me a longer story", "no"])]
+PROMPTS = [
+    Prompt((user(text),), str(n))
+    for n, text in enumerate(["a", "what is it?", "tell me a longer story", "no"])
+]
 SAMPLING = Sampling(max_new_tokens=12, temperature=0.9)
 ASKED = {"num_samples": 3, "seed": 5, "ordinals": [9, 2, 7, 4]}
 TINY = ModelConfig.model_validate({"source": "tiny", "dtype": "float32"})
@@ -37,23 +42,44 @@ TINY = ModelConfig.model_validate({"source": "tiny", "dtype": "float32"})
 
 @pytest.fixture
 def served(tmp_path):
-    """A function that makes an engine of so many servers; `change` may spoil a server's class before it serves."""
+    """A function that makes an engine of so many servers; `change` may spoil a server's class
+    before it serves.
+    """
     ends = []
 
     def make(count=1, spoil=None, whole=False, ours=True, **config):
         loaded = open_model(TINY)
-        role = Role(loaded.model) if whole else Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=0), "policy")
+        role = (
+            Role(loaded.model)
+            if whole
+            else Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=0), "policy")
+        )
         moved(role, 0.05)
         servers = [engine_server(open_model(TINY), ("127.0.0.1", 0), 16) for _ in range(count)]
         for number, server in enumerate(servers):
             if spoil is not None:
                 spoil(number, server)
-            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+            threading.Thread(
+                target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+            ).start()
             ends.append(server)
-        addresses = {f"s{n}": f"http://127.0.0.1:{server.server_address[1]}" for n, server in enumerate(servers)}
-        settings = EngineConfig(kind="served", addresses=tuple(addresses.values()), **{"start_seconds": 5, **config})
+        addresses = {
+            f"s{n}": f"http://127.0.0.1:{server.server_address[1]}"
+            for n, server in enumerate(servers)
+        }
+        settings = EngineConfig(
+            kind="served", addresses=tuple(addresses.values()), **{"start_seconds": 5, **config}
+        )
         fleet = Servers(lambda host, port: [], [], tmp_path / "engine", addresses)
-        engine = ServedEngine(role, encoder_of(loaded), fleet, tmp_path / "engine", settings, context_length=256, ours=ours)
+        engine = ServedEngine(
+            role,
+            encoder_of(loaded),
+            fleet,
+            tmp_path / "engine",
+            settings,
+            context_length=256,
+            ours=ours,
+        )
         ends.insert(0, engine)
         local = LocalEngine(role, encoder_of(loaded), context_length=256)
         return engine, local, servers
@@ -72,7 +98,11 @@ def moved(role, by):
 
 
 def drawn(groups):
-    return [(r.prompt_ids, r.response_ids, r.stop_reason, r.text, r.sample_index) for g in groups for r in g.rollouts]
+    return [
+        (r.prompt_ids, r.response_ids, r.stop_reason, r.text, r.sample_index)
+        for g in groups
+        for r in g.rollouts
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -86,7 +116,10 @@ def test_served_samples_are_the_local_ones_over_updates(served, count):
         assert drawn(theirs) == drawn(ours)
         for a, b in zip(theirs, ours, strict=True):
             for one, other in zip(a.rollouts, b.rollouts, strict=True):
-                assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5) and one.policy_version == version
+                assert (
+                    one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+                    and one.policy_version == version
+                )
     assert all(len(server.engines) == 1 for server in servers), "old versions are unloaded"
     assert len(list((engine.folder / "weights").iterdir())) == 1
 
@@ -120,7 +153,11 @@ def test_two_servers_of_different_weights_are_caught(served):
 
 def test_a_failed_request_is_the_same_sample_elsewhere(served):
     engine, local, servers = served(2)
-    garbage = [{"choices": []}, {"choices": [{"index": 0}]}, {"model": "policy-other", "choices": [1, 2, 3]}]
+    garbage = [
+        {"choices": []},
+        {"choices": [{"index": 0}]},
+        {"model": "policy-other", "choices": [1, 2, 3]},
+    ]
     answer, said = servers[0].generate, []
 
     def spoilt(body):
@@ -131,27 +168,39 @@ def test_a_failed_request_is_the_same_sample_elsewhere(served):
 
     servers[0].generate = spoilt
     for _ in range(4):
-        assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+        assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
+            local.generate(PROMPTS, SAMPLING, **ASKED)
+        )
     assert len(said) == 3
     log = [json.loads(line) for line in (engine.folder / "fleet.jsonl").read_text().splitlines()]
-    assert any(row["after"] == "suspect" and ("KeyError" in row["why"] or "ValueError" in row["why"]) for row in log)
+    assert any(
+        row["after"] == "suspect" and ("KeyError" in row["why"] or "ValueError" in row["why"])
+        for row in log
+    )
 
 
 def test_a_server_whose_probe_is_garbage_is_given_up_and_the_other_goes_on(served):
     engine, local, servers = served(2, restarts=0, start_seconds=2)
     answer = servers[0].generate
-    servers[0].generate = lambda body: answer(body) if "n" in body["sampling_params"] else (200, {"prompt_logprobs": [{}]})
+    servers[0].generate = lambda body: (
+        answer(body) if "n" in body["sampling_params"] else (200, {"prompt_logprobs": [{}]})
+    )
     moved(engine.role, 0.02)
     engine.update_weights(1)
-    assert engine.fleet.at(State.HEALTHY) == ["s1"]  # one failure of the other is enough not to wait for it
-    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+    # one failure of the other is enough not to wait for it
+    assert engine.fleet.at(State.HEALTHY) == ["s1"]
+    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
+        local.generate(PROMPTS, SAMPLING, **ASKED)
+    )
     while engine.fleet.at(State.STALE, State.DEAD):
         time.sleep(0.01)
     assert engine.fleet.at(State.RETIRED) == ["s0"]
 
 
 def test_weights_whose_loading_was_answered_too_late_are_there_and_refused_by_nobody(served):
-    """The first request is given up, and the server works on it; the second one finds the name taken."""
+    """The first request is given up, and the server works on it; the second one finds the name
+    taken.
+    """
     engine, local, (server,) = served(restarts=0)
     post, first = server.post["/v1/load_lora_adapter"], threading.Event()
 
@@ -170,15 +219,22 @@ def test_weights_whose_loading_was_answered_too_late_are_there_and_refused_by_no
         return answer
 
     server.post["/v1/load_lora_adapter"] = late
-    server.get["/v1/models"] = lambda: stale() if first.is_set() and len(server.engines) < 2 else listed()
+    server.get["/v1/models"] = lambda: (
+        stale() if first.is_set() and len(server.engines) < 2 else listed()
+    )
     moved(engine.role, 0.02)
     engine.update_weights(1), local.update_weights(1)
-    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
+        local.generate(PROMPTS, SAMPLING, **ASKED)
+    )
 
 
 def test_an_error_of_a_servers_own_is_told_and_the_server_lives_on(served, monkeypatch):
     engine, local, (server,) = served()
-    scores, broken = tether.rollout.server.score_ids, [AttributeError("a slip of ours"), KeyError("lost")]
+    scores, broken = (
+        tether.rollout.server.score_ids,
+        [AttributeError("a slip of ours"), KeyError("lost")],
+    )
 
     def slips(role, ids):
         if broken:
@@ -189,7 +245,9 @@ def test_an_error_of_a_servers_own_is_told_and_the_server_lives_on(served, monke
     moved(engine.role, 0.02)
     engine.update_weights(1), local.update_weights(1)
     assert not broken and server.worker.is_alive()
-    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
+        local.generate(PROMPTS, SAMPLING, **ASKED)
+    )
 
 
 def test_a_refusal_of_weights_that_were_replaced_meanwhile_ends_nothing(served):
@@ -197,7 +255,8 @@ def test_a_refusal_of_weights_that_were_replaced_meanwhile_ends_nothing(served):
     load, slow = servers[0].load, threading.Event()
 
     def late(name, path):
-        if not slow.is_set():  # the server comes back with the old version just when the new one is published
+        # the server comes back with the old version just when the new one is published
+        if not slow.is_set():
             slow.set()
             time.sleep(0.5)
             raise ModelError(f"{path} has gone")
@@ -211,7 +270,9 @@ def test_a_refusal_of_weights_that_were_replaced_meanwhile_ends_nothing(served):
     moved(engine.role, 0.02)
     engine.update_weights(1)
     assert engine.fleet.at(State.HEALTHY) == ["s0", "s1"]
-    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
+        local.generate(PROMPTS, SAMPLING, **ASKED)
+    )
 
 
 def test_a_server_that_hangs_is_left_after_its_time(served):
@@ -227,7 +288,9 @@ def test_a_server_that_hangs_is_left_after_its_time(served):
     servers[0].generate = hanging
     start = time.monotonic()
     for _ in range(3):
-        assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+        assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
+            local.generate(PROMPTS, SAMPLING, **ASKED)
+        )
     assert hung.is_set() and time.monotonic() - start < 30
     log = (engine.folder / "fleet.jsonl").read_text()
     assert "ReadTimeout" in log
@@ -237,15 +300,26 @@ def test_a_server_that_forgot_the_adapter_is_given_it_again(served):
     engine, local, (server,) = served()
     (name,) = server.engines
     server.adapt("unload", {"lora_name": name})
-    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
+        local.generate(PROMPTS, SAMPLING, **ASKED)
+    )
     assert "it has no policy-" in (engine.folder / "fleet.jsonl").read_text()
 
 
 def test_what_a_server_refuses_is_not_tried_elsewhere(served):
     engine, _, servers = served(2)
     for server in servers:
-        server.generate = lambda body: (400, {"error": {"message": "token 9 is not in the vocabulary"}})
-    with pytest.raises(DataError, match=r"refuses a prompt of \d+ tokens: token 9 is not in the vocabulary"):
+        server.generate = lambda body: (
+            400,
+            {"error": {"message": ("token 9 is not in the vocabulary")}},
+        )
+    with pytest.raises(
+        DataError,
+        match=(
+            r"refuses a prompt of \d+ tokens: token 9 is not in the "
+            r"vocabulary"
+        ),
+    ):
         engine.generate(PROMPTS, SAMPLING, **ASKED)
     assert engine.fleet.at(State.HEALTHY) == ["s0", "s1"]
 
@@ -273,15 +347,25 @@ def test_a_policy_without_an_adapter_goes_to_the_servers_whole(served, count):
         theirs, ours = (one.generate(PROMPTS, SAMPLING, **ASKED) for one in (engine, local))
         assert drawn(theirs) == drawn(ours) != first
         assert theirs[0].rollouts[0].policy_version == version
-    assert all(len(server.engines) == 1 for server in servers), "a server has one model, with one name"
+    assert all(len(server.engines) == 1 for server in servers), (
+        "a server has one model, with one name"
+    )
     assert len(list((engine.folder / "weights").iterdir())) == 1
 
 
 class Replacing:
-    """Makes a server of ours take whole weights as vLLM does: in place, in five requests, and by a version that it is told."""
+    """Makes a server of ours take whole weights as vLLM does: in place, in five requests, and by a
+    version that it is told.
+    """
 
     def __init__(self, server, forgets=False):
-        self.server, self.version, self.began, self.steps, self.forgets = server, "default", False, [], forgets
+        self.server, self.version, self.began, self.steps, self.forgets = (
+            server,
+            "default",
+            False,
+            [],
+            forgets,
+        )
         self.generate = server.generate
         server.get["/weight_info"] = lambda: {"weight_version": self.version}
         server.post |= {path: partial(self.replace, path) for path in REPLACE}
@@ -291,10 +375,17 @@ class Replacing:
         self.steps.append(path)
         if path == "/update_weights":
             folder, digests = Path(body["update_info"]["folder"]), body["update_info"]["digests"]
-            names = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in digests}
-            assert names == digests and {one.name for one in folder.glob("*.safetensors")} == digests.keys()
+            names = {
+                name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in digests
+            }
+            assert (
+                names == digests
+                and {one.name for one in folder.glob("*.safetensors")} == digests.keys()
+            )
             if not (self.forgets and self.server.engines):
-                self.server.adapt("load", {"lora_name": f"held-{len(self.steps)}", "lora_path": str(folder)})
+                self.server.adapt(
+                    "load", {"lora_name": f"held-{len(self.steps)}", "lora_path": str(folder)}
+                )
         if path == "/finish_weight_update":
             self.version = body["weight_version"]
         return 200, {}
@@ -304,13 +395,17 @@ class Replacing:
         (held,) = self.server.engines
         status, answer = self.generate({**body, "model": held})
         for one in answer.get("choices", []):
-            one["weight_versions"] = [{"version": self.version, "start": 0, "end": len(one["token_ids"])}]
+            one["weight_versions"] = [
+                {"version": self.version, "start": 0, "end": len(one["token_ids"])}
+            ]
         return status, {**answer, "model": self.server.base}
 
 
 def test_whole_weights_replace_those_of_vllms_servers(served):
     hands = []
-    engine, local, _ = served(2, lambda _, server: hands.append(Replacing(server)), whole=True, ours=False)
+    engine, local, _ = served(
+        2, lambda _, server: hands.append(Replacing(server)), whole=True, ours=False
+    )
     moved(engine.role, 0.02)
     engine.update_weights(1)
     seeds = ASKED | {"seed": 0, "num_samples": 1}
@@ -322,14 +417,18 @@ def test_whole_weights_replace_those_of_vllms_servers(served):
     assert all(hand.steps == [*REPLACE] * 2 for hand in hands)
     before = drawn(engine.generate(PROMPTS, SAMPLING, **ASKED))
     wrong = hands[0].server.engines[next(iter(hands[0].server.engines))]
-    moved(wrong.role, 0.3)  # other weights, which its answers name by another version: thrown away, and drawn by the other server
+    # other weights, which its answers name by another version: thrown away, and drawn by the other
+    # server
+    moved(wrong.role, 0.3)
     hands[0].version = "policy-of-another"
     assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == before
     assert any("of policy-of-another" in change.why for change in engine.fleet.changes)
 
 
 def test_whole_weights_that_did_not_arrive_are_caught(served):
-    engine, _, _ = served(1, lambda _, server: Replacing(server, forgets=True), whole=True, ours=False)
+    engine, _, _ = served(
+        1, lambda _, server: Replacing(server, forgets=True), whole=True, ours=False
+    )
     moved(engine.role, 0.02)
     with pytest.raises(ModelError, match=r"differ from the learner's by .* nats a token"):
         engine.update_weights(1)
@@ -380,7 +479,13 @@ def test_a_server_that_takes_no_whole_weights_is_told_before_anything_is_trained
 
 
 def test_older_weights_are_refused_where_a_server_holds_one_model():
-    grpo = {"reward_source": "random", "lora": False, "roles": "separate", "max_staleness": 1, "importance": "truncate"}
+    grpo = {
+        "reward_source": "random",
+        "lora": False,
+        "roles": "separate",
+        "max_staleness": 1,
+        "importance": "truncate",
+    }
     grpo |= {"data": {"path": "tether:prompts"}, "engine": {"kind": "served"}}
     with pytest.raises(ConfigError, match=r"servers hold one whole model \(lora = false\)"):
         build(Recipe, {"run": "run", "model": {"source": "tiny"}, "grpo": grpo})
@@ -391,9 +496,18 @@ def test_older_weights_are_refused_where_a_server_holds_one_model():
 
 def test_a_rank_beyond_the_servers_limit_is_told_in_its_words(served):
     def spoil(number, server):
-        server.adapt = lambda path, body: (400, {"error": {"message": "LoRA rank 16 is greater than max_lora_rank 8."}})
+        server.adapt = lambda path, body: (
+            400,
+            {"error": {"message": ("LoRA rank 16 is greater than max_lora_rank 8.")}},
+        )
 
-    with pytest.raises(ModelError, match=r"s0 \(http://127.0.0.1:\d+\): LoRA rank 16 is greater than max_lora_rank 8"):
+    with pytest.raises(
+        ModelError,
+        match=(
+            r"s0 \(http://127.0.0.1:\d+\): LoRA rank 16 is greater "
+            r"than max_lora_rank 8"
+        ),
+    ):
         served(1, spoil)
 
 
@@ -401,8 +515,12 @@ def test_a_server_that_never_answers_ends_the_start_in_time(tmp_path):
     loaded = open_model(TINY)
     role = Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=0), "policy")
     servers = Servers(lambda host, port: [], [], tmp_path, {"s0": "http://127.0.0.1:9"})
-    config = EngineConfig(kind="served", addresses=("http://127.0.0.1:9",), start_seconds=0.5, restarts=0)
+    config = EngineConfig(
+        kind="served", addresses=("http://127.0.0.1:9",), start_seconds=0.5, restarts=0
+    )
     start = time.monotonic()
     with pytest.raises(RunError, match=r"no server is left .*not started after 0.5 s"):
-        ServedEngine(role, encoder_of(loaded), servers, tmp_path, config, context_length=256, ours=True)
+        ServedEngine(
+            role, encoder_of(loaded), servers, tmp_path, config, context_length=256, ours=True
+        )
     assert time.monotonic() - start < 20

@@ -1,4 +1,6 @@
-"""Recipes that collect preferences, learn from them and compare, in seconds: a tiny random model, and letters for a judge."""
+"""Recipes that collect preferences, learn from them and compare, in seconds: a tiny random model,
+and letters for a judge.
+"""
 
 import json
 
@@ -8,7 +10,10 @@ from tether.judges.verdicts import SPENT
 from tether.run.recipe import Recipe
 
 LETTERS = {"call": "tether.quickstart.judges:letters"}
-FEW = {name: {"path": f"tether:{name}", "limit": 12} for name in ("demonstrations", "prompts", "heldout")}
+FEW = {
+    name: {"path": f"tether:{name}", "limit": 12}
+    for name in ("demonstrations", "prompts", "heldout")
+}
 VALUES = {
     "seed": 3,
     "model": {"source": "tiny", "dtype": "float32"},
@@ -17,10 +22,20 @@ VALUES = {
         "optimizer": {"learning_rate": 1e-3},
     },
     "pairs": {
-        **{"data": FEW["prompts"], "prompts": 8, "samples_per_prompt": 4, "labels": 12, "judge": LETTERS},
+        **{
+            "data": FEW["prompts"],
+            "prompts": 8,
+            "samples_per_prompt": 4,
+            "labels": 12,
+            "judge": LETTERS,
+        },
         **{"max_new_tokens": 8, "temperature": 1.0},
     },
-    "reward": {"prompts_per_update": 4, "heldout_fraction": 0.25, "optimizer": {"learning_rate": 1e-2}},
+    "reward": {
+        "prompts_per_update": 4,
+        "heldout_fraction": 0.25,
+        "optimizer": {"learning_rate": 1e-2},
+    },
     "ppo": {
         **{"steps": 2, "prompts_per_step": 4, "samples_per_prompt": 2, "max_new_tokens": 8},
         "optimizer": {"learning_rate": 1e-2},
@@ -31,10 +46,19 @@ DIRECT = {"epochs": 1, "heldout_fraction": 0.0, "optimizer": {"learning_rate": 1
 
 
 def journey(root, *overrides, **changes):
-    """The recipe with other sections (None: without them); `pairs` are laid over those that it has."""
+    """The recipe with other sections (None: without them); `pairs` are laid over those that it
+    has.
+    """
     pairs = {**VALUES["pairs"], **changes.pop("pairs", {})}
-    values = {**VALUES, "pairs": {key: value for key, value in pairs.items() if value is not None}, **changes, "run": str(root)}
-    return build(Recipe, {key: value for key, value in values.items() if value is not None}, overrides)
+    values = {
+        **VALUES,
+        "pairs": {key: value for key, value in pairs.items() if value is not None},
+        **changes,
+        "run": str(root),
+    }
+    return build(
+        Recipe, {key: value for key, value in values.items() if value is not None}, overrides
+    )
 
 
 def collection(root, **pairs):
@@ -54,7 +78,9 @@ def numbered_prompts(folder):
 
 
 class AlphabetJudge:
-    """Speaks core.protocols.ChatModel: likes the first place a little and the alphabet's end more, within its budget."""
+    """Speaks core.protocols.ChatModel: likes the first place a little and the alphabet's end more,
+    within its budget.
+    """
 
     name = "planted"
 
@@ -64,10 +90,15 @@ class AlphabetJudge:
     def verdicts(self, conversations, options, *, told=None):
         verdicts = []
         for place, talk in enumerate(conversations):
-            first, second = (part.split("]\n", 1)[1].split("\n\n[")[0] for part in talk[0].content.split("[answer ")[1:3])
+            first, second = (
+                part.split("]\n", 1)[1].split("\n\n[")[0]
+                for part in talk[0].content.split("[answer ")[1:3]
+            )
             self.budget -= 1
             odds = 0.3 + (second > first) - (second < first)
-            verdicts.append(Verdict((odds, 0.0)) if self.budget >= 0 else Verdict(None, reason=SPENT))
+            verdicts.append(
+                Verdict((odds, 0.0)) if self.budget >= 0 else Verdict(None, reason=SPENT)
+            )
             if told:
                 told(place, verdicts[-1])
         return verdicts

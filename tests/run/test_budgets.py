@@ -16,7 +16,9 @@ from tether.run.budgets import Budgets
 from tether.run.price import Price, StagePrice
 from tether.run.recipe import Recipe, run_recipe
 
-PAIRS = [{"prompt": f"number {n}", "chosen": "yes" * (1 + n % 3), "rejected": "no"} for n in range(24)]
+PAIRS = [
+    {"prompt": f"number {n}", "chosen": "yes" * (1 + n % 3), "rejected": "no"} for n in range(24)
+]
 STEADY = {"learning_rate": 1e-2, "schedule": "constant", "warmup_fraction": 0.0}
 
 
@@ -53,7 +55,10 @@ def started(recipe, clock, lives=None, step=10.0):
 
 
 def recipe(root, **sections):
-    return build(Recipe, {"run": str(root), "seed": 3, "model": {"source": "tiny", "dtype": "float32"}, **sections})
+    return build(
+        Recipe,
+        {"run": str(root), "seed": 3, "model": {"source": "tiny", "dtype": "float32"}, **sections},
+    )
 
 
 def pairs_file(folder):
@@ -63,13 +68,28 @@ def pairs_file(folder):
 
 
 def direct(folder, root, **changes):
-    own = {"data": pairs_file(folder), "epochs": 8, "prompts_per_update": 8, "heldout_fraction": 0.2, "optimizer": STEADY}
+    own = {
+        "data": pairs_file(folder),
+        "epochs": 8,
+        "prompts_per_update": 8,
+        "heldout_fraction": 0.2,
+        "optimizer": STEADY,
+    }
     return recipe(root, direct={**own, **changes})
 
 
 def grpo(folder, root, **changes):
-    own = {"data": numbered_prompts(folder), "function": {"call": "tests.run.test_budgets:length"}, "steps": 40}
-    own |= {"prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 4, "checkpoint_every": 1}
+    own = {
+        "data": numbered_prompts(folder),
+        "function": {"call": "tests.run.test_budgets:length"},
+        "steps": 40,
+    }
+    own |= {
+        "prompts_per_step": 2,
+        "samples_per_prompt": 2,
+        "max_new_tokens": 4,
+        "checkpoint_every": 1,
+    }
     return recipe(root, grpo={**own, **changes})
 
 
@@ -83,16 +103,28 @@ def rates(root, stage):
 
 
 def test_time_ends_a_training_at_a_whole_step_and_its_summary_says_so(tmp_path):
-    """After k updates 10 k seconds are spent, and the next takes ten: the sixth is the last within a minute."""
+    """After k updates 10 k seconds are spent, and the next takes ten: the sixth is the last within
+    a minute.
+    """
     made = direct(tmp_path, tmp_path / "run", budget=1)
     summary = started(made, Clock())["direct"]
     assert summary["updates"] == summary["budget"]["ended_at"] == 6
-    assert summary["budget"]["total"] > 6 and summary["budget"]["minutes"] == 1.0 and summary["budget"]["spent"] == 60.0
-    assert "value" in summary["heldout_accuracy"] and (tmp_path / "run" / "direct" / "policy").is_dir()
-    assert [path.name for path in (tmp_path / "run" / "direct" / "checkpoints").iterdir()] == ["step-000006"]
+    assert (
+        summary["budget"]["total"] > 6
+        and summary["budget"]["minutes"] == 1.0
+        and summary["budget"]["spent"] == 60.0
+    )
+    assert (
+        "value" in summary["heldout_accuracy"] and (tmp_path / "run" / "direct" / "policy").is_dir()
+    )
+    assert [path.name for path in (tmp_path / "run" / "direct" / "checkpoints").iterdir()] == [
+        "step-000006"
+    ]
     tether.load(tmp_path / "run").report()
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert f"Time ended [direct] at step 6 of {summary['budget']['total']}: its budget was 1 minutes." in page
+    assert (
+        f"Time ended [direct] at step 6 of {summary['budget']['total']}: its budget was 1 minutes."
+    ) in page
 
 
 def test_a_larger_budget_gives_what_it_would_have_given_from_the_start(tmp_path):
@@ -107,12 +139,21 @@ def test_a_larger_budget_gives_what_it_would_have_given_from_the_start(tmp_path)
 
 
 def test_the_learning_rate_is_drawn_over_the_steps_that_fit(tmp_path):
-    """At the third step 20 of 60 seconds are spent, so four more fit: linear from the first of seven to 0 after the last."""
+    """At the third step 20 of 60 seconds are spent, so four more fit: linear from the first of
+    seven to 0 after the last.
+    """
     summary = started(grpo(tmp_path, tmp_path / "run", budget={"minutes": 1}), Clock())["grpo"]
-    assert summary["steps"] == 7 and summary["budget"]["drawn"] == 7 and summary["budget"]["total"] == 40
+    assert (
+        summary["steps"] == 7
+        and summary["budget"]["drawn"] == 7
+        and summary["budget"]["total"] == 40
+    )
     peak = 5e-4
-    assert rates(tmp_path / "run", "grpo")[3:] == pytest.approx([peak * (1 - (update - 1) / 6) for update in (3, 4, 5, 6)])
-    assert rates(tmp_path / "run", "grpo")[:2] == pytest.approx([peak / 2, peak])  # still over forty, of which two warm up
+    assert rates(tmp_path / "run", "grpo")[3:] == pytest.approx(
+        [peak * (1 - (update - 1) / 6) for update in (3, 4, 5, 6)]
+    )
+    # still over forty, of which two warm up
+    assert rates(tmp_path / "run", "grpo")[:2] == pytest.approx([peak / 2, peak])
 
 
 @pytest.mark.parametrize("lives", [3, 5])
@@ -125,43 +166,72 @@ def test_a_start_that_goes_on_has_the_same_schedule(tmp_path, lives):
     started(grpo(tmp_path, tmp_path / "whole", budget=1), Clock())
     cut, whole = (rates(tmp_path / name, "grpo") for name in ("cut", "whole"))
     assert len(whole) == 7 and cut[:7] == whole
-    assert cut[7:] == [whole[-1]]  # the last ten seconds of the first life were not saved: a step beyond has the last rate
+    # the last ten seconds of the first life were not saved: a step beyond has the last rate
+    assert cut[7:] == [whole[-1]]
 
 
 def test_more_time_for_a_schedule_that_was_drawn_is_refused_in_a_sentence(tmp_path, caplog):
     before = started(grpo(tmp_path, tmp_path / "run", budget=1), Clock())["grpo"]
     after = started(grpo(tmp_path, tmp_path / "run", budget=3), Clock())["grpo"]
     assert after == before
-    assert "its learning rate was drawn over 7 of 40 steps" in caplog.text and "start anew with run=PATH" in caplog.text
+    assert (
+        "its learning rate was drawn over 7 of 40 steps" in caplog.text
+        and ("start anew with run=PATH") in caplog.text
+    )
     caplog.clear()
-    assert started(grpo(tmp_path, tmp_path / "run", budget=1), Clock())["grpo"] == before and not caplog.text
+    assert (
+        started(grpo(tmp_path, tmp_path / "run", budget=1), Clock())["grpo"] == before
+        and not caplog.text
+    )
 
 
 def test_the_time_of_the_evaluation_is_kept(tmp_path, monkeypatch):
     """Twenty seconds after the last step: the fourth is the last within a minute."""
 
     def priced(recipe, names):
-        return Price([StagePrice(name, "work", 12, 10.0, 0.0, 15.0, 0) for name in names], closing=5.0)
+        return Price(
+            [StagePrice(name, "work", 12, 10.0, 0.0, 15.0, 0) for name in names], closing=5.0
+        )
 
     monkeypatch.setattr("tether.run.price.priced", priced)
     assert started(direct(tmp_path, tmp_path / "run", budget=1), Clock())["direct"]["updates"] == 4
 
 
 def test_one_step_is_made_however_small_the_budget(tmp_path):
-    assert started(direct(tmp_path, tmp_path / "run", budget=0.01), Clock())["direct"]["updates"] == 1
+    assert (
+        started(direct(tmp_path, tmp_path / "run", budget=0.01), Clock())["direct"]["updates"] == 1
+    )
 
 
 def test_rounds_end_whole_and_go_on(tmp_path):
-    rounds = {"data": numbered_prompts(tmp_path), "function": {"call": "tests.run.test_budgets:length"}, "rounds": 3}
-    rounds |= {"max_new_tokens": 4, "samples_per_prompt": 2, "direct": {"prompts_per_update": 8, "heldout_fraction": 0.0}}
-    summary = started(recipe(tmp_path / "run", rounds={**rounds, "budget": 0.3}), Clock(), step=10.0)["rounds"]
-    assert (summary["budget"]["ended_at"], summary["budget"]["total"]) == (len(summary["rounds"]), 3)
+    rounds = {
+        "data": numbered_prompts(tmp_path),
+        "function": {"call": "tests.run.test_budgets:length"},
+        "rounds": 3,
+    }
+    rounds |= {
+        "max_new_tokens": 4,
+        "samples_per_prompt": 2,
+        "direct": {"prompts_per_update": 8, "heldout_fraction": 0.0},
+    }
+    summary = started(
+        recipe(tmp_path / "run", rounds={**rounds, "budget": 0.3}), Clock(), step=10.0
+    )["rounds"]
+    assert (summary["budget"]["ended_at"], summary["budget"]["total"]) == (
+        len(summary["rounds"]),
+        3,
+    )
     assert len(started(recipe(tmp_path / "run", rounds=rounds), Clock())["rounds"]["rounds"]) == 3
 
 
 def test_a_budget_of_the_whole_run_is_shared_by_expected_times(tmp_path):
-    """600 s, of which 60 for the evaluation that is not cut and 30 for the page: 510, shared 1 to 2 to 3."""
-    sections = {"sft": {"data": FEW["demonstrations"]}, "grpo": {"data": FEW["prompts"], "function": {"call": "a:b"}}}
+    """600 s, of which 60 for the evaluation that is not cut and 30 for the page: 510, shared 1 to 2
+    to 3.
+    """
+    sections = {
+        "sft": {"data": FEW["demonstrations"]},
+        "grpo": {"data": FEW["prompts"], "function": {"call": "a:b"}},
+    }
     judge = {"call": "tether.quickstart.judges:letters"}
     made = recipe(
         tmp_path / "run",
@@ -171,7 +241,10 @@ def test_a_budget_of_the_whole_run_is_shared_by_expected_times(tmp_path):
         budget=10,
     )
     expected = {"sft": 100.0, "direct": 200.0, "grpo": 300.0, "evaluate": 60.0}
-    price = Price([StagePrice(name, "", 1, seconds, 0.0, 0.0, 0) for name, seconds in expected.items()], closing=30.0)
+    price = Price(
+        [StagePrice(name, "", 1, seconds, 0.0, 0.0, 0) for name, seconds in expected.items()],
+        closing=30.0,
+    )
     clock = Clock()
     budgets = Budgets(made, [(name, None) for name in expected], price, clock, clock.now)
     assert budgets.limit("sft", None).seconds == pytest.approx(85.0)
@@ -189,7 +262,8 @@ def test_a_limit_by_hand():
     for done, passed in ((1, 20.0), (2, 4.0), (3, 4.0)):
         clock.now += passed
         drawn = limit.step(done)
-    assert drawn and limit.reserve == 16.0  # steps take twice as long as expected, and so does what follows
+    # steps take twice as long as expected, and so does what follows
+    assert drawn and limit.reserve == 16.0
     assert limit.drawn == 3 + (100 - 28 - 16) // 4
     clock.now += 52.0
     assert not limit.over()  # 80 + 4 + 16
@@ -212,24 +286,39 @@ def test_a_minute_is_a_minute(method, tmp_path, monkeypatch):
     how = {"run": tmp_path / "run", "budget": 1, "progress": False}
     began = time.monotonic()
     if method == "grpo":
-        run = tether.grpo("tiny", "tether:prompts", length, steps=100_000, prompts_per_step=8, samples_per_prompt=4, **how)
+        run = tether.grpo(
+            "tiny",
+            "tether:prompts",
+            length,
+            steps=100_000,
+            prompts_per_step=8,
+            samples_per_prompt=4,
+            **how,
+        )
     elif method == "dpo":
         run = tether.dpo("tiny", PAIRS, epochs=10_000, **how)
     else:
-        run = tether.sft("tiny", {"path": "tether:demonstrations", "limit": 100}, epochs=10_000, **how)
+        run = tether.sft(
+            "tiny", {"path": "tether:demonstrations", "limit": 100}, epochs=10_000, **how
+        )
     took = time.monotonic() - began
     step = max(row["time/step"] for row in run.metrics())
     assert abs(took - 60.0) <= max(6.0, step), (took, step, run.summary["budget"])
     assert (tmp_path / "run" / "report.html").is_file() and run.summary["budget"]["ended_at"] > 1
 
 
-@pytest.mark.parametrize("words", [["run", "smoke"], ["sft", "smoke"], ["quickstart", "--smoke"], ["dpo", "{dpo}"]])
+@pytest.mark.parametrize(
+    "words", [["run", "smoke"], ["sft", "smoke"], ["quickstart", "--smoke"], ["dpo", "{dpo}"]]
+)
 def test_every_command_that_trains_takes_a_budget(words, tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr("tether.cli.journeys._stages", lambda config, *_: made.append(config.budget))
+    monkeypatch.setattr(
+        "tether.cli.journeys._stages", lambda config, *_: made.append(config.budget)
+    )
     path = tmp_path / "dpo.toml"
     path.write_text(
-        f'run = "{tmp_path}/run"\nmodel = {{ source = "tiny" }}\n[direct]\ndata = {{ path = "{pairs_file(tmp_path)["path"]}" }}\n'
+        f'run = "{tmp_path}/run"\nmodel = {{ source = "tiny" }}\n[direct]\ndata = {{ path = '
+        f'"{pairs_file(tmp_path)["path"]}" }}\n'
     )
     app([word.format(dpo=path) for word in words] + ["--budget", "2.5"], standalone_mode=False)
     assert [budget.minutes for budget in made] == [2.5]
@@ -238,7 +327,9 @@ def test_every_command_that_trains_takes_a_budget(words, tmp_path, monkeypatch):
 @pytest.mark.parametrize("budget", [2, {"minutes": 2}])
 def test_python_takes_a_budget_for_a_stage_and_for_a_recipe(budget, tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr("tether.api.methods._run", lambda config, *_: made.append(config) or tether.Run(tmp_path))
+    monkeypatch.setattr(
+        "tether.api.methods._run", lambda config, *_: made.append(config) or tether.Run(tmp_path)
+    )
     tether.grpo("tiny", numbered_prompts(tmp_path), length, budget=budget, run=tmp_path / "run")
     tether.run("smoke", f"run={tmp_path}/smoke", budget=budget)
     assert made[0].grpo.budget.minutes == made[1].budget.minutes == 2.0

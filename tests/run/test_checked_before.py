@@ -19,11 +19,15 @@ def data(tmp_path):
     rows = {
         "talks": TALKS,
         "prompts": [{"prompt": row["prompt"]} for row in TALKS],
-        "good": [{"prompt": row["prompt"], "completion": "an answer", "label": True} for row in TALKS],
+        "good": [
+            {"prompt": row["prompt"], "completion": "an answer", "label": True} for row in TALKS
+        ],
         "pairs": [{"prompt": row["prompt"], "chosen": "good", "rejected": "bad"} for row in TALKS],
     }
     for name, lines in rows.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+        )
     (tmp_path / "broken.py").write_text("import nothing_of_the_kind\n", encoding="utf-8")
     return {name: {"path": str(tmp_path / f"{name}.jsonl")} for name in rows}
 
@@ -50,21 +54,36 @@ def later(data, folder, monkeypatch):
             "no function",
         ),
         "a judge's key": ({"pairs": {**pairs, "judge": served}}, "OPENAI_API_KEY"),
-        "a judge's model": ({"pairs": {**pairs, "judge": {"model": str(folder / "no model")}}}, "no model"),
+        "a judge's model": (
+            {"pairs": {**pairs, "judge": {"model": str(folder / "no model")}}},
+            "no model",
+        ),
         "a folder without a classifier": (
-            {"grpo": {**grpo, "reward_source": "classifier", "classifier": {"source": str(folder)}}},
+            {
+                "grpo": {
+                    **grpo,
+                    "reward_source": "classifier",
+                    "classifier": {"source": str(folder)},
+                }
+            },
             "config.json",
         ),
         "vLLM that is not installed": (
             {"grpo": {**grpo, "engine": {"kind": "vllm", "python": str(folder / "python")}}},
             "needs a Python that has vLLM",
         ),
-        "too many held-out prompts": ({"grpo": {**grpo, "evaluate": {"prompts": 6}}}, "data has 6 prompts: none would be left"),
+        "too many held-out prompts": (
+            {"grpo": {**grpo, "evaluate": {"prompts": 6}}},
+            "data has 6 prompts: none would be left",
+        ),
         "premises in one file alone": (
             {
                 "grpo": {
                     **grpo,
-                    "evaluate": {**evaluate, "sycophancy": {"paths": [data["prompts"]["path"], data["talks"]["path"]]}},
+                    "evaluate": {
+                        **evaluate,
+                        "sycophancy": {"paths": [data["prompts"]["path"], data["talks"]["path"]]},
+                    },
                 }
             },
             "row 1",
@@ -74,21 +93,42 @@ def later(data, folder, monkeypatch):
             {"pairs": {**pairs, "judge": {"model": "tiny"}, "agreement": data["prompts"]["path"]}},
             "Preferences need two responses",
         ),
-        "a store that cannot be opened": ({"pairs": {**pairs, "judge": "people", "store": str(folder)}}, "store"),
-        "answers of one kind": ({"kto": {"data": data["good"]}}, "are desirable: KTO learns from both kinds"),
+        "a store that cannot be opened": (
+            {"pairs": {**pairs, "judge": "people", "store": str(folder)}},
+            "store",
+        ),
+        "answers of one kind": (
+            {"kto": {"data": data["good"]}},
+            "are desirable: KTO learns from both kinds",
+        ),
         "an objective that holds out nothing": (
-            {"reward": {"objectives": {"kind": data["pairs"], "safe": data["pairs"]}, "heldout_fraction": 1e-9}},
+            {
+                "reward": {
+                    "objectives": {"kind": data["pairs"], "safe": data["pairs"]},
+                    "heldout_fraction": 1e-9,
+                }
+            },
             "reward.objectives.kind: no row is held out",
         ),
-        "states of layers that all learn": ({"reward": {"data": data["pairs"], "keep_states_gb": 1.0}}, "lora.last_layers"),
+        "states of layers that all learn": (
+            {"reward": {"data": data["pairs"], "keep_states_gb": 1.0}},
+            "lora.last_layers",
+        ),
         "a comparison that knows no lengths": (
-            {"direct": {"data": data["pairs"]}, "evaluate": {"data": data["prompts"], "judge": LETTERS}},
+            {
+                "direct": {"data": data["pairs"]},
+                "evaluate": {"data": data["prompts"], "judge": LETTERS},
+            },
             "evaluate.max_new_tokens",
         ),
         "a test model that nobody trains": (
             {
                 "reward": {"data": data["pairs"]},
-                "grpo": {**grpo, "reward_source": "learned", "evaluate": {**evaluate, "judge": "test"}},
+                "grpo": {
+                    **grpo,
+                    "reward_source": "learned",
+                    "evaluate": {**evaluate, "judge": "test"},
+                },
             },
             "reward.test_share",
         ),
@@ -121,7 +161,12 @@ def test_nothing_is_trained_before_the_refusal(case, data, tmp_path, monkeypatch
     cases = later(data, tmp_path, monkeypatch)
     assert set(cases) == set(CASES)
     sections, words = cases[case]
-    values = {"run": str(tmp_path / "run"), "model": {"source": "tiny"}, "sft": {"data": data["talks"], "epochs": 1}, **sections}
+    values = {
+        "run": str(tmp_path / "run"),
+        "model": {"source": "tiny"},
+        "sft": {"data": data["talks"], "epochs": 1},
+        **sections,
+    }
     with pytest.raises(TetherError, match=words.replace(".", r"\.")):
         run_recipe(build(Recipe, values))
     assert not (tmp_path / "run" / "sft").exists()
@@ -133,6 +178,8 @@ def test_a_file_of_functions_is_executed_once_until_it_changes(tmp_path):
     load_function(f"{path}:score")
     load_function(f"{path}:score")
     assert count.read_text() == "x"
-    path.write_text(f"open({str(count)!r}, 'a').write('y')\nscore = sum  # another\n", encoding="utf-8")
+    path.write_text(
+        f"open({str(count)!r}, 'a').write('y')\nscore = sum  # another\n", encoding="utf-8"
+    )
     load_function(f"{path}:score")
     assert count.read_text() == "xy"

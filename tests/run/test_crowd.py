@@ -1,4 +1,6 @@
-"""The same command gives the same bits beside busy programs as alone, whatever memory they leave and wherever tensors lie."""
+"""The same command gives the same bits beside busy programs as alone, whatever memory they leave
+and wherever tensors lie.
+"""
 
 import contextlib
 import os
@@ -13,15 +15,23 @@ from benchmarks.every_stage import differences, results
 
 from tether.core.stages import STAGES
 
-BUSY = "import torch\ntorch.set_num_threads(1)\nx = torch.randn(700, 700)\nwhile True:\n    x = (x @ x).tanh()\n"
+BUSY = (
+    "import torch\ntorch.set_num_threads(1)\nx = torch.randn(700, 700)\nwhile True:\n    x = "
+    "(x @ x).tanh()\n"
+)
 HOLDING = "import sys\nheld = bytearray(b'x') * (1 << 30)\nsys.stdin.read()\n"
 
 
 @contextlib.contextmanager
 def crowd() -> Iterator[None]:
-    """In this block the machine has one busy process more than processors, and one that holds a gigabyte."""
+    """In this block the machine has one busy process more than processors, and one that holds a
+    gigabyte.
+    """
     scripts = [BUSY] * ((os.cpu_count() or 1) + 1) + [HOLDING]
-    others = [subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) for script in scripts]
+    others = [
+        subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
+        for script in scripts
+    ]
     try:
         yield
     finally:
@@ -41,12 +51,17 @@ def trained(folder: Path, run: Path, *seed: str) -> dict[str, object]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif((psutil.cpu_count() or 1) < 2, reason="needs two processors: one thread has one order")
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(
+    (psutil.cpu_count() or 1) < 2, reason=("needs two processors: one thread has one order")
+)
 def test_every_stage_ends_with_the_same_bits_in_a_crowd(tmp_path):
     alone = trained(tmp_path, tmp_path / "alone" / "run")
     with crowd():
         beside = trained(tmp_path, tmp_path / "crowded" / "run", "1")
     assert differences(alone, beside) == []
     steps = {name.split("/")[0] for name in alone if name.endswith("metrics.jsonl")}
-    assert steps == {name for name, kind in STAGES.items() if kind.makes not in ("pairs", "verdict")}
+    assert steps == {
+        name for name, kind in STAGES.items() if kind.makes not in ("pairs", "verdict")
+    }
     assert {name.split("/")[0] for name in alone if name.endswith(".safetensors")} >= steps

@@ -1,4 +1,6 @@
-"""Records that are cut between two starts are named when the run goes on; a run that was only killed says nothing."""
+"""Records that are cut between two starts are named when the run goes on; a run that was only
+killed says nothing.
+"""
 
 import json
 import logging
@@ -48,13 +50,17 @@ HURT = [half, without_the_first, in_the_middle_of_a_line, edited, lambda path: p
 
 
 @pytest.mark.parametrize("hurt", HURT, ids=["half", "a row", "half a row", "a number", "all"])
-@pytest.mark.parametrize(("stage", "name"), [("sft", "metrics"), ("reinforce", "metrics"), ("reinforce", "samples")])
+@pytest.mark.parametrize(
+    ("stage", "name"), [("sft", "metrics"), ("reinforce", "metrics"), ("reinforce", "samples")]
+)
 def test_what_was_cut_is_named_with_its_step_and_in_the_summary(killed, caplog, stage, name, hurt):
     built, folder = killed(stage)
     hurt(folder / f"{name}.jsonl")
     summary = run_recipe(built, [stage])[stage]
     (fault,) = summary["records_changed"]
-    assert fault in caplog.text and f"{name}.jsonl has " in fault and "when step 4 was saved" in fault
+    assert (
+        fault in caplog.text and f"{name}.jsonl has " in fault and "when step 4 was saved" in fault
+    )
     if hurt is half and name == "metrics":
         assert "has 2 of the 4 rows" in fault
 
@@ -65,7 +71,9 @@ def test_a_run_that_was_only_killed_says_nothing(killed, caplog, stage):
     with pytest.raises(Killed):
         run_recipe(built, [stage], dying_after(1))
     summary = run_recipe(built, [stage])[stage]
-    assert "records_changed" not in summary and not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert "records_changed" not in summary and not [
+        r for r in caplog.records if r.levelno >= logging.WARNING
+    ]
 
 
 @pytest.mark.parametrize("stage", ["sft", "reinforce"])
@@ -76,4 +84,6 @@ def test_steps_without_a_checkpoint_are_made_again_and_that_is_said(killed, capl
     shutil.rmtree(folder / "checkpoints")
     run_recipe(built, [stage])
     assert f"{folder} holds 4 steps and no checkpoint: the training begins anew" in caplog.text
-    assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
+    assert [
+        json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ] == [1, 2, 3, 4, 5, 6]

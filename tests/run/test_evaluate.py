@@ -17,11 +17,19 @@ SHORT = {"epochs": 1, "heldout_fraction": 0.0, "optimizer": {"learning_rate": 1e
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """Somebody's own comparisons and held-out prompts: no [sft], no [pairs], a direct method, its own start."""
+    """Somebody's own comparisons and held-out prompts: no [sft], no [pairs], a direct method, its
+    own start.
+    """
     folder = tmp_path_factory.mktemp("own")
-    rows = [{"prompt": f"question {n}", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(6)]
+    rows = [
+        {"prompt": f"question {n}", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(6)
+    ]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder, {"data": {"path": str(folder / "pairs.jsonl")}, **SHORT}, numbered_prompts(folder)
+    return (
+        folder,
+        {"data": {"path": str(folder / "pairs.jsonl")}, **SHORT},
+        numbered_prompts(folder),
+    )
 
 
 def compared(root, own, judge, **options):
@@ -35,14 +43,26 @@ def compared(root, own, judge, **options):
 
 
 def test_a_function_of_ones_own_judges_prompts_of_ones_own(tmp_path, own):
-    (tmp_path / "mine.py").write_text("def length(prompts, responses):\n    return [float(len(r)) for r in responses]\n")
+    (tmp_path / "mine.py").write_text(
+        "def length(prompts, responses):\n    return [float(len(r)) for r in responses]\n"
+    )
     root = tmp_path / "run"
     summary = compared(root, own, {"call": f"{tmp_path}/mine.py:length"}, samples=2)
     policy, rows = summary["policies"]["direct"], lines(root / "evaluate" / "answers.jsonl")
-    assert summary["num_prompts"] == 10 and len(rows) == 20 and all(row["gold_after"] == len(row["after"]) for row in rows)
+    assert (
+        summary["num_prompts"] == 10
+        and len(rows) == 20
+        and all(row["gold_after"] == len(row["after"]) for row in rows)
+    )
     assert policy["gold_after"] == pytest.approx(sum(len(row["after"]) for row in rows) / 20)
-    assert policy["gold_gain"]["value"] == pytest.approx(policy["gold_after"] - policy["gold_before"])
-    assert policy["answers"]["kl"]["value"] > 0 and set(policy["gold_by_temperature"]) == {"1", "0.5", "0"}
+    assert policy["gold_gain"]["value"] == pytest.approx(
+        policy["gold_after"] - policy["gold_before"]
+    )
+    assert policy["answers"]["kl"]["value"] > 0 and set(policy["gold_by_temperature"]) == {
+        "1",
+        "0.5",
+        "0",
+    }
     assert control_of(policy) and policy["gold_gain"]["count"] == 20
 
 
@@ -55,31 +75,48 @@ def test_a_language_model_judges_each_answer_by_itself(tmp_path, own, monkeypatc
         return [Score(text.count("e") / 10) for text in texts]
 
     monkeypatch.setattr(judges, "judged_scores", scores)
-    monkeypatch.setattr(judges, "configured", lambda config, folder: SimpleNamespace(name="planted"))
+    monkeypatch.setattr(
+        judges, "configured", lambda config, folder: SimpleNamespace(name="planted")
+    )
     summary = compared(tmp_path / "run", own, {"model": "tiny"})
     rows = lines(tmp_path / "run" / "evaluate" / "answers.jsonl")
-    assert all(row["gold_before"] == row["before"].count("e") / 10 for row in rows) and len(rows) == 10
+    assert (
+        all(row["gold_before"] == row["before"].count("e") / 10 for row in rows) and len(rows) == 10
+    )
     assert len(asked) == 60 and summary["policies"]["direct"]["gold_win_rate"]["count"] == 10
 
 
 def test_a_judge_that_scores_nothing_is_mended_without_sampling_again(tmp_path, own, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from tether.core.types import Score\n\n"
-        "def broken(prompts, responses):\n    return [Score(None, reason='no idea') for r in responses]\n"
+        "def broken(prompts, responses):\n    return [Score(None, reason='no idea') for r in "
+        "responses]\n"
     )
     with pytest.raises(RewardError, match="scored none of 10 answers: no idea"):
         compared(tmp_path / "run", own, {"call": f"{tmp_path}/mine.py:broken"})
-    (tmp_path / "mine.py").write_text("def broken(prompts, responses):\n    return [len(r) for r in responses]\n")
+    (tmp_path / "mine.py").write_text(
+        "def broken(prompts, responses):\n    return [len(r) for r in responses]\n"
+    )
     monkeypatch.setattr("tether.run.evaluate.load_policy", None)
-    assert compared(tmp_path / "run", own, {"call": f"{tmp_path}/mine.py:broken"})["num_prompts"] == 10
+    assert (
+        compared(tmp_path / "run", own, {"call": f"{tmp_path}/mine.py:broken"})["num_prompts"] == 10
+    )
 
 
 def test_somebody_says_how_long_answers_may_be(tmp_path, own):
     _, direct, heldout = own
     bare = dict.fromkeys(("sft", "reward", "ppo"))
-    recipe = journey(tmp_path / "run", **bare, direct=direct, evaluate={"data": heldout, "judge": LETTERS})
+    recipe = journey(
+        tmp_path / "run", **bare, direct=direct, evaluate={"data": heldout, "judge": LETTERS}
+    )
     without = recipe.model_copy(update={"pairs": None})
-    with pytest.raises(ConfigError, match=r"set evaluate.max_new_tokens and evaluate.temperature: no stage"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"set evaluate.max_new_tokens and evaluate.temperature: "
+            r"no stage"
+        ),
+    ):
         run_recipe(without, ["direct", "evaluate"])
 
 
@@ -95,14 +132,25 @@ def test_somebody_says_how_long_answers_may_be(tmp_path, own):
 def test_what_cannot_be_is_refused_at_once(tmp_path, evaluate, message):
     with pytest.raises(ConfigError, match=message):
         journey(tmp_path / "run", evaluate=evaluate)
-    with pytest.raises(ConfigError, match=r"evaluate has no effect without a stage that makes a policy"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"evaluate has no effect without a stage that makes a "
+            r"policy"
+        ),
+    ):
         journey(tmp_path / "run", ppo=None)
 
 
 def test_a_policy_is_judged_before_the_first_of_the_recipe_is_trained(tmp_path, own):
     _, direct, heldout = own
-    bare = {**dict.fromkeys(("sft", "reward", "ppo")), "pairs": {"prompts": None, "labels": None, "samples_per_prompt": 2}}
+    bare = {
+        **dict.fromkeys(("sft", "reward", "ppo")),
+        "pairs": {"prompts": None, "labels": None, "samples_per_prompt": 2},
+    }
     evaluate = {"data": heldout, "judge": LETTERS, "temperatures": (0.5,)}
-    recipe = journey(tmp_path, **bare, direct=direct, evaluate=evaluate, arms={"other": {"direct": {"seed": 5}}})
+    recipe = journey(
+        tmp_path, **bare, direct=direct, evaluate=evaluate, arms={"other": {"direct": {"seed": 5}}}
+    )
     run_recipe(recipe, ["direct-other", "evaluate"])
     assert set(json.loads((tmp_path / "summary.json").read_text())["arms"]) == {"direct-other"}

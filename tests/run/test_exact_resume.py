@@ -1,4 +1,6 @@
-"""A run that is killed anywhere and started again ends as if nothing had happened: to the bit, weights and records alike."""
+"""A run that is killed anywhere and started again ends as if nothing had happened: to the bit,
+weights and records alike.
+"""
 
 import itertools
 import shutil
@@ -55,7 +57,12 @@ def test_two_steps_one_and_three_are_six(ground, tmp_path, stage, every):
     run_recipe(cut, [stage])
     whole, again = (results(tmp_path / name / stage) for name in ("whole", "cut"))
     assert differences(whole, again) == []
-    steps = [row["step"] for name, rows in again.items() if name.endswith("metrics.jsonl") for row in rows]
+    steps = [
+        row["step"]
+        for name, rows in again.items()
+        if name.endswith("metrics.jsonl")
+        for row in rows
+    ]
     assert calls == 3 and len(steps) >= 6 and any(name.endswith(".safetensors") for name in again)
 
 
@@ -72,7 +79,10 @@ def test_a_stage_that_goes_on_with_another_number_of_threads_notes_so(ground, tm
         files = sorted((tmp_path / str(threads) / stage).rglob("summary.json"))
         notes = [note for file in files for note in read_json(file).get("notes", ())]
         assert len(notes) == (threads == 1)
-        assert all("goes on with 1 thread after 2 threads: numbers are rounded otherwise" in note for note in notes)
+        assert all(
+            ("goes on with 1 thread after 2 threads: numbers are rounded otherwise") in note
+            for note in notes
+        )
 
 
 @pytest.mark.slow
@@ -80,7 +90,9 @@ def test_rounds_that_are_killed_in_every_phase(tmp_path):
     run_recipe(build(Recipe, loop_recipe(tmp_path / "whole")))
     for deaths in itertools.count():
         try:
-            run_recipe(build(Recipe, loop_recipe(tmp_path / "cut")), progress=dying_after(2 + deaths))
+            run_recipe(
+                build(Recipe, loop_recipe(tmp_path / "cut")), progress=dying_after(2 + deaths)
+            )
             break
         except Killed:  # later each time: answers are given again from the first on
             continue

@@ -1,4 +1,6 @@
-"""Exported models as strangers load them: the same ids, the same log-probabilities, the same scores; and nothing half-written."""
+"""Exported models as strangers load them: the same ids, the same log-probabilities, the same
+scores; and nothing half-written.
+"""
 
 import json
 from pathlib import Path
@@ -38,7 +40,9 @@ NEWLINE = TEMPLATE.replace("<|end|>{% endfor", "<|end|>\n{% endfor")
 
 @pytest.fixture(autouse=True, scope="module")
 def exact():
-    """Differences of 1e-4 are looked for: a folder that names no type is loaded in float32, wherever the tests run."""
+    """Differences of 1e-4 are looked for: a folder that names no type is loaded in float32,
+    wherever the tests run.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TETHER_CPU_DTYPE", "float32")
         yield
@@ -51,7 +55,9 @@ def lines(path, rows):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of every kind of result, with a system message, a template with a tail, and padding that ends turns."""
+    """A run of every kind of result, with a system message, a template with a tail, and padding
+    that ends turns.
+    """
     folder = tmp_path_factory.mktemp("exporting")
     tiny_model(3).save_pretrained(folder / "base")
     tokenizer = tiny_tokenizer()
@@ -59,17 +65,35 @@ def run(tmp_path_factory):
     tokenizer.save_pretrained(folder / "base")
     words = ["one", "two", "three", "four", "five", "six"]
     pairs = [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in words]
-    steps = [{"prompt": w, "completions": [w, "so"], "labels": [True, n % 2 == 0]} for n, w in enumerate(words)]
-    talks = [{"messages": [{"role": "user", "content": w}, {"role": "assistant", "content": w}]} for w in words]
+    steps = [
+        {"prompt": w, "completions": [w, "so"], "labels": [True, n % 2 == 0]}
+        for n, w in enumerate(words)
+    ]
+    talks = [
+        {"messages": [{"role": "user", "content": w}, {"role": "assistant", "content": w}]}
+        for w in words
+    ]
     values = {
         "run": str(folder / "run"),
-        "model": {"source": str(folder / "base"), "dtype": "float32", "system_prompt": 'Be "kind" {{ and }} 人.'},
+        "model": {
+            "source": str(folder / "base"),
+            "dtype": "float32",
+            "system_prompt": ('Be "kind" {{ and }} 人.'),
+        },
         "sft": {"data": lines(folder / "sft.jsonl", talks), "epochs": 1, **FAST},
         "reward": {"data": lines(folder / "pairs.jsonl", pairs), **FAST},
-        "process": {"data": lines(folder / "steps.jsonl", steps), "delimiters": ["\n\n"], **FAST, "heldout_fraction": 0.3},
+        "process": {
+            "data": lines(folder / "steps.jsonl", steps),
+            "delimiters": ["\n\n"],
+            **FAST,
+            "heldout_fraction": 0.3,
+        },
         "direct": {"data": lines(folder / "again.jsonl", pairs), **FAST},
         "kto": {
-            "data": lines(folder / "kto.jsonl", [{"prompt": w, "completion": w, "label": w < "o"} for w in words]),
+            "data": lines(
+                folder / "kto.jsonl",
+                [{"prompt": w, "completion": w, "label": w < "o"} for w in words],
+            ),
             "lora": False,
             **FAST,
         },
@@ -80,13 +104,19 @@ def run(tmp_path_factory):
 
 
 def loaded_as(kind, folder):
-    return getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, dtype=torch.float32).eval()
+    return (
+        getattr(transformers, f"AutoModelFor{kind}")
+        .from_pretrained(folder, dtype=torch.float32)
+        .eval()
+    )
 
 
 def foreign_ids(folder, talk):
     """What somebody makes of a conversation who has the folder and transformers."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    text = tokenizer.apply_chat_template([{"role": m.role, "content": m.content} for m in talk], tokenize=False)
+    text = tokenizer.apply_chat_template(
+        [{"role": m.role, "content": m.content} for m in talk], tokenize=False
+    )
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
@@ -111,18 +141,30 @@ def test_a_policy_gives_strangers_the_same_log_probabilities(run, tmp_path, stag
     for talk in TALKS:
         rows = [{"role": m.role, "content": m.content} for m in talk[:-1]]
         ids = tokenizer(
-            tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True), add_special_tokens=False
+            tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True),
+            add_special_tokens=False,
         ).input_ids
-        with_system = talk if talk[0].role == "system" else (Message("system", 'Be "kind" {{ and }} 人.'), *talk)
+        with_system = (
+            talk
+            if talk[0].role == "system"
+            else (Message("system", 'Be "kind" {{ and }} 人.'), *talk)
+        )
         assert tuple(ids) == encoder_of(loaded).prompt(with_system[:-1])
-        torch.testing.assert_close(foreign_logprobs(model, ids), logprobs(role, ids), atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            foreign_logprobs(model, ids), logprobs(role, ids), atol=1e-4, rtol=0
+        )
     assert found["kind"] == "policy" and found["same_ids"] and found["difference"] < 1e-4
     assert model.generation_config.eos_token_id == [1]
     again, own = load_policy(str(tmp_path / "out"))
     assert encoder_of(own).prompt((user("x"),)) == tuple(
         encoder_of(loaded).prompt((Message("system", 'Be "kind" {{ and }} 人.'), user("x")))
     )
-    torch.testing.assert_close(logprobs(again, range(5, 40)), foreign_logprobs(model, list(range(5, 40))), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        logprobs(again, range(5, 40)),
+        foreign_logprobs(model, list(range(5, 40))),
+        atol=1e-4,
+        rtol=0,
+    )
 
 
 @torch.no_grad()
@@ -135,19 +177,37 @@ def test_a_reward_model_gives_strangers_its_scores_and_tether_too(run, tmp_path)
         transformers.AutoTokenizer.from_pretrained(tmp_path / "out"),
         loaded_as("SequenceClassification", tmp_path / "out"),
     )
-    assert [foreign_ids(tmp_path / "out", talk) for talk in TALKS] == [list(one.ids) for one in encoded]
+    assert [foreign_ids(tmp_path / "out", talk) for talk in TALKS] == [
+        list(one.ids) for one in encoded
+    ]
     texts = [
-        tokenizer.apply_chat_template([{"role": m.role, "content": m.content} for m in talk], tokenize=False) for talk in TALKS
+        tokenizer.apply_chat_template(
+            [{"role": m.role, "content": m.content} for m in talk], tokenize=False
+        )
+        for talk in TALKS
     ]
     batch = tokenizer(texts, add_special_tokens=False, padding=True, return_tensors="pt")
-    assert tokenizer.pad_token_id not in (None, 1) and (batch.input_ids == tokenizer.pad_token_id).any()
-    torch.testing.assert_close(model(**batch).logits[:, 0] + found["constant"], expected, atol=1e-4, rtol=0)
+    assert (
+        tokenizer.pad_token_id not in (None, 1)
+        and (batch.input_ids == tokenizer.pad_token_id).any()
+    )
+    torch.testing.assert_close(
+        model(**batch).logits[:, 0] + found["constant"], expected, atol=1e-4, rtol=0
+    )
     assert abs(found["constant"]) > 1e-3, "a reward of zero offset tests nothing"
     source = ClassifierReward.load(ClassifierConfig(source=str(tmp_path / "out")))
-    assert [s.value for s in source.score_conversations(TALKS)] == pytest.approx(expected.tolist(), abs=1e-4)
-    pairs = lines(tmp_path / "p.jsonl", [{"prompt": w, "chosen": w + "!", "rejected": "no"} for w in "abc"])["path"]
-    ours, theirs = (bench_rewards(str(f), [pairs])["p.jsonl"] for f in (run / "reward", tmp_path / "out"))
-    assert ours["accuracy"] == theirs["accuracy"] and ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
+    assert [s.value for s in source.score_conversations(TALKS)] == pytest.approx(
+        expected.tolist(), abs=1e-4
+    )
+    pairs = lines(
+        tmp_path / "p.jsonl", [{"prompt": w, "chosen": w + "!", "rejected": "no"} for w in "abc"]
+    )["path"]
+    ours, theirs = (
+        bench_rewards(str(f), [pairs])["p.jsonl"] for f in (run / "reward", tmp_path / "out")
+    )
+    assert ours["accuracy"] == theirs["accuracy"] and ours["loss"] == pytest.approx(
+        theirs["loss"], abs=1e-4
+    )
 
 
 @torch.no_grad()
@@ -156,38 +216,61 @@ def test_a_process_model_becomes_a_classifier_of_tokens(run, tmp_path):
     (role,), loaded = load_scorer(run / "process" / "model")
     ids = encoder_of(loaded).conversation(TALKS[1], "last").ids
     expected = role.values_at(
-        role.hidden(make_batch([Encoded(ids, (False, *[True] * (len(ids) - 1)))], 0)), torch.arange(len(ids))
+        role.hidden(make_batch([Encoded(ids, (False, *[True] * (len(ids) - 1)))], 0)),
+        torch.arange(len(ids)),
     )
-    logits = loaded_as("TokenClassification", tmp_path / "out")(input_ids=torch.tensor([ids])).logits[0, :, 0]
+    logits = loaded_as("TokenClassification", tmp_path / "out")(
+        input_ids=torch.tensor([ids])
+    ).logits[0, :, 0]
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     assert found["constant"] == 0.0 and foreign_ids(tmp_path / "out", TALKS[1]) == list(ids)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("stage", "kind"), [("direct", "CausalLM"), ("reward", "SequenceClassification"), ("process", "TokenClassification")]
+    ("stage", "kind"),
+    [
+        ("direct", "CausalLM"),
+        ("reward", "SequenceClassification"),
+        ("process", "TokenClassification"),
+    ],
 )
 def test_an_adapter_stands_on_the_base_as_peft_loads_it(run, tmp_path, stage, kind):
     found = export_model(str(run / stage), tmp_path / "out", adapter=True)
     export_model(str(run / stage), tmp_path / "merged")
     export_model(str(run / "sft"), tmp_path / "base")
     more = {} if kind == "CausalLM" else {"num_labels": 1}
-    base = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(tmp_path / "base", dtype=torch.float32, **more)
-    base.config.pad_token_id = transformers.AutoTokenizer.from_pretrained(tmp_path / "out").pad_token_id
+    base = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
+        tmp_path / "base", dtype=torch.float32, **more
+    )
+    base.config.pad_token_id = transformers.AutoTokenizer.from_pretrained(
+        tmp_path / "out"
+    ).pad_token_id
     model = PeftModel.from_pretrained(base, tmp_path / "out").eval()
     ids = torch.tensor([[5, 80, 90, 100, 1]])
     torch.testing.assert_close(
-        model(input_ids=ids).logits, loaded_as(kind, tmp_path / "merged")(input_ids=ids).logits, atol=1e-4, rtol=0
+        model(input_ids=ids).logits,
+        loaded_as(kind, tmp_path / "merged")(input_ids=ids).logits,
+        atol=1e-4,
+        rtol=0,
     )
     assert found["difference"] < 1e-4 and not (tmp_path / "out" / "model.safetensors").exists()
-    assert read_json(tmp_path / "out" / "adapter_config.json")["base_model_name_or_path"] == "./sft/model"
+    assert (
+        read_json(tmp_path / "out" / "adapter_config.json")["base_model_name_or_path"]
+        == "./sft/model"
+    )
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f'AutoModelFor{kind}.from_pretrained("BASE"' in card and "`tether export RUN/sft BASE` writes it" in card
+    assert (
+        f'AutoModelFor{kind}.from_pretrained("BASE"' in card
+        and ("`tether export RUN/sft BASE` writes it") in card
+    )
 
 
 def test_bfloat16_costs_what_rounding_costs_and_says_so(run, tmp_path):
     exact = export_model(str(run / "direct"), tmp_path / "exact")["difference"]
-    rounded = export_model(str(run / "direct"), tmp_path / "out", dtype="bfloat16", shard_size="50KB")
+    rounded = export_model(
+        str(run / "direct"), tmp_path / "out", dtype="bfloat16", shard_size="50KB"
+    )
     assert read_json(tmp_path / "out" / "config.json")["dtype"] == "bfloat16"
     assert 10 * exact < rounded["difference"] < 0.5
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
@@ -197,7 +280,9 @@ def test_bfloat16_costs_what_rounding_costs_and_says_so(run, tmp_path):
 @pytest.mark.parametrize("kind", ["sft", "reward", "direct"])
 @torch.no_grad()
 def test_a_checkpoint_is_what_the_stage_would_have_left(run, tmp_path, kind):
-    """The finished role's own weights, laid down as the learner numbers them, come out as the finished role."""
+    """The finished role's own weights, laid down as the learner numbers them, come out as the
+    finished role.
+    """
     stage = tmp_path / "run" / kind
     write_json(stage / "config.json", read_json(run / kind / "config.json"))
     if kind == "sft":
@@ -206,25 +291,43 @@ def test_a_checkpoint_is_what_the_stage_would_have_left(run, tmp_path, kind):
         values["sft"]["lora"] = False
         write_json(stage / "config.json", values)
     else:
-        role = load_policy(str(run / kind))[0] if kind == "direct" else load_scorer(run / kind / "model")[0][0]
+        role = (
+            load_policy(str(run / kind))[0]
+            if kind == "direct"
+            else load_scorer(run / kind / "model")[0][0]
+        )
     masters = {f"master.{i}": p for i, p in enumerate(role.parameters())}
     extra = {f"master.{len(masters)}": torch.zeros(3, 3)} if kind == "direct" else {}  # a critic's
-    path = save_checkpoint(stage / "checkpoints", 10, {**masters, **extra, "exp_avg.0": torch.zeros(2)}, {"updates": 10})
+    path = save_checkpoint(
+        stage / "checkpoints",
+        10,
+        {**masters, **extra, "exp_avg.0": torch.zeros(2)},
+        {"updates": 10},
+    )
     shifted = {name.replace("master", "ema"): p + 1 for name, p in masters.items()}
     export_model(str(path), tmp_path / "out")
     whole = "SequenceClassification" if kind == "reward" else "CausalLM"
     export_model(str(run / kind), tmp_path / "whole")
     ids = torch.tensor([[5, 80, 90, 100, 1]])
-    got, expected = (loaded_as(whole, tmp_path / name)(input_ids=ids).logits for name in ("out", "whole"))
+    got, expected = (
+        loaded_as(whole, tmp_path / name)(input_ids=ids).logits for name in ("out", "whole")
+    )
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "at the checkpoint `step-000010`" in card and "not of these weights" in card
     averaged = save_checkpoint(stage / "checkpoints", 11, {**masters, **shifted}, {"updates": 11})
     export_model(str(averaged), tmp_path / "averaged")
-    assert not torch.allclose(loaded_as(whole, tmp_path / "averaged")(input_ids=ids).logits, expected, atol=1e-2)
+    assert not torch.allclose(
+        loaded_as(whole, tmp_path / "averaged")(input_ids=ids).logits, expected, atol=1e-2
+    )
     with pytest.raises(RunError, match="does not fit the model"):
         export_model(
-            str(save_checkpoint(stage / "checkpoints", 12, {"master.0": torch.zeros(1)}, {"updates": 1})), tmp_path / "no"
+            str(
+                save_checkpoint(
+                    stage / "checkpoints", 12, {"master.0": torch.zeros(1)}, {"updates": 1}
+                )
+            ),
+            tmp_path / "no",
         )
 
 
@@ -240,8 +343,20 @@ def test_what_cannot_be_exported_is_one_message_and_leaves_nothing(run, tmp_path
         (run / "sft", "out", {"adapter": True}, ConfigError, "no adapter to keep"),
         (run / "kto", "out", {"adapter": True}, ConfigError, "trained whole"),
         (tmp_path / "empty", "out", {}, MissingFileError, "neither a trained role nor a model"),
-        (tmp_path / "several", "out", {}, ModelError, "several reward models. Export them one by one: .*reward/model"),
-        (tmp_path / "sft", "out", {}, RunError, "not finished. Let it go on, or export a checkpoint"),
+        (
+            tmp_path / "several",
+            "out",
+            {},
+            ModelError,
+            "several reward models. Export them one by one: .*reward/model",
+        ),
+        (
+            tmp_path / "sft",
+            "out",
+            {},
+            RunError,
+            "not finished. Let it go on, or export a checkpoint",
+        ),
         (half, "out", {}, RunError, "not a whole checkpoint. There is no other"),
         (tmp_path / "nowhere", "out", {}, MissingFileError, r"no config\.json"),
     ]
@@ -259,17 +374,31 @@ def test_what_cannot_be_exported_is_one_message_and_leaves_nothing(run, tmp_path
 
 
 def test_the_card_tells_what_was_measured_and_nothing_of_the_machine(run, tmp_path):
-    alarm = {"step": 7, "detector": "length_growth", "message": f"see {run}/ppo/x.json | then", "advice": "", "evidence": []}
+    alarm = {
+        "step": 7,
+        "detector": "length_growth",
+        "message": f"see {run}/ppo/x.json | then",
+        "advice": "",
+        "evidence": [],
+    }
     (run / "direct" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
     export_model(str(run / "direct"), tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text()
     card = ModelCard(text)
-    assert card.data.pipeline_tag == "text-generation" and card.data.base_model is None and "direct" in card.data.tags
+    assert (
+        card.data.pipeline_tag == "text-generation"
+        and card.data.base_model is None
+        and "direct" in card.data.tags
+    )
     assert "from `./" in text and "/base`" in text
     assert "## Stage `direct`" in text and "## Stage `sft`" in text  # what it stands on, too
     assert "again.jsonl | `" in text and "length_growth | see x.json \\| then" in text
     summary = read_json(run / "direct" / "summary.json")
-    assert any(f"| {key.replace('_', ' ')} |" in text for key in summary if "loss" in key or "accuracy" in key)
+    assert any(
+        f"| {key.replace('_', ' ')} |" in text
+        for key in summary
+        if "loss" in key or "accuracy" in key
+    )
     assert "Answers to prompts that it was not trained on" in text and "What people think" in text
     assert str(run.parent) not in text and str(Path.home()) + "/" not in text
     for stage in ("reward", "process"):
@@ -282,7 +411,9 @@ def test_the_card_tells_what_was_measured_and_nothing_of_the_machine(run, tmp_pa
 
 def test_a_card_loads_the_base_with_as_many_outputs_as_the_head_has():
     check = {"difference": 0.0, "same_ids": True, "constant": 0.0}
-    text = exporting.model_card(exporting.Source("process", ""), "./sft/model", "float32", check, adapter=True, outputs=3)
+    text = exporting.model_card(
+        exporting.Source("process", ""), "./sft/model", "float32", check, adapter=True, outputs=3
+    )
     assert 'AutoModelForTokenClassification.from_pretrained("BASE", num_labels=3)' in text
 
 
@@ -295,7 +426,12 @@ def test_a_cards_recipe_has_no_secrets():
         "path": "/a/b/c.jsonl",
         "x": ["~/d/e", "/f/"],
     }
-    told = {"api_key": "***", "judge": {"url": "http://h/v1", "hub_token": "***"}, "path": "c.jsonl", "x": ["e", "/f/"]}
+    told = {
+        "api_key": "***",
+        "judge": {"url": "http://h/v1", "hub_token": "***"},
+        "path": "c.jsonl",
+        "x": ["e", "/f/"],
+    }
     assert _public(given) == told
     assert (
         _public("see /home/me/run/a.json and C:\\Users\\me\\b.txt, https://x.org/a/b")
@@ -304,7 +440,9 @@ def test_a_cards_recipe_has_no_secrets():
 
 
 def test_scored_rollouts_are_the_policys_own(run, tmp_path):
-    """The exported reward model as reward_source = "classifier": what the learned one scores by ids, it scores by text."""
+    """The exported reward model as reward_source = "classifier": what the learned one scores by
+    ids, it scores by text.
+    """
     from tether.rewards.learned import LearnedReward
 
     export_model(str(run / "reward"), tmp_path / "out")
@@ -314,9 +452,26 @@ def test_scored_rollouts_are_the_policys_own(run, tmp_path):
     for word in ("abc", "de", "longer one"):
         prompt = Prompt((user("hello"),))
         ids = (*tiny_tokenizer()(word)["input_ids"], 1)
-        rollouts.append(Rollout(encoder.prompt(prompt.messages), ids, (), StopReason.STOP_TOKEN, word, 0, 0, Sampling(), prompt))
+        rollouts.append(
+            Rollout(
+                encoder.prompt(prompt.messages),
+                ids,
+                (),
+                StopReason.STOP_TOKEN,
+                word,
+                0,
+                0,
+                Sampling(),
+                prompt,
+            )
+        )
     ours = [s.value for s in LearnedReward(role, encoder).score(rollouts)]
-    theirs = [s.value for s in ClassifierReward.load(ClassifierConfig(source=str(tmp_path / "out"))).score(rollouts)]
+    theirs = [
+        s.value
+        for s in ClassifierReward.load(ClassifierConfig(source=str(tmp_path / "out"))).score(
+            rollouts
+        )
+    ]
     assert theirs == pytest.approx(ours, abs=1e-4) and len(set(ours)) == 3
 
 
@@ -324,6 +479,8 @@ def test_the_command_says_what_it_wrote_and_how_far_off_it_is(run, tmp_path, cap
     export_result(str(run / "reward"), tmp_path / "out")
     told = " ".join(capsys.readouterr().out.split())
     assert (
-        told.startswith(f"reward of {run / 'reward'}: {tmp_path / 'out'} Read again, it differs by at most ")
+        told.startswith(
+            f"reward of {run / 'reward'}: {tmp_path / 'out'} Read again, it differs by at most "
+        )
         and "lack a constant of" in told
     )

@@ -1,4 +1,6 @@
-"""Every stage of a recipe on the tiny model, from rows on disk to a policy that can be loaded, and started again for free."""
+"""Every stage of a recipe on the tiny model, from rows on disk to a policy that can be loaded, and
+started again for free.
+"""
 
 import json
 
@@ -36,23 +38,47 @@ def recipe(tmp_path_factory):
     folder = tmp_path_factory.mktemp("journey")
     words = ["one", "two", "three", "four", "five", "six"]
     pairs = [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in words]
-    verdicts = [{"prompt": w, "completion": w + end, "label": end == "!"} for w in words for end in ("!", "?")]
+    verdicts = [
+        {"prompt": w, "completion": w + end, "label": end == "!"}
+        for w in words
+        for end in ("!", "?")
+    ]
     steps = [
-        {"prompt": w, "completions": [w, "so", "end"], "labels": [True, n % 2 == 0, n % 2 == 0]} for n, w in enumerate(words)
+        {"prompt": w, "completions": [w, "so", "end"], "labels": [True, n % 2 == 0, n % 2 == 0]}
+        for n, w in enumerate(words)
     ]
     problems = [{"question": w, "answer": str(n)} for n, w in enumerate(words)]
     prompts = lines(folder / "prompts.jsonl", [{"prompt": w} for w in words])
-    talks = [{"messages": [{"role": "user", "content": w}, {"role": "assistant", "content": w}]} for w in words]
+    talks = [
+        {"messages": [{"role": "user", "content": w}, {"role": "assistant", "content": w}]}
+        for w in words
+    ]
     held = {"heldout_fraction": 0.0}
     values = {
         "run": str(folder / "run"),
         "model": {"source": "tiny", "dtype": "float32"},
         "sft": {"data": lines(folder / "sft.jsonl", talks), "epochs": 1, **FAST},
         "reward": {"data": lines(folder / "pairs.jsonl", pairs), **held, **FAST},
-        "process": {"data": lines(folder / "steps.jsonl", steps), "delimiters": ["\n"], "heldout_fraction": 0.3, **FAST},
-        "direct": {"data": lines(folder / "again.jsonl", pairs), "reference_logprobs": "precomputed", **held, **FAST},
+        "process": {
+            "data": lines(folder / "steps.jsonl", steps),
+            "delimiters": ["\n"],
+            "heldout_fraction": 0.3,
+            **FAST,
+        },
+        "direct": {
+            "data": lines(folder / "again.jsonl", pairs),
+            "reference_logprobs": "precomputed",
+            **held,
+            **FAST,
+        },
         "kto": {"data": lines(folder / "verdicts.jsonl", verdicts), **held, **FAST},
-        "ppo": {"data": prompts, **SAMPLED, "reward_source": "process", "step_rewards": True, "process_aggregate": "product"},
+        "ppo": {
+            "data": prompts,
+            **SAMPLED,
+            "reward_source": "process",
+            "step_rewards": True,
+            "process_aggregate": "product",
+        },
         "grpo": {
             "data": lines(folder / "problems.jsonl", problems),
             "algorithm": "dapo",
@@ -65,7 +91,13 @@ def recipe(tmp_path_factory):
         "online_direct": {"data": prompts, **SAMPLED},
         "pairs": {"data": prompts, "judge": LETTERS, "samples_per_prompt": 2, "max_new_tokens": 8},
         "evaluate": {"data": prompts, "judge": LETTERS, "temperatures": []},
-        "rounds": {"data": prompts, "rounds": 2, "samples_per_prompt": 2, "max_new_tokens": 8, "direct": {**held, **FAST}},
+        "rounds": {
+            "data": prompts,
+            "rounds": 2,
+            "samples_per_prompt": 2,
+            "max_new_tokens": 8,
+            "direct": {**held, **FAST},
+        },
     }
     return build(Recipe, values)
 
@@ -85,7 +117,9 @@ def test_every_stage_runs_and_leaves_what_can_be_loaded(recipe, monkeypatch):
         assert encoder_of(own).describe() == encoder_of(loaded).describe()
     monkeypatch.setattr(stage, "open_model", None)
     monkeypatch.setattr(online, "online_stage", None)
-    assert run_recipe(recipe, list(STAGES)) == {n: read_json(f"{recipe.run}/{n}/summary.json") for n in STAGES}
+    assert run_recipe(recipe, list(STAGES)) == {
+        n: read_json(f"{recipe.run}/{n}/summary.json") for n in STAGES
+    }
 
 
 def test_a_stage_may_take_the_process_models_steps(recipe):
@@ -100,13 +134,22 @@ def test_a_stage_may_take_the_process_models_steps(recipe):
         ({"grpo": {"reward_source": "process"}}, r"needs a \[process\] section"),
         ({"grpo": {"reward_source": "verifiable"}}, "a table named verifiable belong together"),
         ({"grpo": {"reward_source": "random", "verifiable": {"kind": "exact"}}}, "belong together"),
-        ({"grpo": {"reward_source": "random", "process_aggregate": "min"}}, "process_aggregate has no effect"),
-        ({"grpo": {"reward_source": "random", "task": {"name": "x"}}}, "task makes prompts of reasoning-gym"),
+        (
+            {"grpo": {"reward_source": "random", "process_aggregate": "min"}},
+            "process_aggregate has no effect",
+        ),
+        (
+            {"grpo": {"reward_source": "random", "task": {"name": "x"}}},
+            "task makes prompts of reasoning-gym",
+        ),
         ({"grpo": {"reward_source": "random", "lora": False}}, "needs adapters"),
         ({"grpo": {"reward_source": "random", "offload": True}}, "there are none"),
         ({"grpo": {"reward_source": "random", "value_init": "reward"}}, "needs a critic"),
         ({"direct": {"offload": True}}, "offload moves a reference of its own"),
-        ({"direct": {"offload": True, "lora": False, "loss": "simpo"}}, "offload moves a reference of its own"),
+        (
+            {"direct": {"offload": True, "lora": False, "loss": "simpo"}},
+            "offload moves a reference of its own",
+        ),
         ({"reinforce": {"algorithm": "ppo"}}, "key 'reinforce.algorithm'"),
     ],
 )
@@ -116,7 +159,9 @@ def test_what_does_not_fit_together_is_one_clear_message(tmp_path, section, mess
 
 
 @pytest.mark.audit
-@pytest.mark.parametrize("stage", ["direct", "kto", "ppo", "grpo", "reinforce", "best_of_n", "online_direct", "rounds"])
+@pytest.mark.parametrize(
+    "stage", ["direct", "kto", "ppo", "grpo", "reinforce", "best_of_n", "online_direct", "rounds"]
+)
 def test_dropout_is_refused_where_it_would_never_act(tmp_path, stage):
     section = {} if stage in ("direct", "kto", "rounds") else {"reward_source": "random"}
     if stage == "rounds":
@@ -125,16 +170,24 @@ def test_dropout_is_refused_where_it_would_never_act(tmp_path, stage):
     assert build(Recipe, {**values, stage: {**section, "lora": {"rank": 4}}})
     with pytest.raises(ConfigError, match=r"lora\.dropout has no effect here"):
         build(Recipe, {**values, stage: {**section, "lora": {"dropout": 0.1}}})
-    assert build(Recipe, {**values, "sft": {"lora": {"dropout": 0.1}}, "reward": {"lora": {"dropout": 0.1}}})
+    assert build(
+        Recipe, {**values, "sft": {"lora": {"dropout": 0.1}}, "reward": {"lora": {"dropout": 0.1}}}
+    )
 
 
 @pytest.mark.audit
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"reward": {"disentangle_length": 1.0, "lora": {"dropout": 0.1}}}, "with lora.dropout they would differ"),
         (
-            {"reward": {}, "ppo": {"value_init": "reward", "step_rewards": True, "reward_per_token": True}},
+            {"reward": {"disentangle_length": 1.0, "lora": {"dropout": 0.1}}},
+            "with lora.dropout they would differ",
+        ),
+        (
+            {
+                "reward": {},
+                "ppo": {"value_init": "reward", "step_rewards": True, "reward_per_token": True},
+            },
             "knows whole scores, reward_per_token pays their changes",
         ),
     ],
@@ -146,10 +199,16 @@ def test_settings_that_would_mislead_are_refused(tmp_path, section, message):
 
 @pytest.mark.slow
 def test_every_stage_can_be_planned(recipe):
-    """Memory and time of all sections, for a shape of 135 million parameters on a GPU that no test has."""
+    """Memory and time of all sections, for a shape of 135 million parameters on a GPU that no test
+    has.
+    """
     made = plan(recipe, gpu(80), shape="smollm2-135m")
     assert [stage.name for stage in made.stages] == list(STAGES)
-    assert all(3e8 < phase.total < 20e9 and phase.seconds > 0 for stage in made.stages for phase in stage.phases)
+    assert all(
+        3e8 < phase.total < 20e9 and phase.seconds > 0
+        for stage in made.stages
+        for phase in stage.phases
+    )
 
 
 @pytest.mark.parametrize(("longer", "told"), [(True, True), (False, False)])
@@ -160,7 +219,20 @@ def test_pairs_that_length_decides_are_told_after_training(tmp_path, longer, tol
         rows.append({"prompt": f"Is it {n}?", "chosen": sides[0], "rejected": sides[1]})
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     section = {"data": {"path": str(tmp_path / "pairs.jsonl")}, "epochs": 1, "loss": "dpo"}
-    values = {"run": str(tmp_path / "run"), "model": {"source": "tiny", "dtype": "float32"}, "direct": section}
+    values = {
+        "run": str(tmp_path / "run"),
+        "model": {"source": "tiny", "dtype": "float32"},
+        "direct": section,
+    }
     summary = run_recipe(build(Recipe, values))["direct"]
-    assert summary["longer_chosen"]["value"] == (1.0 if longer else 0.5) and summary["longer_chosen"]["count"] == 40
-    assert any("the longer answer is the preferred one" in w for w in conclusion(read_journey(tmp_path / "run")).warnings) == told
+    assert (
+        summary["longer_chosen"]["value"] == (1.0 if longer else 0.5)
+        and summary["longer_chosen"]["count"] == 40
+    )
+    assert (
+        any(
+            "the longer answer is the preferred one" in w
+            for w in conclusion(read_journey(tmp_path / "run")).warnings
+        )
+        == told
+    )

@@ -18,10 +18,19 @@ def test_the_test_model_learns_from_other_prompts_and_judges(tmp_path):
     made = recipe(tmp_path, {"test_share": 0.5, "heldout_fraction": 0.0}, grpo=JUDGED)
     found = run_recipe(made, ("reward", "grpo"))
     ours, other = found["reward"], found["reward"]["test_model"]
-    assert ours["num_prompts"] + other["num_prompts"] == len(WORDS) and min(ours["num_prompts"], other["num_prompts"]) > 0
+    assert (
+        ours["num_prompts"] + other["num_prompts"] == len(WORDS)
+        and min(ours["num_prompts"], other["num_prompts"]) > 0
+    )
     assert (tmp_path / "run/reward/test/model/role.json").is_file()
-    rows = [row for row in read_jsonl(tmp_path / "run/grpo/heldout.jsonl") if not row.keys() & {"temperature", "best_of"}]
-    assert [row["name"] for row in rows] == ["test"] * 3 and {"score", "proxy"} <= set(rows[0]["scores"])
+    rows = [
+        row
+        for row in read_jsonl(tmp_path / "run/grpo/heldout.jsonl")
+        if not row.keys() & {"temperature", "best_of"}
+    ]
+    assert [row["name"] for row in rows] == ["test"] * 3 and {"score", "proxy"} <= set(
+        rows[0]["scores"]
+    )
     assert rows[0]["scores"]["score"] != rows[0]["scores"]["proxy"]
     metrics = list(read_jsonl(tmp_path / "run/grpo/metrics.jsonl"))
     assert {"test/score", "test/proxy"} <= set(metrics[-1]) and "test" in found["grpo"]
@@ -34,8 +43,13 @@ def test_it_is_the_test_model_that_is_asked(tmp_path, monkeypatch):
             return [Score(float(len(r.text))) for r in rollouts]
 
     asked = []
-    monkeypatch.setattr(online, "learned_reward", lambda folder, model: asked.append(folder) or Lengths())
-    run_recipe(recipe(tmp_path, {"test_share": 0.5, "heldout_fraction": 0.0}, grpo=JUDGED), ("reward", "grpo"))
+    monkeypatch.setattr(
+        online, "learned_reward", lambda folder, model: asked.append(folder) or Lengths()
+    )
+    run_recipe(
+        recipe(tmp_path, {"test_share": 0.5, "heldout_fraction": 0.0}, grpo=JUDGED),
+        ("reward", "grpo"),
+    )
     assert asked == [tmp_path / "run/reward/test/model"]
     rows = list(read_jsonl(tmp_path / "run/grpo/heldout.jsonl"))
     assert all(value == int(value) for row in rows for value in row["scores"]["score"])

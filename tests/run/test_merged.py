@@ -1,4 +1,6 @@
-"""The model that SFT saves, against the one that it trained: an adapter is merged into rounded weights."""
+"""The model that SFT saves, against the one that it trained: an adapter is merged into rounded
+weights.
+"""
 
 import json
 import logging
@@ -12,7 +14,12 @@ from tether.run.recipe import Recipe, run_recipe
 
 def trained(folder, rate, **model):
     rows = folder / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": f"say {n}", "response": f"{n} and {n} " * 3}) + "\n" for n in range(40)))
+    rows.write_text(
+        "".join(
+            json.dumps({"prompt": f"say {n}", "response": f"{n} and {n} " * 3}) + "\n"
+            for n in range(40)
+        )
+    )
     sft = {
         "data": {"path": str(rows)},
         "epochs": 4,
@@ -21,19 +28,29 @@ def trained(folder, rate, **model):
         "optimizer": {"learning_rate": rate, "schedule": "constant"},
         "lora": {"rank": 4, "alpha": 8},
     }
-    values = {"run": str(folder / "run"), "model": {"source": "tiny", "cpu_kernels": False, **model}, "sft": sft}
+    values = {
+        "run": str(folder / "run"),
+        "model": {"source": "tiny", "cpu_kernels": False, **model},
+        "sft": sft,
+    }
     return run_recipe(build(Recipe, values), ["sft"])["sft"], folder / "run" / "sft"
 
 
 @pytest.mark.parametrize(("rate", "loses"), [(2e-5, True), (2e-2, False)])
-def test_the_loss_of_the_merged_model_stands_beside_that_of_the_adapter(rate, loses, tmp_path, caplog):
+def test_the_loss_of_the_merged_model_stands_beside_that_of_the_adapter(
+    rate, loses, tmp_path, caplog
+):
     """A small change is lost in bfloat16 weights, a large one is kept."""
     with caplog.at_level(logging.WARNING):
         summary, folder = trained(tmp_path, rate, dtype="bfloat16")
-    before, after, merged = (summary[key] for key in ("eval_loss_before", "eval_loss", "eval_loss_merged"))
+    before, after, merged = (
+        summary[key] for key in ("eval_loss_before", "eval_loss", "eval_loss_merged")
+    )
     lost = (merged - after) / (before - after)
     assert before > after and (lost > 0.05) is loses
-    notes = [note for note in summary.get("notes", []) if "is lost where the adapter is merged" in note]
+    notes = [
+        note for note in summary.get("notes", []) if ("is lost where the adapter is merged") in note
+    ]
     assert len(notes) == loses and all(
         f"{lost:.0%} of what" in note and f"{merged:.4f} with the merged" in note for note in notes
     )

@@ -1,4 +1,6 @@
-"""Naming a key changes that key alone: every other setting of the section keeps its value, however deep the key stands."""
+"""Naming a key changes that key alone: every other setting of the section keeps its value, however
+deep the key stands.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,19 @@ from tether.core.stages import STAGES
 from tether.learner.config import OptimizerConfig
 from tether.stages.policy_config import PRESETS, KLConfig, PolicyConfig
 
-NEEDED: dict[str, dict[str, Any]] = {"pairs": {"judge": {"call": "m:f"}}, "evaluate": {"judge": {"call": "m:f"}}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "pairs": {"judge": {"call": "m:f"}},
+    "evaluate": {"judge": {"call": "m:f"}},
+}
 
 
 def sections() -> Iterator[Any]:
     for name, kind in STAGES.items():
-        presets = kind.section.model_fields["algorithm"].annotation.__args__ if issubclass(kind.section, PolicyConfig) else [None]
+        presets = (
+            kind.section.model_fields["algorithm"].annotation.__args__
+            if issubclass(kind.section, PolicyConfig)
+            else [None]
+        )
         for preset in presets:
             given = NEEDED.get(name, {}) | ({} if preset is None else {"algorithm": preset})
             yield pytest.param(kind.section, given, id=f"{name}-{preset}" if preset else name)
@@ -48,7 +57,9 @@ def accepted(section: type[BaseModel], values: dict[str, Any]) -> BaseModel | No
 
 
 @pytest.mark.parametrize(("section", "given"), sections())
-def test_a_key_given_its_own_default_changes_no_other(section: type[BaseModel], given: dict[str, Any]) -> None:
+def test_a_key_given_its_own_default_changes_no_other(
+    section: type[BaseModel], given: dict[str, Any]
+) -> None:
     plain, changed, tried = section.model_validate(given), [], 0
     for place, value in keys(plain):
         if place[0] in given or value is None:
@@ -64,17 +75,30 @@ def test_a_key_given_its_own_default_changes_no_other(section: type[BaseModel], 
 def test_what_a_user_names_lies_on_the_sections_own_default_and_counts_alone_as_set() -> None:
     for given in ({"learning_rate": 1e-3}, OptimizerConfig(learning_rate=1e-3)):
         optimizer = PolicyConfig.model_validate({"optimizer": given}).optimizer
-        assert (optimizer.schedule, optimizer.final_fraction, optimizer.learning_rate) == ("linear", 0.0, 1e-3)
+        assert (optimizer.schedule, optimizer.final_fraction, optimizer.learning_rate) == (
+            "linear",
+            0.0,
+            1e-3,
+        )
         assert optimizer.model_fields_set == {"learning_rate"}
-    chosen = PolicyConfig.model_validate({"optimizer": {"schedule": "cosine", "final_fraction": 0.2}}).optimizer
+    chosen = PolicyConfig.model_validate(
+        {"optimizer": {"schedule": "cosine", "final_fraction": 0.2}}
+    ).optimizer
     assert (chosen.schedule, chosen.final_fraction) == ("cosine", 0.2)
-    assert PolicyConfig.model_validate({"optimizer": {"schedule": "constant"}}).optimizer.schedule == "constant"
+    assert (
+        PolicyConfig.model_validate({"optimizer": {"schedule": "constant"}}).optimizer.schedule
+        == "constant"
+    )
     with pytest.raises(ValidationError, match="final_fraction has no effect"):
         PolicyConfig.model_validate({"optimizer": {"schedule": "constant", "final_fraction": 0.0}})
 
 
 def test_a_presets_table_lies_between_what_is_given_and_the_sections_default() -> None:
-    assert PRESETS["reinforce++_baseline"]["kl"] == {"place": "loss", "estimator": "k2", "coefficient": 0.05}
+    assert PRESETS["reinforce++_baseline"]["kl"] == {
+        "place": "loss",
+        "estimator": "k2",
+        "coefficient": 0.05,
+    }
     for given in ({"coefficient": 0.2}, KLConfig(coefficient=0.2)):
         kl = PolicyConfig.model_validate({"algorithm": "reinforce++_baseline", "kl": given}).kl
         assert (kl.place, kl.coefficient, kl.mode) == ("loss", 0.2, "fixed")
@@ -82,10 +106,14 @@ def test_a_presets_table_lies_between_what_is_given_and_the_sections_default() -
 
 
 def test_a_section_has_every_key_as_its_own_stage_declares_it() -> None:
-    """A class that is inherited beside the stage's settings may not hide their bounds and defaults."""
+    """A class that is inherited beside the stage's settings may not hide their bounds and
+    defaults.
+    """
     for kind in STAGES.values():
         for name, field in kind.section.model_fields.items():
-            declared = next(c for c in kind.section.__mro__ if name in vars(c).get("__annotations__", {})).model_fields[name]
+            declared = next(
+                c for c in kind.section.__mro__ if name in vars(c).get("__annotations__", {})
+            ).model_fields[name]
             assert (field.metadata, field.default, field.description) == (
                 declared.metadata,
                 declared.default,

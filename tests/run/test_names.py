@@ -1,4 +1,6 @@
-"""Names that a person chooses become parts of paths: used, with nothing written elsewhere, or refused in a sentence."""
+"""Names that a person chooses become parts of paths: used, with nothing written elsewhere, or
+refused in a sentence.
+"""
 
 import json
 from pathlib import Path
@@ -38,7 +40,10 @@ def test_every_name_is_part_of_a_file_name_of_its_own(tmp_path):
     assert len(set(parts)) == len({*STRANGE, *PLAIN, "a b"})
     for part in parts:
         (tmp_path / f"quarantine-{part}.jsonl").write_text("")
-    assert len(list(tmp_path.iterdir())) == len(set(parts)) and [file_part(name) for name in PLAIN] == PLAIN
+    assert (
+        len(list(tmp_path.iterdir())) == len(set(parts))
+        and [file_part(name) for name in PLAIN] == PLAIN
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +57,9 @@ def tested(tmp_path_factory):
     names = [name for name in STRANGE if name.isprintable() or name == "a\nb"]
     reward = {**values["reward"], "test": {name: {"path": str(mixed)} for name in names}}
     before = set(folder.rglob("*"))
-    summary = run_recipe(build(Recipe, {**values, "sft": None, "reward": reward}), ["reward"])["reward"]
+    summary = run_recipe(build(Recipe, {**values, "sft": None, "reward": reward}), ["reward"])[
+        "reward"
+    ]
     return folder, names, summary, before
 
 
@@ -60,8 +67,12 @@ def test_tests_of_any_name_are_evaluated_and_their_bad_rows_counted(tested):
     folder, names, summary, before = tested
     assert [*summary["tests"]] == names and summary["quarantine"]["count"] == len(names)
     files = [path for path in (folder / "run").rglob("quarantine-test.*") if path.is_file()]
-    files += [path for path in (folder / "run" / "reward").glob("quarantine-*") if path not in files]
-    assert len(files) == len(names) and {path.parent for path in files} == {folder / "run" / "reward"}
+    files += [
+        path for path in (folder / "run" / "reward").glob("quarantine-*") if path not in files
+    ]
+    assert len(files) == len(names) and {path.parent for path in files} == {
+        folder / "run" / "reward"
+    }
     outside = {path for path in folder.rglob("*") if folder / "run" not in (path, *path.parents)}
     assert outside == {path for path in before if folder / "run" not in (path, *path.parents)}
 
@@ -102,7 +113,9 @@ def test_the_home_folder_is_meant_by_its_sign(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "p"}\n')
     section = {"data": {"path": "~/rows.jsonl"}, "reward_source": "random"}
     built = build(Recipe, {"run": "~/mine", "model": {"source": "tiny"}, "grpo": section})
-    assert built.run == str(tmp_path / "mine") and built.section("grpo").data.paths == (str(tmp_path / "rows.jsonl"),)
+    assert built.run == str(tmp_path / "mine") and built.section("grpo").data.paths == (
+        str(tmp_path / "rows.jsonl"),
+    )
 
 
 @pytest.mark.parametrize("name", STRANGE)

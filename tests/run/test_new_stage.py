@@ -75,7 +75,9 @@ def test_a_new_stage_is_one_row_and_one_module(tmp_path):
     (tmp_path / "prompts.txt").write_text("one\ntwo\nthree\n")
 
     def tether(*arguments):
-        """The exit code and the words of a command, one of many in one process: each start would load torch again."""
+        """The exit code and the words of a command, one of many in one process: each start would
+        load torch again.
+        """
         process.stdin.write(json.dumps(arguments) + "\n")
         process.stdin.flush()
         code, words = json.loads(process.stdout.readline())
@@ -101,12 +103,20 @@ def commands(tether, tmp_path):
     code, text = tether("run", "recipe.toml")
     assert code == 0 and "num prompts" in text, text
     summary = json.loads((tmp_path / "run" / "echo" / "summary.json").read_text())
-    assert summary["steps"] == 3 and json.loads((tmp_path / "run" / "echo-long" / "summary.json").read_text())["steps"] == 5
+    assert (
+        summary["steps"] == 3
+        and json.loads((tmp_path / "run" / "echo-long" / "summary.json").read_text())["steps"] == 5
+    )
     (tmp_path / "run" / "echo" / "summary.json").unlink()
     (tmp_path / "run" / "echo" / "metrics.jsonl").unlink()
     code, text = tether("resume", "run")
-    assert code == 0 and json.loads((tmp_path / "run" / "echo" / "summary.json").read_text())["steps"] == 3, text
-    assert tether("report", "run")[0] == 0 and "echo" in (tmp_path / "run" / "report.html").read_text()
+    assert (
+        code == 0
+        and json.loads((tmp_path / "run" / "echo" / "summary.json").read_text())["steps"] == 3
+    ), text
+    assert (
+        tether("report", "run")[0] == 0 and "echo" in (tmp_path / "run" / "report.html").read_text()
+    )
     code, text = tether("export", "run/echo", "exported")
     assert code == 0 and (tmp_path / "exported" / "config.json").is_file(), text
     assert "[echo]" in (tmp_path / "exported" / "README.md").read_text() or "echo" in text

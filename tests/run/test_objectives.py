@@ -20,7 +20,14 @@ from tether.run.rows import load_rows
 from tether.stages.reward import RewardModeling
 
 FAST = {"optimizer": {"learning_rate": 1e-2}}
-SAMPLED = {"steps": 4, "prompts_per_step": 3, "samples_per_prompt": 2, "max_new_tokens": 8, "engine_rows": 8, **FAST}
+SAMPLED = {
+    "steps": 4,
+    "prompts_per_step": 3,
+    "samples_per_prompt": 2,
+    "max_new_tokens": 8,
+    "engine_rows": 8,
+    **FAST,
+}
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 SETTINGS = ModelConfig(source="tiny", dtype="float32")
 ASKED = {"helpful": {"weight": 1.0}, "safe": {"at_least": 3.0, "rate": 0.2}}
@@ -32,12 +39,27 @@ def rows(path, made):
 
 
 def recipe(folder, reward=None, **sections):
-    kind = rows(folder / "helpful.jsonl", [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in WORDS])
-    safe = rows(folder / "safe.jsonl", [{"prompt": w, "chosen": "no " + w, "rejected": "zzz"} for w in WORDS])
+    kind = rows(
+        folder / "helpful.jsonl",
+        [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in WORDS],
+    )
+    safe = rows(
+        folder / "safe.jsonl",
+        [{"prompt": w, "chosen": "no " + w, "rejected": "zzz"} for w in WORDS],
+    )
     prompts = rows(folder / "prompts.jsonl", [{"prompt": w} for w in WORDS])
-    learned = {"objectives": {"helpful": kind, "safe": safe}, "heldout_fraction": 0.4, "epochs": 2, **FAST}
+    learned = {
+        "objectives": {"helpful": kind, "safe": safe},
+        "heldout_fraction": 0.4,
+        "epochs": 2,
+        **FAST,
+    }
     learned |= {"lora": {"rank": 4, "last_layers": 1}, **(reward or {})}
-    values = {"run": str(folder / "run"), "model": {"source": "tiny", "dtype": "float32"}, "reward": learned}
+    values = {
+        "run": str(folder / "run"),
+        "model": {"source": "tiny", "dtype": "float32"},
+        "reward": learned,
+    }
     for name, section in sections.items():
         values[name] = {"data": prompts, "objectives": ASKED, **SAMPLED, **section}
         values[name] = {key: value for key, value in values[name].items() if value is not None}
@@ -59,8 +81,13 @@ def test_each_objective_is_a_reward_stage_of_its_own_comparisons(whole):
     made, results = whole
     for name in ("helpful", "safe"):
         own = read_json(f"{made.run}/reward/{name}/summary.json")
-        assert own["heldout_accuracy"] == results["reward"][f"{name}/heldout_accuracy"] and own["num_pairs"] == 7
-        assert read_json(f"{made.run}/reward/{name}/config.json")["reward"]["data"]["path"].endswith(f"{name}.jsonl")
+        assert (
+            own["heldout_accuracy"] == results["reward"][f"{name}/heldout_accuracy"]
+            and own["num_pairs"] == 7
+        )
+        assert read_json(f"{made.run}/reward/{name}/config.json")["reward"]["data"][
+            "path"
+        ].endswith(f"{name}.jsonl")
     assert (Path(made.run) / "reward" / "model" / "objectives.json").is_file()
 
 
@@ -71,8 +98,14 @@ def test_objectives_speak_on_one_scale(whole):
         (role,), loaded = load_scorer(Path(made.run) / "reward" / known["name"] / "model", SETTINGS)
         stage = RewardModeling(made.reward, role, encoder_of(loaded))
         pairs = load_rows(made.reward.objectives[known["name"]], Comparison, Quarantine(None))
-        values = [(v - known["mean"]) / known["deviation"] for row in stage.scores(stage.split(pairs).test) for v in row]
-        assert statistics.fmean(values) == pytest.approx(0, abs=1e-4) and statistics.pstdev(values) == pytest.approx(1, abs=1e-4)
+        values = [
+            (v - known["mean"]) / known["deviation"]
+            for row in stage.scores(stage.split(pairs).test)
+            for v in row
+        ]
+        assert statistics.fmean(values) == pytest.approx(0, abs=1e-4) and statistics.pstdev(
+            values
+        ) == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.parametrize("stage", ["grpo", "best_of_n"])
@@ -104,7 +137,9 @@ def test_a_killed_run_goes_on_with_the_same_multipliers_to_the_bit(whole, tmp_pa
     assert saved["reward"]["multipliers"]["safe"] > 0
     run_recipe(made, ("grpo",))
     keys = ("objective/safe_multiplier", "objective/safe", "objective/helpful", "reward/proxy")
-    ours, theirs = ([[row[key] for key in keys] for row in course(run)] for run in (made.run, whole[0].run))
+    ours, theirs = (
+        [[row[key] for key in keys] for row in course(run)] for run in (made.run, whole[0].run)
+    )
     assert ours == theirs and len(ours) == 4
 
 
@@ -116,14 +151,18 @@ def test_measurements_on_held_out_prompts_move_no_multiplier(whole, tmp_path):
     assert [row[key] for row in course(made.run)] == [row[key] for row in course(whole[0].run)]
     assert {"helpful", "safe"} <= results["grpo"]["heldout"].keys()
     assert all("heldout/safe" in row for row in course(made.run))
-    assert all(row["heldout/score"] == pytest.approx(row["heldout/helpful"]) for row in course(made.run))
+    assert all(
+        row["heldout/score"] == pytest.approx(row["heldout/helpful"]) for row in course(made.run)
+    )
 
 
 def test_started_again_it_costs_nothing(whole, monkeypatch):
     made, results = whole
     monkeypatch.setattr(stage, "open_model", None)
     monkeypatch.setattr(online, "online_stage", None)
-    assert run_recipe(made, tuple(results)) == {n: read_json(f"{made.run}/{n}/summary.json") for n in results}
+    assert run_recipe(made, tuple(results)) == {
+        n: read_json(f"{made.run}/{n}/summary.json") for n in results
+    }
 
 
 def test_a_policy_may_be_trained_later_on_what_the_run_has(whole):
@@ -131,19 +170,34 @@ def test_a_policy_may_be_trained_later_on_what_the_run_has(whole):
     del values["reward"]
     assert build(Recipe, values).grpo is not None
     values["grpo"]["objectives"] = {"helpful": {"weight": 1.0}, "polite": {"weight": 1.0}}
-    with pytest.raises(ConfigError, match=r"grpo.objectives names helpful, polite, and \[reward.objectives\] has helpful, safe"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"grpo.objectives names helpful, polite, and "
+            r"\[reward.objectives\] has helpful, safe"
+        ),
+    ):
         build(Recipe, values)
 
 
 def test_who_takes_one_reward_refuses_several(whole):
-    with pytest.raises(ConfigError, match=r"takes one reward, and \[reward.objectives\] has several"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"takes one reward, and \[reward.objectives\] has "
+            r"several"
+        ),
+    ):
         learned_reward(Path(whole[0].run) / "reward" / "model", SETTINGS)
 
 
 def test_an_objective_that_was_changed_is_noticed(whole, tmp_path):
     known = read_json(f"{whole[0].run}/reward/model/objectives.json")["members"]
     moved = [{**k, "folder": f"{whole[0].run}/reward/{k['name']}/model"} for k in known]
-    write_json(tmp_path / "objectives.json", {"members": [{**moved[0], "digest": moved[1]["digest"]}, moved[1]]})
+    write_json(
+        tmp_path / "objectives.json",
+        {"members": [{**moved[0], "digest": moved[1]["digest"]}, moved[1]]},
+    )
     with pytest.raises(ModelError, match="helpful/model has changed"):
         load_scorer(tmp_path, SETTINGS)
 
@@ -158,16 +212,33 @@ def test_objectives_without_held_out_rows_are_refused_before_training(tmp_path):
 @pytest.mark.parametrize(
     ("reward", "grpo", "message"),
     [
-        ({}, {"objectives": None}, r"\[grpo\] takes one reward, and \[reward.objectives\] has several"),
+        (
+            {},
+            {"objectives": None},
+            r"\[grpo\] takes one reward, and \[reward.objectives\] has "
+            r"several",
+        ),
         (
             {"objectives": None, "data": {"path": "."}},
             {},
             "names helpful, safe, and .* has none",
         ),
-        ({}, {"objectives": {"helpful": {"weight": 1.0}, "polite": {"weight": 1.0}}}, "has helpful, safe"),
+        (
+            {},
+            {"objectives": {"helpful": {"weight": 1.0}, "polite": {"weight": 1.0}}},
+            "has helpful, safe",
+        ),
         ({}, {"objectives": {"helpful": {"weight": 1.0}}}, "at least 2 items"),
-        ({}, {"objectives": {n: {"at_least": 0.0} for n in ("helpful", "safe")}}, "leave nothing to raise"),
-        ({}, {"objectives": {"helpful": {"weight": 1.0, "at_least": 0.0}, "safe": {"weight": 1.0}}}, "give one of both"),
+        (
+            {},
+            {"objectives": {n: {"at_least": 0.0} for n in ("helpful", "safe")}},
+            "leave nothing to raise",
+        ),
+        (
+            {},
+            {"objectives": {"helpful": {"weight": 1.0, "at_least": 0.0}, "safe": {"weight": 1.0}}},
+            "give one of both",
+        ),
         ({}, {"reward_combine": "mean"}, "reward_combine has no effect on objectives"),
         ({}, {"reward_source": "random"}, "objectives has no effect without"),
         ({}, {"step_rewards": True}, "step_rewards finds no steps"),
@@ -179,7 +250,11 @@ def test_objectives_without_held_out_rows_are_refused_before_training(tmp_path):
         ({"lora": False}, {}, "adapters on one trunk"),
         ({"test_share": 0.2}, {}, "test_share has no effect with objectives"),
         ({"heldout_fraction": 0.0}, {}, "heldout_fraction must be above 0"),
-        ({"objectives": {"score": {"path": "."}, "safe": {"path": "."}}}, {}, "cannot be called 'score'"),
+        (
+            {"objectives": {"score": {"path": "."}, "safe": {"path": "."}}},
+            {},
+            "cannot be called 'score'",
+        ),
         ({"objectives": {"../x": {"path": "."}, "safe": {"path": "."}}}, {}, "match pattern"),
     ],
 )
@@ -194,4 +269,6 @@ def test_a_value_cannot_start_as_a_copy_of_several_models_nor_rounds_be_ordered_
     with pytest.raises(ConfigError, match="value_init = 'reward' copies one reward model"):
         recipe(tmp_path, ppo={"value_init": "reward", "samples_per_prompt": None})
     with pytest.raises(ConfigError, match=r"\[rounds\] takes one reward"):
-        build(Recipe, {**recipe(tmp_path).model_dump(mode="json", exclude_unset=True), "rounds": {}})
+        build(
+            Recipe, {**recipe(tmp_path).model_dump(mode="json", exclude_unset=True), "rounds": {}}
+        )

@@ -1,4 +1,6 @@
-"""Collecting preferences: who judges which pairs, what is kept where a collection is interrupted, and what is refused."""
+"""Collecting preferences: who judges which pairs, what is kept where a collection is interrupted,
+and what is refused.
+"""
 
 import json
 import math
@@ -36,24 +38,37 @@ def collected(root, **section):
 
 def test_simulated_annotators_follow_the_judge_as_often_as_is_asked(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "import zlib\n\ndef lot(prompts, responses):\n    return [zlib.crc32(r.encode()) % 1000 for r in responses]\n"
+        "import zlib\n\ndef lot(prompts, responses):\n    return [zlib.crc32(r.encode()) % 1000 "
+        "for r in responses]\n"
     )
     judge = {"call": f"{tmp_path}/mine.py:lot"}  # two answers hardly ever tie
-    summary, labels = collected(tmp_path / "run", prompts=12, labels=None, judge=judge, annotator_agreement=0.9)
-    assert summary["annotator_agreement"] == pytest.approx(0.9, abs=0.06) and summary["annotator_gold_agreement"] > 0.9
+    summary, labels = collected(
+        tmp_path / "run", prompts=12, labels=None, judge=judge, annotator_agreement=0.9
+    )
+    assert (
+        summary["annotator_agreement"] == pytest.approx(0.9, abs=0.06)
+        and summary["annotator_gold_agreement"] > 0.9
+    )
     assert all(len(c.annotations) == 3 and "gold_difference" in c.metadata for c in labels)
     score = lambda text: zlib.crc32(text.encode()) % 1000  # noqa: E731
     right = [score(c.chosen[0].content) > score(c.rejected[0].content) for c in labels]
-    assert sum(right) / len(right) == pytest.approx(summary["majority_gold_agreement"]) and len(labels) > 40
+    assert (
+        sum(right) / len(right) == pytest.approx(summary["majority_gold_agreement"])
+        and len(labels) > 40
+    )
     assert "asked" not in summary and len(feedback_of(labels)) == 2 * len(labels)
 
 
 def test_a_judge_may_be_ones_own_function_on_ones_own_prompts(tmp_path):
-    (tmp_path / "mine.py").write_text("def longest(prompts, responses):\n    return [len(r) for r in responses]\n")
+    (tmp_path / "mine.py").write_text(
+        "def longest(prompts, responses):\n    return [len(r) for r in responses]\n"
+    )
     judge = {"call": f"{tmp_path}/mine.py:longest"}
     options = {"data": numbered_prompts(tmp_path), "judge": judge, "annotator_agreement": 0.99}
     summary, labels = collected(tmp_path / "run", **options)
-    assert summary["asked"] == 12 and all(c.prompt[-1].content.startswith("Tell me about") for c in labels)
+    assert summary["asked"] == 12 and all(
+        c.prompt[-1].content.startswith("Tell me about") for c in labels
+    )
     longer = [len(c.chosen[0].content) >= len(c.rejected[0].content) for c in labels]
     assert sum(longer) >= 0.8 * len(longer)
 
@@ -61,10 +76,14 @@ def test_a_judge_may_be_ones_own_function_on_ones_own_prompts(tmp_path):
 def test_a_judge_that_scores_nothing_says_why(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from tether.core.types import Score\n\n"
-        "def broken(prompts, responses):\n    return [Score(None, reason='no idea') for r in responses]\n\n"
+        "def broken(prompts, responses):\n    return [Score(None, reason='no idea') for r in "
+        "responses]\n\n"
         "def short(prompts, responses):\n    return [1.0]\n"
     )
-    for name, message in (("broken", "scored none of 32 answers: no idea"), ("short", "returned 1 scores for 8 responses")):
+    for name, message in (
+        ("broken", "scored none of 32 answers: no idea"),
+        ("short", "returned 1 scores for 8 responses"),
+    ):
         with pytest.raises(RewardError, match=message):
             run_recipe(collection(tmp_path / "run", judge={"call": f"{tmp_path}/mine.py:{name}"}))
     collected(tmp_path / "run", judge=LETTERS)  # another judge goes on with the same answers
@@ -80,15 +99,23 @@ def test_an_answer_whose_score_failed_stands_in_no_pair(tmp_path):
     )
     judge = {"call": f"{tmp_path}/mine.py:odd"}
     summary, labels = collected(tmp_path / "run", prompts=12, labels=None, judge=judge)
-    answers = [text for row in lines(tmp_path / "run/pairs/answers.jsonl") for text in row["responses"]]
+    answers = [
+        text for row in lines(tmp_path / "run/pairs/answers.jsonl") for text in row["responses"]
+    ]
     number = lambda text: zlib.crc32(text.encode()) % 1000  # noqa: E731
     even = [text for text in answers if number(text) % 2 == 0]
     assert 0 < len(even) < len(answers) and summary["failed_scores"] == len(answers) - len(even)
-    assert labels and all(number(side[0].content) % 2 == 0 for c in labels for side in (c.chosen, c.rejected))
-    assert summary["gold_of_answers"] == pytest.approx(sum(-5.0 - number(text) for text in even) / len(even))
+    assert labels and all(
+        number(side[0].content) % 2 == 0 for c in labels for side in (c.chosen, c.rejected)
+    )
+    assert summary["gold_of_answers"] == pytest.approx(
+        sum(-5.0 - number(text) for text in even) / len(even)
+    )
 
 
-def test_answers_that_are_there_are_not_given_again_and_none_is_mixed_with_others(tmp_path, monkeypatch):
+def test_answers_that_are_there_are_not_given_again_and_none_is_mixed_with_others(
+    tmp_path, monkeypatch
+):
     root = tmp_path / "run"
 
     def nobody(*_):
@@ -112,7 +139,9 @@ def test_answers_that_are_there_are_not_given_again_and_none_is_mixed_with_other
 
 
 def test_the_model_answers_in_its_own_chat_template(tmp_path):
-    """Where no [sft] folder carries the template, what samples pairs and held-out answers speaks as what trains does."""
+    """Where no [sft] folder carries the template, what samples pairs and held-out answers speaks as
+    what trains does.
+    """
     template = tmp_path / "own.jinja"
     template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
     settings = ModelConfig(source="tiny", chat_template=str(template))
@@ -137,7 +166,11 @@ def judged_by(path, *names, opinion):
         while held := work.next(person.id):
             turn += 1
             longer = len(held.first[0].content) >= len(held.second[0].content)
-            work.judge(held.assignment, person.id, Opinion("first" if longer == opinion(person.name, turn) else "second"))
+            work.judge(
+                held.assignment,
+                person.id,
+                Opinion("first" if longer == opinion(person.name, turn) else "second"),
+            )
     store.close()
 
 
@@ -145,7 +178,13 @@ def test_people_are_waited_for_and_their_labels_are_taken(tmp_path):
     path, root = tmp_path / "prefs.db", tmp_path / "run"
     asked = {"judge": "people", "store": str(path)}
     for _ in range(2):
-        with pytest.raises(WaitingError, match=r"0 of 12 comparisons are judged(.|\n)*tether prefs serve .*prefs.db"):
+        with pytest.raises(
+            WaitingError,
+            match=(
+                r"0 of 12 comparisons are judged(.|\n)*tether "
+                r"prefs serve .*prefs.db"
+            ),
+        ):
             run_recipe(collection(root, **asked))
     judged_by(path, "Ada", opinion=lambda *_: True)
     summary, labels = collected(root, **asked)
@@ -154,16 +193,25 @@ def test_people_are_waited_for_and_their_labels_are_taken(tmp_path):
     assert collected(root, **asked)[0] == summary
 
 
-@pytest.mark.parametrize(("how", "low", "high"), [("majority", 1.0, 1.0), ("soft", 0.66, 0.67), ("dawid-skene", 0.8, 1.0)])
+@pytest.mark.parametrize(
+    ("how", "low", "high"),
+    [("majority", 1.0, 1.0), ("soft", 0.66, 0.67), ("dawid-skene", 0.8, 1.0)],
+)
 def test_several_people_are_believed_as_far_as_they_are_reliable(tmp_path, how, low, high):
-    """Two follow length, the third nothing: where he disagrees, a share of votes doubts, and Dawid and Skene hardly do."""
+    """Two follow length, the third nothing: where he disagrees, a share of votes doubts, and Dawid
+    and Skene hardly do.
+    """
     path = tmp_path / "prefs.db"
     asked = {"judge": "people", "store": str(path), "ask": 3, "how": how}
     with pytest.raises(WaitingError):
         run_recipe(collection(tmp_path / "run", **asked))
-    judged_by(path, "Ada", "Bob", "Cleo", opinion=lambda name, turn: not (name == "Cleo" and turn % 2))
+    judged_by(
+        path, "Ada", "Bob", "Cleo", opinion=lambda name, turn: not (name == "Cleo" and turn % 2)
+    )
     _, labels = collected(tmp_path / "run", **asked)
-    assert len(labels) == 12 and all(len(c.chosen[0].content) >= len(c.rejected[0].content) for c in labels)
+    assert len(labels) == 12 and all(
+        len(c.chosen[0].content) >= len(c.rejected[0].content) for c in labels
+    )
     split = [c.probability for c in labels if len({a.preference for a in c.annotations}) > 1]
     assert 4 <= len(split) <= 8 and all(low <= p <= high for p in split)
 
@@ -172,37 +220,67 @@ def test_two_runs_of_one_name_share_a_store_and_no_labels(tmp_path):
     path = tmp_path / "prefs.db"
     for place, temperature in (("x", 1.0), ("y", 0.9)):
         with pytest.raises(WaitingError, match="0 of 12"):
-            run_recipe(collection(tmp_path / place / "run", judge="people", store=str(path), temperature=temperature))
+            run_recipe(
+                collection(
+                    tmp_path / place / "run",
+                    judge="people",
+                    store=str(path),
+                    temperature=temperature,
+                )
+            )
     with Store(path).reading() as session:
         tasks = session.execute(select(TaskRow.round, TaskRow.strategy)).all()
-    assert len({name for name, _ in tasks}) == 2 and {strategy for _, strategy in tasks} == {"random"}
+    assert len({name for name, _ in tasks}) == 2 and {strategy for _, strategy in tasks} == {
+        "random"
+    }
 
 
 def test_a_model_judges_prompts_of_ones_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("TETHER_CPU_DTYPE", "float32")  # a random model's judgements differ by less than bfloat16 tells apart
-    summary, labels = collected(tmp_path / "run", judge={"model": "tiny"}, data=numbered_prompts(tmp_path))
+    # a random model's judgements differ by less than bfloat16 tells apart
+    monkeypatch.setenv("TETHER_CPU_DTYPE", "float32")
+    summary, labels = collected(
+        tmp_path / "run", judge={"model": "tiny"}, data=numbered_prompts(tmp_path)
+    )
     assert summary["num_pairs"] == len(labels) == 12
-    assert all(c.prompt[-1].content.startswith("Tell me about") and 0 < c.probability < 1 for c in labels)
+    assert all(
+        c.prompt[-1].content.startswith("Tell me about") and 0 < c.probability < 1 for c in labels
+    )
     assert len({c.probability for c in labels}) > 6
 
 
 def test_a_judge_whose_budget_is_spent_ends_the_stage_and_loses_nothing(tmp_path, monkeypatch):
     judges, root = [AlphabetJudge(9), AlphabetJudge(100)], tmp_path / "run"
-    monkeypatch.setattr(pairs, "configured", lambda config, folder: CachedModel(judges.pop(0), folder / "judge.sqlite"))
+    monkeypatch.setattr(
+        pairs,
+        "configured",
+        lambda config, folder: CachedModel(judges.pop(0), folder / "judge.sqlite"),
+    )
     asked = {"judge": {"model": "tiny"}, "data": numbered_prompts(tmp_path)}
-    with pytest.raises(RunError, match=r"left 8 of 12 pairs of .*pairs without a label: budget spent \(8\)"):
+    with pytest.raises(
+        RunError,
+        match=(
+            r"left 8 of 12 pairs of .*pairs without a label: budget "
+            r"spent \(8\)"
+        ),
+    ):
         run_recipe(collection(root, **asked))
     cache, (second,) = root / "judge.sqlite", judges
     assert cache.is_file() and not (root / "pairs" / "pairs.jsonl").exists()
-    asked["judge"] = {"model": "tiny", "cache": str(cache)}  # where answers are kept is no other run
+    # where answers are kept is no other run
+    asked["judge"] = {"model": "tiny", "cache": str(cache)}
     summary, _ = collected(root, **asked)
     assert summary["num_pairs"] == 12 and second.budget == 100 - (24 - 9)
-    assert summary["judge"] == "planted" and summary["position"]["bias"]["value"] == pytest.approx(0.3)
+    assert summary["judge"] == "planted" and summary["position"]["bias"]["value"] == pytest.approx(
+        0.3
+    )
     assert summary["num_judged"] == 12
 
 
 def test_a_judge_by_principles_is_measured_against_people_first(tmp_path, monkeypatch):
-    rows = [{"prompt": f"q{n}", "chosen": "yes" * (1 + n % 2), "rejected": "yes" * (2 - n % 2)} for n in range(8)]
+    rows = [
+        {"prompt": f"q{n}", "chosen": "yes" * (1 + n % 2), "rejected": "yes" * (2 - n % 2)}
+        for n in range(8)
+    ]
     (tmp_path / "people.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     judge = AlphabetJudge(1000)
     monkeypatch.setattr(pairs, "configured", lambda config, folder: judge)
@@ -213,25 +291,45 @@ def test_a_judge_by_principles_is_measured_against_people_first(tmp_path, monkey
     }
     _, labels = collected(tmp_path / "run", **asked)
     report = json.loads((tmp_path / "run" / "judge.json").read_text())
-    assert report["judge"] == "planted" and report["agreement"]["accuracy"]["value"] == 0.5  # people like short and long alike
+    # people like short and long alike
+    assert report["judge"] == "planted" and report["agreement"]["accuracy"]["value"] == 0.5
     assert len(labels) == 12 and all(c.chosen[0].content < c.rejected[0].content for c in labels)
     assert all(c.probability == pytest.approx(1 / (1 + math.exp(-0.5))) for c in labels)
 
 
 @pytest.mark.parametrize("gold_difference", [0.4, -0.4])
 def test_gold_accuracy_is_asked_of_the_true_order(gold_difference):
-    """Annotators said "good"; after the way to a ranking, which turns labels below one half, gold's answer must stand first."""
+    """Annotators said "good"; after the way to a ranking, which turns labels below one half, gold's
+    answer must stand first.
+    """
     loaded = open_model(ModelConfig(source="tiny"))
-    label = Comparison((user("hi"),), (assistant("good"),), (assistant("bad"),), metadata={"gold_difference": gold_difference})
+    label = Comparison(
+        (user("hi"),),
+        (assistant("good"),),
+        (assistant("bad"),),
+        metadata={"gold_difference": gold_difference},
+    )
     (ranking,), _ = encode_comparisons([in_true_order(label)], encoder_of(loaded), 64)
-    best, worst = (loaded.tokenizer.decode(ranking.sequences[side[0]].ids) for side in (ranking.chosen, ranking.rejected))
+    best, worst = (
+        loaded.tokenizer.decode(ranking.sequences[side[0]].ids)
+        for side in (ranking.chosen, ranking.rejected)
+    )
     assert ranking.probability == (1.0,)
-    assert ("good" in best and "bad" in worst) if gold_difference > 0 else ("bad" in best and "good" in worst)
+    assert (
+        ("good" in best and "bad" in worst)
+        if gold_difference > 0
+        else ("bad" in best and "good" in worst)
+    )
 
 
 def test_only_a_gold_that_knows_fluency_tells_pairs_apart_by_it():
-    label = Comparison((user("hi"),), (assistant("good"),), (assistant("bad"),), metadata={"gold_difference": 1.0})
-    near, far = (replace(label, metadata={"gold_difference": -1.0, "fluent_difference": d}) for d in (-0.03, 0.2))
+    label = Comparison(
+        (user("hi"),), (assistant("good"),), (assistant("bad"),), metadata={"gold_difference": 1.0}
+    )
+    near, far = (
+        replace(label, metadata={"gold_difference": -1.0, "fluent_difference": d})
+        for d in (-0.03, 0.2)
+    )
     assert set(true_orders([label])) == {"gold_accuracy"}
     orders = true_orders([label, near, far])
     assert len(orders["gold_accuracy"]) == 3 and len(orders["gold_accuracy_equally_fluent"]) == 1
@@ -248,9 +346,15 @@ def test_only_a_gold_that_knows_fluency_tells_pairs_apart_by_it():
         ({"store": "prefs.db"}, "belong together"),
         ({"ask": 3}, "ask has no effect with this judge: it is of people"),
         ({"how": "soft"}, "how has no effect with this judge: it is of people"),
-        ({"judge": {"model": "tiny"}, "num_annotators": 5}, "num_annotators has no effect with this judge: it is of a function"),
+        (
+            {"judge": {"model": "tiny"}, "num_annotators": 5},
+            "num_annotators has no effect with this judge: it is of a function",
+        ),
         ({"judge": {}}, "judge"),
-        ({"labels": None, "choose": "length_matched"}, "choose has no effect where all pairs are judged"),
+        (
+            {"labels": None, "choose": "length_matched"},
+            "choose has no effect where all pairs are judged",
+        ),
         ({"samples_per_prompt": 1}, "samples_per_prompt"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The price before work: counts by hand, words, and that every way to train shows it before a model trains."""
+"""The price before work: counts by hand, words, and that every way to train shows it before a model
+trains.
+"""
 
 import contextlib
 import json
@@ -19,7 +21,10 @@ from tether.run.speeds import RowSizes
 
 FAST = Device("planted", 8e9, 1e12, 1e11, False, 1e-6)
 SLOW = Device("planted", 8e9, 1e8, 1e8, False, 1e-3)
-PAIRS = [{"prompt": f"number {n // 2}", "chosen": "yes" * (1 + n % 2), "rejected": "no"} for n in range(40)]
+PAIRS = [
+    {"prompt": f"number {n // 2}", "chosen": "yes" * (1 + n % 2), "rejected": "no"}
+    for n in range(40)
+]
 
 
 def recipe(tmp_path, **sections):
@@ -33,7 +38,9 @@ def rows_file(tmp_path):
 
 
 def test_rows_are_counted_by_prompt_and_measured_in_tokens(tmp_path):
-    """Twenty prompts with three different answers each; a byte is a token, and eight more are guessed for a turn's marks."""
+    """Twenty prompts with three different answers each; a byte is a token, and eight more are
+    guessed for a turn's marks.
+    """
     made = recipe(tmp_path, direct={"data": rows_file(tmp_path)})
     sizes = row_sizes(made, ["direct"])["direct"]
     assert (sizes.count, sizes.groups, sizes.answers) == (40, 20, 3.0)
@@ -41,8 +48,18 @@ def test_rows_are_counted_by_prompt_and_measured_in_tokens(tmp_path):
 
 
 def test_updates_and_their_time_by_hand(tmp_path):
-    """18 of 20 prompts are learned from, three times, 8 in an update: nine of 10 s; two are read at 0.4 of that in an epoch."""
-    made = recipe(tmp_path, direct={"data": rows_file(tmp_path), "epochs": 3, "prompts_per_update": 8, "heldout_fraction": 0.1})
+    """18 of 20 prompts are learned from, three times, 8 in an update: nine of 10 s; two are read at
+    0.4 of that in an epoch.
+    """
+    made = recipe(
+        tmp_path,
+        direct={
+            "data": rows_file(tmp_path),
+            "epochs": 3,
+            "prompts_per_update": 8,
+            "heldout_fraction": 0.1,
+        },
+    )
     plan = Plan(FAST, 1, [StagePlan("direct", [Phase("update", {}, 10.0)], None, 5.0, 0.0, 2.0)])
     (cost,) = costs(made, plan, {"direct": RowSizes(count=40, groups=20)})
     assert (cost.steps, cost.step, cost.before) == (9, 10.0, 5.0)
@@ -63,18 +80,27 @@ def test_a_stage_that_goes_on_costs_what_is_left(tmp_path):
 def test_rows_of_the_hub_have_no_time(tmp_path):
     made = recipe(tmp_path, direct={"data": {"path": "hub:somebody/pairs:train"}})
     price = priced(made, ["direct"], FAST)
-    assert price.seconds is None and "time not known before its rows are counted" in next(price.lines())
+    assert price.seconds is None and ("time not known before its rows are counted") in next(
+        price.lines()
+    )
 
 
 def test_more_than_an_hour_names_two_keys_that_shorten_it(tmp_path):
-    grpo = {"data": FEW["prompts"], "function": {"call": "a:b"}, "steps": 1000, "prompts_per_step": 8, "samples_per_prompt": 8}
+    grpo = {
+        "data": FEW["prompts"],
+        "function": {"call": "a:b"},
+        "steps": 1000,
+        "prompts_per_step": 8,
+        "samples_per_prompt": 8,
+    }
     grpo |= {"max_new_tokens": 128, "engine_rows": 8}
     made = recipe(tmp_path, grpo=grpo)
     price = priced(made, ["grpo"], SLOW)
     assert price.seconds > 3600
     (first, then), (second, later) = price.shorter
     assert {first, second} <= {
-        f"grpo.{key}" for key in ("steps=500", "prompts_per_step=4", "samples_per_prompt=4", "max_new_tokens=64")
+        f"grpo.{key}"
+        for key in ("steps=500", "prompts_per_step=4", "samples_per_prompt=4", "max_new_tokens=64")
     }
     assert 0.3 * price.seconds < then <= later < 0.75 * price.seconds
     key, value = first.removeprefix("grpo.").split("=")
@@ -87,7 +113,10 @@ def test_more_than_an_hour_names_two_keys_that_shorten_it(tmp_path):
 
 def test_the_price_of_a_whole_run_adds_its_stages(tmp_path):
     price = Price(
-        [StagePrice("sft", "work", 3, 10.0, 5.0, 5.0, int(1e9)), StagePrice("ppo", "more", 2, 40.0, 0.0, 0.0, int(2e9))]
+        [
+            StagePrice("sft", "work", 3, 10.0, 5.0, 5.0, int(1e9)),
+            StagePrice("ppo", "more", 2, 40.0, 0.0, 0.0, int(2e9)),
+        ]
     )
     assert list(price.lines()) == [
         "sft: work; about 40 s, 1.00 GB at the peak",
@@ -106,7 +135,9 @@ PRICED = r"sft: 12 rows × 1 pass in 1 updates; about \d+ s, \d\.\d\d GB at the 
 
 
 @pytest.mark.parametrize("way", ["run", "stage", "resume", "python", "recipe in python"])
-def test_every_way_to_train_shows_the_price_before_a_model_trains(way, tmp_path, capsys, monkeypatch):
+def test_every_way_to_train_shows_the_price_before_a_model_trains(
+    way, tmp_path, capsys, monkeypatch
+):
     begun = []
 
     def trains(section, context, rows, run):
@@ -133,11 +164,17 @@ def test_every_way_to_train_shows_the_price_before_a_model_trains(way, tmp_path,
     assert re.search(PRICED, begun[0]), begun
 
 
-def test_a_model_that_the_planner_cannot_work_out_is_trained_all_the_same(tmp_path, capsys, monkeypatch):
+def test_a_model_that_the_planner_cannot_work_out_is_trained_all_the_same(
+    tmp_path, capsys, monkeypatch
+):
     def unknown(*_, **__):
         raise AttributeError("no decoder\nof that name")
 
     monkeypatch.setattr("tether.run.price.plan", unknown)
-    run = tether.sft("tiny", {"path": "tether:demonstrations", "limit": 12}, epochs=1, run=tmp_path / "run")
+    run = tether.sft(
+        "tiny", {"path": "tether:demonstrations", "limit": 12}, epochs=1, run=tmp_path / "run"
+    )
     assert run.summary["updates"] == 1
-    assert "The time and memory that this takes are not known before it starts: no decoder" in capsys.readouterr().out
+    assert (
+        "The time and memory that this takes are not known before it starts: no decoder"
+    ) in capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""Every stage, cut and resumed, ends with the same bits as in one go; a planted difference is found."""
+"""Every stage, cut and resumed, ends with the same bits as in one go; a planted difference is
+found.
+"""
 
 import json
 from types import SimpleNamespace
@@ -44,10 +46,23 @@ def lines(path, rows):
 def values(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prove")
     pairs = [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in WORDS]
-    steps = [{"prompt": w, "completions": [w, "so"], "labels": [True, n % 2 == 0]} for n, w in enumerate(WORDS)]
-    verdicts = [{"prompt": w, "completion": w + end, "label": end == "!"} for w in WORDS for end in ("!", "?")]
-    talks = [{"messages": [{"role": "user", "content": w}, {"role": "assistant", "content": w}]} for w in WORDS]
-    prompts, again = lines(folder / "prompts.jsonl", [{"prompt": w} for w in WORDS]), lines(folder / "pairs.jsonl", pairs)
+    steps = [
+        {"prompt": w, "completions": [w, "so"], "labels": [True, n % 2 == 0]}
+        for n, w in enumerate(WORDS)
+    ]
+    verdicts = [
+        {"prompt": w, "completion": w + end, "label": end == "!"}
+        for w in WORDS
+        for end in ("!", "?")
+    ]
+    talks = [
+        {"messages": [{"role": "user", "content": w}, {"role": "assistant", "content": w}]}
+        for w in WORDS
+    ]
+    prompts, again = (
+        lines(folder / "prompts.jsonl", [{"prompt": w} for w in WORDS]),
+        lines(folder / "pairs.jsonl", pairs),
+    )
     (folder / "clock.py").write_text(CLOCK)
     held = {"heldout_fraction": 0.25}
     return folder, {
@@ -55,10 +70,22 @@ def values(tmp_path_factory):
         "model": {"source": "tiny", "dtype": "float32"},
         "sft": {"data": lines(folder / "sft.jsonl", talks), "epochs": 8, "batch_size": 4, **FAST},
         "reward": {"data": again, **held, "prompts_per_update": 2, "epochs": 4, **FAST},
-        "process": {"data": lines(folder / "steps.jsonl", steps), "delimiters": ["\n"], **held, **FAST, "epochs": 8},
+        "process": {
+            "data": lines(folder / "steps.jsonl", steps),
+            "delimiters": ["\n"],
+            **held,
+            **FAST,
+            "epochs": 8,
+        },
         "direct": {"data": again, "heldout_fraction": 0.0, **FAST, "epochs": 8},
         "kto": {"data": lines(folder / "verdicts.jsonl", verdicts), **held, **FAST, "epochs": 8},
-        "ppo": {"data": prompts, **SAMPLED, "epochs": 2, "ema_decay": 0.9, "evaluate": {"every": 2, "prompts": 4}},
+        "ppo": {
+            "data": prompts,
+            **SAMPLED,
+            "epochs": 2,
+            "ema_decay": 0.9,
+            "evaluate": {"every": 2, "prompts": 4},
+        },
         "grpo": {"data": prompts, **SAMPLED, "algorithm": "dapo", "reward_source": "random"},
         "reinforce": {"data": prompts, **SAMPLED, "algorithm": "rloo", "reward_source": "random"},
         "best_of_n": {"data": prompts, **SAMPLED, "reward_source": "random"},
@@ -74,32 +101,57 @@ LATER = ("process", "direct", "kto", "reinforce", "best_of_n", "online_direct")
 """Whose resume test_exact_resume.py has, too."""
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward", "grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in LATER)])
+@pytest.mark.parametrize(
+    "stage",
+    ["sft", "reward", "grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in LATER)],
+)
 def test_an_interrupted_stage_ends_with_the_same_bits(values, tmp_path, stage):
     found = prove(recipe(values, stage), tmp_path)
-    assert {row.what for row in found} >= {"weights and optimizer", "metrics.jsonl"} and all(row.count for row in found)
+    assert {row.what for row in found} >= {"weights and optimizer", "metrics.jsonl"} and all(
+        row.count for row in found
+    )
     assert [row for row in found if row.difference] == []
 
 
 def test_a_stage_on_others_brings_them_along(values, tmp_path):
     found = prove(recipe(values, "sft", "reward", "ppo"), tmp_path, ["ppo"], cuts=(1, 2))
-    assert {row.what for row in found} >= {"weights and optimizer", "metrics.jsonl", "samples.jsonl", "heldout.jsonl"}
-    assert [row for row in found if row.difference] == [] and {row.stage for row in found} == {"ppo"}
+    assert {row.what for row in found} >= {
+        "weights and optimizer",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "heldout.jsonl",
+    }
+    assert [row for row in found if row.difference] == [] and {row.stage for row in found} == {
+        "ppo"
+    }
     assert (tmp_path / "ground" / "reward" / "summary.json").is_file()
 
 
 def test_a_reward_that_asks_the_clock_is_found(values, tmp_path):
-    section = {**values[1]["grpo"], "reward_source": "function", "function": {"call": f"{values[0]}/clock.py:reward"}}
-    found = {row.what: row.difference for row in prove(recipe(values, grpo=section), tmp_path, cuts=(1, 1))}
+    section = {
+        **values[1]["grpo"],
+        "reward_source": "function",
+        "function": {"call": f"{values[0]}/clock.py:reward"},
+    }
+    found = {
+        row.what: row.difference
+        for row in prove(recipe(values, grpo=section), tmp_path, cuts=(1, 1))
+    }
     assert "state.safetensors" in found["weights and optimizer"]
-    assert (values[0] / "calls").read_text().count("called") == 4, "two steps each: the second run went on, not from the start"
+    assert (values[0] / "calls").read_text().count("called") == 4, (
+        "two steps each: the second run went on, not from the start"
+    )
     assert found["metrics.jsonl"].startswith("row 1, ") and "row 1, " in found["samples.jsonl"]
 
 
 def test_a_cpu_is_proved_with_the_kernels_of_a_run(values, tmp_path):
     """torch's switch for deterministic kernels is on only where the recipe has it on."""
     (tmp_path / "switch.py").write_text(SWITCH)
-    section = {**values[1]["grpo"], "reward_source": "function", "function": {"call": f"{tmp_path}/switch.py:reward"}}
+    section = {
+        **values[1]["grpo"],
+        "reward_source": "function",
+        "function": {"call": f"{tmp_path}/switch.py:reward"},
+    }
     for on in (False, True):
         prove(recipe(values, grpo=section, deterministic=on), tmp_path / str(on), cuts=(1, 1))
         assert set((tmp_path / "seen").read_text().split()) == {str(on)}
@@ -108,13 +160,23 @@ def test_a_cpu_is_proved_with_the_kernels_of_a_run(values, tmp_path):
 
 def test_one_bit_of_one_weight_is_found(tmp_path):
     weights = torch.arange(8.0).reshape(2, 4)
-    for name, changed in (("a", weights), ("b", torch.nextafter(weights, weights + (weights == 5)))):
+    for name, changed in (
+        ("a", weights),
+        ("b", torch.nextafter(weights, weights + (weights == 5))),
+    ):
         (tmp_path / name).mkdir()
-        save_file({"w": changed, "v": torch.tensor([torch.nan, 0.0])}, tmp_path / name / "state.safetensors")
-    assert compare("sft", tmp_path / "a", tmp_path / "a")[0].difference == ""  # not-a-number is itself here
+        save_file(
+            {"w": changed, "v": torch.tensor([torch.nan, 0.0])},
+            tmp_path / name / "state.safetensors",
+        )
+    # not-a-number is itself here
+    assert compare("sft", tmp_path / "a", tmp_path / "a")[0].difference == ""
     assert compare("sft", tmp_path / "a", tmp_path / "b")[0].difference == "state.safetensors: w"
-    save_file({"w": weights, "v": torch.tensor([torch.nan, -0.0])}, tmp_path / "b" / "state.safetensors")
-    assert compare("sft", tmp_path / "a", tmp_path / "b")[0].difference == "state.safetensors: v"  # equal, but other bits
+    save_file(
+        {"w": weights, "v": torch.tensor([torch.nan, -0.0])}, tmp_path / "b" / "state.safetensors"
+    )
+    # equal, but other bits
+    assert compare("sft", tmp_path / "a", tmp_path / "b")[0].difference == "state.safetensors: v"
 
 
 def test_what_cannot_be_proved_is_said(values, tmp_path):
@@ -124,7 +186,16 @@ def test_what_cannot_be_proved_is_said(values, tmp_path):
 
 def test_a_kernel_without_a_deterministic_variant_is_named_and_all_is_as_before():
     source = SimpleNamespace(index=torch.tensor([0, 0]), value=torch.tensor([1.0, 2.0]))
-    with pytest.raises(TrainingError, match=r"put_ .*has no deterministic variant"), deterministic():
+    with (
+        pytest.raises(
+            TrainingError,
+            match=(
+                r"put_ .*has no deterministic "
+                r"variant"
+            ),
+        ),
+        deterministic(),
+    ):
         torch.zeros(3).put_(source.index, source.value)
     assert not torch.are_deterministic_algorithms_enabled()
     with pytest.raises(RuntimeError, match="mine"), deterministic():

@@ -1,4 +1,6 @@
-"""Uploading an exported folder: what is asked of the hub, in which order, and what its refusals are called."""
+"""Uploading an exported folder: what is asked of the hub, in which order, and what its refusals are
+called.
+"""
 
 from types import SimpleNamespace
 
@@ -112,7 +114,9 @@ def test_a_refusal_says_what_to_do_and_where_the_folder_is(hub, folder, call, er
     assert (f"{folder} is written" in str(raised.value)) == (call != "whoami")
 
 
-def test_the_command_asks_the_hub_first_and_uploads_what_was_written(hub, monkeypatch, tmp_path, capsys):
+def test_the_command_asks_the_hub_first_and_uploads_what_was_written(
+    hub, monkeypatch, tmp_path, capsys
+):
     hub.fails = {"whoami": refused(401)}
     with pytest.raises(RunError, match="does not take this token"):
         export_result("tiny", tmp_path / "out", push="me/mine")

@@ -1,4 +1,6 @@
-"""Rounds of preferences on the tiny model: what they ask for, what they leave, and how they go on."""
+"""Rounds of preferences on the tiny model: what they ask for, what they leave, and how they go
+on.
+"""
 
 import json
 import re
@@ -39,7 +41,9 @@ def finished(tmp_path_factory):
 def test_every_round_adds_labels_of_new_answers_and_all_labels_teach(finished):
     root, summary = finished
     first, second = (lines(root / f"round-0{n}" / "pairs" / "chosen.jsonl") for n in (1, 2))
-    assert {row["chosen_by"] for row in first} == {"random"} and {row["chosen_by"] for row in second} == {"uncertain"}
+    assert {row["chosen_by"] for row in first} == {"random"} and {
+        row["chosen_by"] for row in second
+    } == {"uncertain"}
     assert not {row["item"] for row in first} & {row["item"] for row in second}
     labels = [list(comparisons_of(root / f"round-0{n}" / "pairs")) for n in (1, 2)]
     assert [one["labels"] for one in summary["rounds"]] == [len(part) for part in labels]
@@ -70,21 +74,27 @@ def test_gold_is_that_of_the_judge_and_the_rounds_add_up(finished):
     texts = [json.loads((root / place / "answers.json").read_text())["texts"] for place in places]
     gold = [mean(judge(part)) for part in texts]
     for number, one in enumerate(summary["rounds"], 1):
-        assert one["gold_before"] == pytest.approx(gold[0]) and one["gold_after"] == pytest.approx(gold[number])
+        assert one["gold_before"] == pytest.approx(gold[0]) and one["gold_after"] == pytest.approx(
+            gold[number]
+        )
         assert one["gold_gain_of_round"]["value"] == pytest.approx(gold[number] - gold[number - 1])
         bought = one["gold_per_100_labels"]
         # Pairs without a majority are paid too.
         assert bought["value"] == pytest.approx((gold[number] - gold[number - 1]) * 100 / 12)
         assert one["asked"] == 12 >= one["labels"]
         if one["gold_gain_of_round"]["low"] is None:
-            assert bought["low"] is bought["high"] is None and one["gold_gain_of_round"]["reason"].startswith("too few")
+            assert bought["low"] is bought["high"] is None and one["gold_gain_of_round"][
+                "reason"
+            ].startswith("too few")
         else:
             assert bought["low"] <= bought["value"] <= bought["high"]
 
 
 def test_a_round_judges_the_same_answers_once(tmp_path, monkeypatch):
     judged, letters, root = [], judges.letters, tmp_path / "run"
-    monkeypatch.setattr(judges, "letters", lambda prompts, texts: judged.append([*texts]) or letters(prompts, texts))
+    monkeypatch.setattr(
+        judges, "letters", lambda prompts, texts: judged.append([*texts]) or letters(prompts, texts)
+    )
     run_recipe(journey(root, repeat=2))
     places = ("evaluate/before", "round-01/evaluate/ppo", "round-02/evaluate/ppo")
     answers = [json.loads((root / place / "answers.json").read_text())["texts"] for place in places]
@@ -124,17 +134,28 @@ def test_direct_learning_takes_the_same_road(tmp_path):
 
 @pytest.mark.slow
 def test_direct_learning_may_go_on_for_more_rounds_with_pairs_that_a_reward_model_chose(tmp_path):
-    root, changes = tmp_path / "run", {"ppo": None, "direct": DIRECT, "pairs": {"choose": "uncertain"}}
+    root, changes = (
+        tmp_path / "run",
+        {"ppo": None, "direct": DIRECT, "pairs": {"choose": "uncertain"}},
+    )
     for rounds in (2, 3):
         run_recipe(journey(root, repeat=rounds, **changes))
-    assert {row["chosen_by"] for row in lines(root / "round-03" / "pairs" / "chosen.jsonl")} == {"uncertain"}
-    assert all(row["scores"][0] is not None for row in lines(root / "round-03" / "pairs" / "answers.jsonl"))
+    assert {row["chosen_by"] for row in lines(root / "round-03" / "pairs" / "chosen.jsonl")} == {
+        "uncertain"
+    }
+    assert all(
+        row["scores"][0] is not None for row in lines(root / "round-03" / "pairs" / "answers.jsonl")
+    )
 
 
 def test_no_prompt_is_answered_twice_in_a_round(tmp_path):
     only_pairs = {"sft": None, "reward": None, "ppo": None, "evaluate": None}
-    run_recipe(journey(tmp_path / "run", repeat=2, **only_pairs))  # 12 prompts, 8 a round: the second crosses the list's end
-    asked = [[row["id"] for row in lines(tmp_path / "run" / f"round-0{n}" / "pairs" / "answers.jsonl")] for n in (1, 2)]
+    # 12 prompts, 8 a round: the second crosses the list's end
+    run_recipe(journey(tmp_path / "run", repeat=2, **only_pairs))
+    asked = [
+        [row["id"] for row in lines(tmp_path / "run" / f"round-0{n}" / "pairs" / "answers.jsonl")]
+        for n in (1, 2)
+    ]
     assert [len(set(part)) for part in asked] == [8, 8] and len({*asked[0], *asked[1]}) == 12
 
 
@@ -143,10 +164,19 @@ def test_no_prompt_is_answered_twice_in_a_round(tmp_path):
     [
         ({"repeat": 0}, "repeat"),
         ({"repeat": 2, "direct": DIRECT}, r"one policy a round"),
-        ({"repeat": 2, "ppo": None, "reward": None}, "evaluate has no effect without a stage that makes a policy"),
+        (
+            {"repeat": 2, "ppo": None, "reward": None},
+            "evaluate has no effect without a stage that makes a policy",
+        ),
         ({"pairs": {"choose": "uncertain"}}, r"needs repeat and \[reward\]"),
         (
-            {"repeat": 2, "reward": None, "ppo": None, "direct": DIRECT, "pairs": {"choose": "uncertain"}},
+            {
+                "repeat": 2,
+                "reward": None,
+                "ppo": None,
+                "direct": DIRECT,
+                "pairs": {"choose": "uncertain"},
+            },
             r"needs repeat and \[reward\]",
         ),
         ({"repeat": 2, "pairs": {"choose": "disagreement"}}, "reward.members"),
@@ -184,11 +214,17 @@ def test_the_page_tells_every_round_and_chat_finds_the_last_policy(finished):
     root, summary = finished
     page = write_report(root).read_text(encoding="utf-8")
     total = summary["rounds"][-1]["labels_so_far"]
-    assert f"2 rounds, {total} labels" in page and "Gold over labels" in page and "Samples from the last round" in page
+    assert (
+        f"2 rounds, {total} labels" in page
+        and "Gold over labels" in page
+        and ("Samples from the last round") in page
+    )
     drawn = loop_figures(read_loop(root))[0].traces[0]
     first, last = summary["rounds"]
     assert drawn.xs == [0, first["labels_so_far"], total]
-    assert drawn.ys == pytest.approx([first["gold_before"], first["gold_after"], last["gold_after"]], rel=1e-4)
+    assert drawn.ys == pytest.approx(
+        [first["gold_before"], first["gold_after"], last["gold_after"]], rel=1e-4
+    )
     role, _ = load_policy(str(root))
     other, _ = load_policy(str(root / "round-02" / "ppo"))
     pairs = zip(role.model.state_dict().values(), other.model.state_dict().values(), strict=True)
@@ -207,14 +243,21 @@ def test_the_terminal_tells_every_round(finished, capsys):
 
 
 def test_a_folder_of_rounds_as_they_lay_before_still_gives_a_page(finished, tmp_path):
-    """Labels, answers and pairs of a round once lay in its folder itself, and the summary in the run's."""
+    """Labels, answers and pairs of a round once lay in its folder itself, and the summary in the
+    run's.
+    """
     root, summary = finished
     old = tmp_path / "old"
     for number in (1, 2):
         shutil.copytree(root / f"round-0{number}" / "ppo", old / f"round-0{number}" / "ppo")
-        (old / f"round-0{number}" / "summary.json").write_text(json.dumps(summary["rounds"][number - 1]))
+        (old / f"round-0{number}" / "summary.json").write_text(
+            json.dumps(summary["rounds"][number - 1])
+        )
         (old / f"round-0{number}" / "comparisons.jsonl").write_text("")
     (old / "summary.json").write_text(json.dumps(summary))
     page = write_report(old).read_text(encoding="utf-8")
-    assert f"2 rounds, {summary['rounds'][-1]['labels_so_far']} labels" in page and "Samples from the last round" in page
+    assert (
+        f"2 rounds, {summary['rounds'][-1]['labels_so_far']} labels" in page
+        and ("Samples from the last round") in page
+    )
     assert load_policy(str(old / "round-02" / "ppo"))[0].adapter == "policy"

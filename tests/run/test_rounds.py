@@ -1,4 +1,6 @@
-"""Rounds of sampling and training on a tiny model: who samples, who the reference is, what is kept and what is not done twice."""
+"""Rounds of sampling and training on a tiny model: who samples, who the reference is, what is kept
+and what is not done twice.
+"""
 
 import json
 import math
@@ -31,7 +33,10 @@ from tether.stages.direct import DirectConfig
 
 MODEL = ModelConfig(source="tiny", dtype="float32", device="cpu")
 PROMPTS = [Prompt((user(f"question {n}"),), f"q{n}") for n in range(12)]
-DEMONSTRATIONS = [Demonstration((user(f"question {n}"), assistant("bcd" * (2 + n % 3))), f"d{n}") for n in range(12)]
+DEMONSTRATIONS = [
+    Demonstration((user(f"question {n}"), assistant("bcd" * (2 + n % 3))), f"d{n}")
+    for n in range(12)
+]
 
 
 class EvenReward:
@@ -40,20 +45,38 @@ class EvenReward:
     name = "even"
 
     def score(self, rollouts):
-        return [Score(10.0 * sum(i % 2 == 0 for i in r.response_ids) / len(r.response_ids)) for r in rollouts]
+        return [
+            Score(10.0 * sum(i % 2 == 0 for i in r.response_ids) / len(r.response_ids))
+            for r in rollouts
+        ]
 
 
 def section(lora=LoraConfig(rank=8), direct=(), **settings):  # noqa: B008  (frozen)
-    direct = {"optimizer": OptimizerConfig(learning_rate=5e-3), "prompts_per_update": 4, "heldout_fraction": 0.0, **dict(direct)}
+    direct = {
+        "optimizer": OptimizerConfig(learning_rate=5e-3),
+        "prompts_per_update": 4,
+        "heldout_fraction": 0.0,
+        **dict(direct),
+    }
     if settings.get("method") != "spin":
         settings = {"samples_per_prompt": 4, **settings}
-    return RoundsSection(**{"rounds": 2, "max_new_tokens": 8, "lora": lora, "direct": DirectConfig(**direct), **settings})
+    return RoundsSection(
+        **{
+            "rounds": 2,
+            "max_new_tokens": 8,
+            "lora": lora,
+            "direct": DirectConfig(**direct),
+            **settings,
+        }
+    )
 
 
 def run_rounds(chosen, model, folder, seed, reward=None, **given):
     """With what `reward` makes in place of a trained reward model."""
     with mock.patch.object(rounds, "reward_apart", side_effect=lambda *_: reward()):
-        return run_stage(chosen, Context("rounds", folder, model, seed, scorer=folder / "reward", **given))
+        return run_stage(
+            chosen, Context("rounds", folder, model, seed, scorer=folder / "reward", **given)
+        )
 
 
 def rows_of(folder, number):
@@ -66,7 +89,10 @@ def losses_of(folder, number):
 
 def weights_of(folder, number):
     policy = folder / f"round-{number:02d}" / "policy"
-    (file,) = [*policy.glob("adapter/adapter_model.safetensors"), *policy.glob("model/model.safetensors")]
+    (file,) = [
+        *policy.glob("adapter/adapter_model.safetensors"),
+        *policy.glob("model/model.safetensors"),
+    ]
     return load_file(file)
 
 
@@ -78,17 +104,29 @@ def test_rounds_climb_and_are_not_run_twice(tmp_path):
         return EvenReward()
 
     prompts = [Prompt((user(f"question {n}"),), f"q{n}") for n in range(64)]
-    chosen = section(rounds=3, direct={"epochs": 2, "optimizer": OptimizerConfig(learning_rate=1e-2)})
+    chosen = section(
+        rounds=3, direct={"epochs": 2, "optimizer": OptimizerConfig(learning_rate=1e-2)}
+    )
     summary = run_rounds(chosen, MODEL, tmp_path / "run", 0, reward=reward, rows=prompts)
     proxies = [one["sampling"]["proxy"] for one in summary["rounds"]]
-    assert proxies[0] + 0.5 < proxies[1] < proxies[2] and proxies[0] + 1.0 < proxies[2] and len(made) == 3
-    assert [one["sampling"]["pairs"] + one["sampling"]["tied"] for one in summary["rounds"]] == [64, 64, 64]
+    assert (
+        proxies[0] + 0.5 < proxies[1] < proxies[2]
+        and proxies[0] + 1.0 < proxies[2]
+        and len(made) == 3
+    )
+    assert [one["sampling"]["pairs"] + one["sampling"]["tied"] for one in summary["rounds"]] == [
+        64,
+        64,
+        64,
+    ]
     assert run_rounds(chosen, MODEL, tmp_path / "run", 0, reward=reward, rows=prompts) == summary
     (tmp_path / "run" / "summary.json").unlink()
     (tmp_path / "run" / "round-03" / "summary.json").unlink()
     again = run_rounds(chosen, MODEL, tmp_path / "run", 0, reward=reward, rows=prompts)
     assert len(made) == 3  # two rounds are finished, and the third has its pairs
-    assert [one["train_loss"] for one in again["rounds"]] == [one["train_loss"] for one in summary["rounds"]]
+    assert [one["train_loss"] for one in again["rounds"]] == [
+        one["train_loss"] for one in summary["rounds"]
+    ]
     _, loaded = load_policy(str(tmp_path / "run" / summary["policy"]))
     assert loaded.source == "tiny"
 
@@ -98,12 +136,21 @@ def test_each_round_trains_on_what_its_own_start_samples(lora, tmp_path):
     run_rounds(section(lora), MODEL, tmp_path / "run", 0, reward=EvenReward, rows=PROMPTS)
     for number, start in ((1, "tiny"), (2, str(tmp_path / "run" / "round-01"))):
         policy, loaded = load_policy(start, MODEL)
-        rows, order = rows_of(tmp_path / "run", number), [PROMPTS[i] for i in epoch_order(12, 0, number - 1)]
+        rows, order = (
+            rows_of(tmp_path / "run", number),
+            [PROMPTS[i] for i in epoch_order(12, 0, number - 1)],
+        )
         engine, by_id = local_engine(policy, loaded), {prompt.id: prompt for prompt in PROMPTS}
         places = range(12 * (number - 1), 12 * number)
-        groups = engine.generate(order, Sampling(max_new_tokens=8), num_samples=4, ordinals=list(places))
+        groups = engine.generate(
+            order, Sampling(max_new_tokens=8), num_samples=4, ordinals=list(places)
+        )
         sampled = {group.prompt.id: {r.response_ids for r in group.rollouts} for group in groups}
-        assert rows and all(tuple(row[f"{side}_ids"]) in sampled[row["id"]] for row in rows for side in ("chosen", "rejected"))
+        assert rows and all(
+            tuple(row[f"{side}_ids"]) in sampled[row["id"]]
+            for row in rows
+            for side in ("chosen", "rejected")
+        )
         assert all(row["chosen_score"] > row["rejected_score"] for row in rows)
         assert all([m["content"] for m in row["prompt"]] == [by_id[row["id"]].text] for row in rows)
 
@@ -115,9 +162,18 @@ def test_the_reference_is_the_rounds_start_or_stays(lora, asked, tmp_path):
     direct = {"reference_logprobs": asked}
     for reference in ("round", "fixed"):
         folder = tmp_path / reference
-        run_rounds(section(lora, direct, reference=reference), MODEL, folder, 0, reward=EvenReward, rows=PROMPTS)
+        run_rounds(
+            section(lora, direct, reference=reference),
+            MODEL,
+            folder,
+            0,
+            reward=EvenReward,
+            rows=PROMPTS,
+        )
         assert losses_of(folder, 1)[0] == pytest.approx(math.log(2), abs=1e-5)
-        assert (losses_of(folder, 2)[0] == pytest.approx(math.log(2), abs=1e-5)) == (reference == "round")
+        assert (losses_of(folder, 2)[0] == pytest.approx(math.log(2), abs=1e-5)) == (
+            reference == "round"
+        )
     # Round 1 is the same in both; so is what round 2 samples.
     assert rows_of(tmp_path / "round", 2) == rows_of(tmp_path / "fixed", 2)
 
@@ -133,7 +189,9 @@ def test_killed_in_a_round_and_resumed_equals_uninterrupted(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_rounds(chosen, MODEL, tmp_path / "cut", 0, reward=EvenReward, rows=PROMPTS, progress=progress)
+        run_rounds(
+            chosen, MODEL, tmp_path / "cut", 0, reward=EvenReward, rows=PROMPTS, progress=progress
+        )
     assert (tmp_path / "cut" / "round-01" / "summary.json").is_file()
     run_rounds(chosen, MODEL, tmp_path / "cut", 0, reward=EvenReward, rows=PROMPTS)
     whole, cut = weights_of(tmp_path / "whole", 2), weights_of(tmp_path / "cut", 2)
@@ -159,7 +217,8 @@ def test_spin_sets_demonstrations_over_the_policys_own_answers(tmp_path):
 
 def test_pairs_are_a_published_layout(tmp_path):
     run_rounds(section(rounds=1), MODEL, tmp_path / "run", 0, reward=EvenReward, rows=PROMPTS)
-    rows = [row for row in rows_of(tmp_path / "run", 1) if "\\u0000" not in json.dumps(row)]  # which readers set aside
+    # which readers set aside
+    rows = [row for row in rows_of(tmp_path / "run", 1) if "\\u0000" not in json.dumps(row)]
     pairs = list(read([tmp_path / "run" / "round-01" / "pairs.jsonl"], Comparison))
     assert len(pairs) == len(rows) > 8
     for pair, row in zip(pairs, rows, strict=True):
@@ -184,15 +243,24 @@ def test_what_cannot_go_on_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["method=spin", "samples_per_prompt=4"], "samples_per_prompt has no effect with rounds.method = 'spin'"),
+        (
+            ["method=spin", "samples_per_prompt=4"],
+            "samples_per_prompt has no effect with rounds.method = 'spin'",
+        ),
         (["method=spin", "missing_stop_penalty=1.0"], "missing_stop_penalty has no effect"),
         (["method=spin", "reference=fixed"], "against the round's own start"),
         (["method=spin", "direct.loss=ipo"], "with rounds.direct.loss = 'dpo'"),
-        (["method=spin", "reward_source=random"], "rounds.reward_source has no effect with rounds.method = 'spin'"),
+        (
+            ["method=spin", "reward_source=random"],
+            "rounds.reward_source has no effect with rounds.method = 'spin'",
+        ),
         (["method=spin", "max_failed=0.1"], "rounds.max_failed has no effect"),
         (["reward_source=function"], "belong together"),
         (["verifiable.kind=reasoning-gym"], "takes them from data"),
-        (["reference=fixed", "direct.loss=orpo"], "rounds.reference has no effect with rounds.direct.loss = 'orpo'"),
+        (
+            ["reference=fixed", "direct.loss=orpo"],
+            "rounds.reference has no effect with rounds.direct.loss = 'orpo'",
+        ),
     ],
 )
 def test_wrong_settings_are_one_clear_message(overrides, message):
@@ -201,13 +269,23 @@ def test_wrong_settings_are_one_clear_message(overrides, message):
 
 
 def observed(folder, monkeypatch, rows=PROMPTS, **settings):
-    """All that an option may change: pairs, weights, and how many responses were decoded at once."""
+    """All that an option may change: pairs, weights, and how many responses were decoded at
+    once.
+    """
     made = []
-    monkeypatch.setattr(rounds, "local_engine", lambda *a, **k: (made.append(k), local_engine(*a, **k))[1])
+    monkeypatch.setattr(
+        rounds, "local_engine", lambda *a, **k: (made.append(k), local_engine(*a, **k))[1]
+    )
     chosen = section(**settings)
-    run_rounds(chosen, MODEL, folder, 0, reward=None if chosen.method == "spin" else EvenReward, rows=rows)
+    run_rounds(
+        chosen, MODEL, folder, 0, reward=None if chosen.method == "spin" else EvenReward, rows=rows
+    )
     last = chosen.rounds
-    return made, rows_of(folder, last), [float(t.double().sum()) for t in weights_of(folder, last).values()]
+    return (
+        made,
+        rows_of(folder, last),
+        [float(t.double().sum()) for t in weights_of(folder, last).values()],
+    )
 
 
 def test_every_option_has_an_effect(tmp_path, monkeypatch):
@@ -227,7 +305,8 @@ def test_every_option_has_an_effect(tmp_path, monkeypatch):
         "lora": {"lora": False},
         "direct": {"direct": {"beta": 0.5}},
     }
-    assert effects.keys() == RoundsSection.model_fields.keys() - {*REWARD_KEYS, "budget"}  # tests/run/test_budgets.py has that
+    # tests/run/test_budgets.py has that
+    assert effects.keys() == RoundsSection.model_fields.keys() - {*REWARD_KEYS, "budget"}
     plain = observed(tmp_path / "plain", monkeypatch)
     for option, settings in effects.items():
         assert observed(tmp_path / option, monkeypatch, **settings) != plain, option
@@ -248,19 +327,32 @@ def rewarded(folder, name, **more):
 
 
 def test_a_reward_of_ones_own_orders_the_pairs(tmp_path):
-    summary = run_stage(rewarded(tmp_path, "longest"), Context("rounds", tmp_path / "run", MODEL, 0, rows=PROMPTS))
+    summary = run_stage(
+        rewarded(tmp_path, "longest"), Context("rounds", tmp_path / "run", MODEL, 0, rows=PROMPTS)
+    )
     for number in (1, 2):
         rows = rows_of(tmp_path / "run", number)
         texts = [[row[side][0]["content"] for side in ("chosen", "rejected")] for row in rows]
         assert rows and all(len(chosen) > len(rejected) for chosen, rejected in texts)
-        assert [[row["chosen_score"], row["rejected_score"]] for row in rows] == [[*map(float, map(len, pair))] for pair in texts]
+        assert [[row["chosen_score"], row["rejected_score"]] for row in rows] == [
+            [*map(float, map(len, pair))] for pair in texts
+        ]
         sampled = summary["rounds"][number - 1]["sampling"]
-        assert sampled["proxy_std"] > 0 and 0 <= sampled["finished"] <= 1 and 1 <= sampled["length"] <= 8
+        assert (
+            sampled["proxy_std"] > 0
+            and 0 <= sampled["finished"] <= 1
+            and 1 <= sampled["length"] <= 8
+        )
 
 
 def test_a_reward_that_fails_ends_the_rounds_in_one_sentence(tmp_path):
-    with pytest.raises(RewardError, match=r"of the last \d+ scores failed, more than max_failed = 0.5"):
-        run_stage(rewarded(tmp_path, "failing"), Context("rounds", tmp_path / "run", MODEL, 0, rows=PROMPTS))
+    with pytest.raises(
+        RewardError, match=r"of the last \d+ scores failed, more than max_failed = 0.5"
+    ):
+        run_stage(
+            rewarded(tmp_path, "failing"),
+            Context("rounds", tmp_path / "run", MODEL, 0, rows=PROMPTS),
+        )
     chosen = rewarded(tmp_path, "failing", max_failed=1.0)
     with pytest.raises(DataError, match="'failed': 12"):
         run_stage(chosen, Context("rounds", tmp_path / "other", MODEL, 0, rows=PROMPTS))
@@ -274,8 +366,12 @@ def test_the_numbers_of_all_rounds_are_those_of_one_training(tmp_path):
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     assert [row["round"] for row in rows] == [1] * len(own[0]) + [2] * len(own[1])
     summary = RunDirectory(tmp_path / "rounds").summary()
-    assert [read_json(tmp_path / "rounds" / f"round-{n:02d}" / "manifest.json")["rows"] for n in (1, 2)] == [len(PROMPTS)] * 2
-    assert summary["updates"] == len(rows) and summary["num_pairs"] == sum(len(rows_of(tmp_path / "rounds", n)) for n in (1, 2))
+    assert [
+        read_json(tmp_path / "rounds" / f"round-{n:02d}" / "manifest.json")["rows"] for n in (1, 2)
+    ] == [len(PROMPTS)] * 2
+    assert summary["updates"] == len(rows) and summary["num_pairs"] == sum(
+        len(rows_of(tmp_path / "rounds", n)) for n in (1, 2)
+    )
     assert summary["seconds"] >= sum(one["sampling"]["seconds"] for one in summary["rounds"]) > 0
     (stage,) = read_journey(tmp_path / "rounds").stages
     assert stage.kind == "rounds" and [row["loss"] for row in stage.metrics] == own[0] + own[1]
@@ -289,16 +385,28 @@ def test_a_stage_cut_in_its_first_round_has_a_page(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_rounds(section(), MODEL, tmp_path / "run" / "rounds", 0, reward=EvenReward, rows=PROMPTS, progress=progress)
+        run_rounds(
+            section(),
+            MODEL,
+            tmp_path / "run" / "rounds",
+            0,
+            reward=EvenReward,
+            rows=PROMPTS,
+            progress=progress,
+        )
     journey = read_journey(tmp_path / "run")
-    assert [stage.name for stage in journey.stages] == ["rounds"] and len(journey.stages[0].metrics) == 2
+    assert [stage.name for stage in journey.stages] == ["rounds"] and len(
+        journey.stages[0].metrics
+    ) == 2
     assert "not finished" in " ".join(journey.notes) and write_report(tmp_path / "run").is_file()
 
 
 def test_the_newest_policy_is_that_of_the_stage_that_began_last(tmp_path):
     run_rounds(section(rounds=1), MODEL, tmp_path / "rounds", 0, reward=EvenReward, rows=PROMPTS)
     pairs = list(read([tmp_path / "rounds" / "round-01" / "pairs.jsonl"], Comparison))
-    run_stage(DirectSection(max_length=64), Context("direct", tmp_path / "direct", MODEL, 0, rows=pairs))
+    run_stage(
+        DirectSection(max_length=64), Context("direct", tmp_path / "direct", MODEL, 0, rows=pairs)
+    )
     for earlier, later in (("direct", "rounds"), ("rounds", "direct")):
         RunDirectory(tmp_path / earlier).update_manifest(started="2026-01-01T00:00:00Z")
         RunDirectory(tmp_path / later).update_manifest(started="2026-01-02T00:00:00Z")

@@ -1,4 +1,6 @@
-"""How a model was taught to speak goes with it: stop tokens, system message and type, in every place that reads a result."""
+"""How a model was taught to speak goes with it: stop tokens, system message and type, in every
+place that reads a result.
+"""
 
 import json
 
@@ -30,11 +32,18 @@ def tuned(tmp_path_factory):
     """A base whose EOS is <|end|>, tuned to end turns with <|im_end|>."""
     folder = tmp_path_factory.mktemp("tuned")
     tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|system|>", "<|user|>", "<|assistant|>", "<|im_end|>"]})
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": ["<|system|>", "<|user|>", "<|assistant|>", "<|im_end|>"]}
+    )
     tokenizer.chat_template = CHATML
     tiny_model(0, vocab=270).save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
-    model = {"source": str(folder / "base"), "stop_tokens": ["<|im_end|>"], "dtype": "float32", "system_prompt": SYSTEM}
+    model = {
+        "source": str(folder / "base"),
+        "stop_tokens": ["<|im_end|>"],
+        "dtype": "float32",
+        "system_prompt": SYSTEM,
+    }
     how = {"lora": False, "optimizer": {"learning_rate": 5e-3}, "heldout_fraction": 0.0}
     return tether.sft(model, ROWS, epochs=20, run=str(folder / "run"), **how), folder
 
@@ -60,10 +69,22 @@ def test_later_stages_of_other_recipes_begin_with_the_same_encoding(tuned):
     loaded = open_model(ModelConfig(source=str(folder / "run" / "sft" / "model")))
     assert encoder_of(loaded).describe() == taught
     pairs = [{"prompt": f"Say {i}", "chosen": "yes", "rejected": "no"} for i in range(4)]
-    later = tether.dpo(str(folder / "run" / "sft" / "model"), pairs, heldout_fraction=0.0, run=str(folder / "later"))
-    assert json.loads((folder / "later" / "direct" / "policy" / "role.json").read_text())["encoding"] == taught
+    later = tether.dpo(
+        str(folder / "run" / "sft" / "model"),
+        pairs,
+        heldout_fraction=0.0,
+        run=str(folder / "later"),
+    )
+    assert (
+        json.loads((folder / "later" / "direct" / "policy" / "role.json").read_text())["encoding"]
+        == taught
+    )
     assert later.policy.generate("Say 3", temperature=0.0, max_new_tokens=24) == "yes"
-    own = ModelConfig(source=str(folder / "run" / "sft" / "model"), stop_tokens=("<|end|>",), system_prompt="Other.")
+    own = ModelConfig(
+        source=str(folder / "run" / "sft" / "model"),
+        stop_tokens=("<|end|>",),
+        system_prompt="Other.",
+    )
     assert (open_model(own).stop_ids, open_model(own).system_prompt) == ((1,), "Other.")
 
 
@@ -74,11 +95,15 @@ def test_strangers_stop_where_the_turn_ends(tuned, tmp_path, source):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     end = end_of(tokenizer)
-    assert model.generation_config.eos_token_id == [end, 1], "the base's EOS stays, after the new one"
+    assert model.generation_config.eos_token_id == [end, 1], (
+        "the base's EOS stays, after the new one"
+    )
     assert model.config.eos_token_id == [end, 1] and tokenizer.eos_token == "<|im_end|>"
     assert model.dtype == torch.float32
     talk = [{"role": "user", "content": "Say 3"}]
-    ids = tokenizer.apply_chat_template(talk, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    ids = tokenizer.apply_chat_template(
+        talk, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
     assert SYSTEM in tokenizer.decode(ids["input_ids"][0])
     out = model.generate(**ids, max_new_tokens=24, do_sample=False)[0][ids["input_ids"].shape[1] :]
     assert tokenizer.decode(out) == "yes<|im_end|>"
@@ -88,7 +113,10 @@ def test_a_base_for_engine_servers_declares_the_same_ends(tuned, tmp_path):
     _, folder = tuned
     loaded = open_model(ModelConfig(source=str(folder / "run" / "sft" / "model")))
     served = _base(loaded, tmp_path, 0)
-    assert transformers.GenerationConfig.from_pretrained(served).eos_token_id == [end_of(loaded.tokenizer), 1]
+    assert transformers.GenerationConfig.from_pretrained(served).eos_token_id == [
+        end_of(loaded.tokenizer),
+        1,
+    ]
 
 
 def test_a_policy_trained_whole_declares_them_too(tuned):
@@ -106,7 +134,10 @@ def test_a_template_that_writes_the_eos_keeps_its_text():
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
     template = TEMPLATE.replace("<|end|>", "{{ eos_token }}")
     declare_ends(model, tokenizer, (end_of(tokenizer),), template)
-    assert tokenizer.eos_token == "<|end|>" and model.generation_config.eos_token_id == [end_of(tokenizer), 1]
+    assert tokenizer.eos_token == "<|end|>" and model.generation_config.eos_token_id == [
+        end_of(tokenizer),
+        1,
+    ]
 
 
 def test_an_end_of_turn_that_is_a_plain_token_changes_no_tokenizer():

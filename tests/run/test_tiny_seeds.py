@@ -22,7 +22,15 @@ def root(tmp_path_factory):
     values = recipe(folder, folder / "run")
     section = {**values["grpo"], "steps": 1}
     reward = {**values["reward"], "epochs": 1}
-    built = build(Recipe, {**{key: values[key] for key in ("run", "model")}, "seed": 7, "reward": reward, "grpo": section})
+    built = build(
+        Recipe,
+        {
+            **{key: values[key] for key in ("run", "model")},
+            "seed": 7,
+            "reward": reward,
+            "grpo": section,
+        },
+    )
     run_recipe(built)
     return folder / "run"
 
@@ -32,7 +40,9 @@ def base_of(loaded):
     return loaded.model.get_input_embeddings().weight
 
 
-@pytest.mark.parametrize("older", [False, True], ids=["role.json says the seed", "the stage's config.json says it"])
+@pytest.mark.parametrize(
+    "older", [False, True], ids=["role.json says the seed", "the stage's config.json says it"]
+)
 def test_policy_and_reward_model_stand_on_the_base_of_their_seed(root, tmp_path, older):
     run = shutil.copytree(root, tmp_path / "run")
     for path in run.glob("*/*/role.json") if older else ():
@@ -48,7 +58,9 @@ def test_exports_and_commands_work_with_it(root, tmp_path, monkeypatch, capsys):
     for source in (root, root / "reward"):
         made = export_model(str(source), tmp_path / f"{source.name}-out")
         assert made["difference"] < 1e-4
-    monkeypatch.setattr("sys.argv", ["tether", "generate", str(root), "Hello", "--max-new-tokens=4"])
+    monkeypatch.setattr(
+        "sys.argv", ["tether", "generate", str(root), "Hello", "--max-new-tokens=4"]
+    )
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 0 and "Hello" in capsys.readouterr().out
@@ -56,5 +68,11 @@ def test_exports_and_commands_work_with_it(root, tmp_path, monkeypatch, capsys):
 
 def test_an_adapter_alone_has_no_base_that_anybody_could_load(root, tmp_path):
     export_model(str(root), tmp_path / "out", adapter=True)
-    with pytest.raises(ModelError, match=r"for the random model 'tiny', which no folder holds. Export the run without --adapter"):
+    with pytest.raises(
+        ModelError,
+        match=(
+            r"for the random model 'tiny', which no folder holds. "
+            r"Export the run without --adapter"
+        ),
+    ):
         load_policy(str(tmp_path / "out"))

@@ -1,4 +1,6 @@
-"""Trackers have what a run writes, each step once; one that is down, slow or gone changes nothing about the run."""
+"""Trackers have what a run writes, each step once; one that is down, slow or gone changes nothing
+about the run.
+"""
 
 import importlib.util
 import json
@@ -45,7 +47,9 @@ class Recorder:
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The calls of a recorder in W&B's place; `calls.fault` is called by its `log`, and `calls.started` are its starts."""
+    """The calls of a recorder in W&B's place; `calls.fault` is called by its `log`, and
+    `calls.started` are its starts.
+    """
 
     class Calls(list):
         fault = staticmethod(lambda: None)
@@ -79,7 +83,9 @@ def logged(calls):
 def test_a_step_comes_with_its_measurement_alarms_and_samples_and_the_summary_last(tmp_path, calls):
     with tracking.tracking(["wandb"], tmp_path / "run"):
         run = started(tmp_path)
-        run.hold_out({"step": 0, "name": "gold", "length": 3.0, "scores": {"score": [1.0, None, 2.0]}})
+        run.hold_out(
+            {"step": 0, "name": "gold", "length": 3.0, "scores": {"score": [1.0, None, 2.0]}}
+        )
         run.hold_out({"step": 0, "name": "gold", "temperature": 0.5, "scores": {"score": [9.0]}})
         run.alarm([Alarm("kl", 1, 2.0, 1.0, "far.", "stop.")])
         run.log({"loss": 0.5}, 1)
@@ -103,7 +109,11 @@ def test_a_measurement_that_its_step_repeats_is_sent_once(tmp_path, calls):
         run.hold_out({"step": 1, "name": "gold", "scores": {"score": [1.0]}})
         time.sleep(0.1)
         run.log({"loss": 0.5, "gold/score": 1.0}, 1)
-    assert logged(calls) == [(1, {"gold/score": 1.0, "loss": 0.5})] and calls[-1] == ("close", False, None)
+    assert logged(calls) == [(1, {"gold/score": 1.0, "loss": 0.5})] and calls[-1] == (
+        "close",
+        False,
+        None,
+    )
 
 
 def test_a_resumed_run_goes_on_where_the_tracker_is(tmp_path, calls):
@@ -114,7 +124,12 @@ def test_a_resumed_run_goes_on_where_the_tracker_is(tmp_path, calls):
         time.sleep(0.1)
         for step in (2, 3, 4):
             run.log({"loss": -1.0}, step)
-    assert logged(calls) == [(1, {"loss": 0.5}), (2, {"loss": 1.0}), (3, {"loss": 1.5}), (4, {"loss": -1.0})]
+    assert logged(calls) == [
+        (1, {"loss": 0.5}),
+        (2, {"loss": 1.0}),
+        (3, {"loss": 1.5}),
+        (4, {"loss": -1.0}),
+    ]
     assert [(start.id, start.step) for start in calls.started] == [(None, -1), ("7", 3)]
     assert [step for what, step, _ in calls if what == "samples"] == [1, 2, 3]
 
@@ -127,7 +142,9 @@ def identities(calls, folder, steps):
 
 
 def test_folders_of_one_name_have_identities_of_their_own_that_last(tmp_path, calls):
-    """A resumed and a moved run keep theirs; a copy beside its original is another run, shown from its beginning."""
+    """A resumed and a moved run keep theirs; a copy beside its original is another run, shown from
+    its beginning.
+    """
     one, other = (identities(calls, tmp_path / name, [1]) for name in ("one", "other"))
     assert one != other
     assert identities(calls, tmp_path / "one", [2]) == one and calls.started[-1].id == "7"
@@ -136,13 +153,18 @@ def test_folders_of_one_name_have_identities_of_their_own_that_last(tmp_path, ca
     shutil.copytree(tmp_path / "moved", tmp_path / "copied")
     calls.clear()
     third = identities(calls, tmp_path / "copied", [4])
-    assert third not in (one, other) and (calls.started[-1].id, calls.started[-1].step) == (None, -1)
+    assert third not in (one, other) and (calls.started[-1].id, calls.started[-1].step) == (
+        None,
+        -1,
+    )
     assert [step for step, _ in logged(calls)] == [1, 2, 3, 4]
     assert identities(calls, tmp_path / "copied", [5]) == third
     assert identities(calls, tmp_path / "moved", [4]) == one
 
 
-def test_a_run_that_was_killed_while_its_tracker_began_keeps_its_identity(tmp_path, calls, monkeypatch):
+def test_a_run_that_was_killed_while_its_tracker_began_keeps_its_identity(
+    tmp_path, calls, monkeypatch
+):
     begin = tracking.start_tracker
 
     def killed(name, run):
@@ -157,7 +179,9 @@ def test_a_run_that_was_killed_while_its_tracker_began_keeps_its_identity(tmp_pa
     assert [step for step, _ in logged(calls)] == [1, 2]
 
 
-def test_a_tracker_that_comes_back_gets_what_it_missed_and_the_fault_is_told_once(tmp_path, calls, caplog):
+def test_a_tracker_that_comes_back_gets_what_it_missed_and_the_fault_is_told_once(
+    tmp_path, calls, caplog
+):
     def down():
         raise ConnectionError("no route to host")
 
@@ -170,7 +194,10 @@ def test_a_tracker_that_comes_back_gets_what_it_missed_and_the_fault_is_told_onc
         run.log({"loss": 1.5}, 3)
     assert [step for step, _ in logged(calls)] == [1, 2, 3]
     (told,) = [record.getMessage() for record in caplog.records if record.name == tracking.__name__]
-    assert "wandb takes nothing (ConnectionError: no route to host)" in told and str(tmp_path / "run") in told
+    assert (
+        "wandb takes nothing (ConnectionError: no route to host)" in told
+        and str(tmp_path / "run") in told
+    )
 
 
 def test_a_tracker_that_hangs_is_left_behind(tmp_path, calls, caplog, monkeypatch):
@@ -181,7 +208,9 @@ def test_a_tracker_that_hangs_is_left_behind(tmp_path, calls, caplog, monkeypatc
     with tracking.tracking(["wandb"], tmp_path / "run"):
         run = started(tmp_path, range(1, 50))
     assert time.monotonic() - began < 5 and len(run.metrics()) == 49
-    assert [record.getMessage()[:42] for record in caplog.records] == ["wandb takes nothing (it does not answer). "]
+    assert [record.getMessage()[:42] for record in caplog.records] == [
+        "wandb takes nothing (it does not answer). "
+    ]
     released.set()
 
 
@@ -201,8 +230,16 @@ def test_a_tracker_that_does_not_start_stops_no_training(tmp_path, calls, caplog
 def test_a_missing_package_is_told_before_anything_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     values = recipe(tmp_path, tmp_path / "run")
-    config = build(Recipe, {**{name: values[name] for name in ("run", "model", "sft")}, "track": ["mlflow"]})
-    with pytest.raises(ConfigError, match=r"track = \['mlflow'\] needs .* pip install 'tether-rlhf\[track\]'"):
+    config = build(
+        Recipe, {**{name: values[name] for name in ("run", "model", "sft")}, "track": ["mlflow"]}
+    )
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"track = \['mlflow'\] needs .* pip install "
+            r"'tether-rlhf\[track\]'"
+        ),
+    ):
         run_recipe(config)
     assert not (tmp_path / "run" / "sft").exists()
 
@@ -218,9 +255,12 @@ def test_trackers_may_change_while_a_run_goes_on(tmp_path, calls):
     config = build(Recipe, values)
     run_recipe(config)
     assert not calls
-    run_recipe(build(Recipe, {**values, "track": ["wandb"]}))  # a finished stage is shown from its beginning
+    # a finished stage is shown from its beginning
+    run_recipe(build(Recipe, {**values, "track": ["wandb"]}))
     rows = RunDirectory(tmp_path / "run" / "sft").metrics()
-    assert [(step, values["loss"]) for step, values in logged(calls)[:-1]] == [(row["step"], row["loss"]) for row in rows]
+    assert [(step, values["loss"]) for step, values in logged(calls)[:-1]] == [
+        (row["step"], row["loss"]) for row in rows
+    ]
     calls.clear()
     run_recipe(build(Recipe, {**values, "track": ["wandb"]}))
     assert not calls
@@ -228,9 +268,14 @@ def test_trackers_may_change_while_a_run_goes_on(tmp_path, calls):
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_two_folders_of_one_name_do_not_write_into_one_another(name, tmp_path, monkeypatch):
-    """Both are resumed, one after the other: each loss is there once, and those of a folder are together."""
+    """Both are resumed, one after the other: each loss is there once, and those of a folder are
+    together.
+    """
     monkeypatch.chdir(tmp_path)
-    for variable, value in {**tracked.ENVIRONMENT, "TENSORBOARD_LOGGING_DIR": "{}/out/events"}.items():
+    for variable, value in {
+        **tracked.ENVIRONMENT,
+        "TENSORBOARD_LOGGING_DIR": "{}/out/events",
+    }.items():
         monkeypatch.setenv(variable, value.format(tmp_path))
     pytest.importorskip(name, reason=f"{name} is in the extra `track`")
     with warnings.catch_warnings():
@@ -246,7 +291,9 @@ def test_two_folders_of_one_name_do_not_write_into_one_another(name, tmp_path, m
 
 
 def in_time(read, complete):
-    """The result of `read`, repeated until it is complete: W&B's own process writes its file a moment after the run's end."""
+    """The result of `read`, repeated until it is complete: W&B's own process writes its file a
+    moment after the run's end.
+    """
     deadline = time.monotonic() + 30
     while not complete(result := read()) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -284,14 +331,17 @@ def losses(name, folder):
 @pytest.mark.parametrize("name", TRACKERS)
 def test_each_tracker_has_the_numbers_and_texts_of_a_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for variable, value in tracked.ENVIRONMENT.items():  # before the import: trackio reads its folder then
+    # before the import: trackio reads its folder then
+    for variable, value in tracked.ENVIRONMENT.items():
         monkeypatch.setenv(variable, value.format(tmp_path))
     pytest.importorskip(name, reason=f"{name} is in the extra `track`")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with tracking.tracking([name], tmp_path / "out" / "run"):
             run = started(tmp_path / "out", [1, 2, 3])
-            run.hold_out({"step": 0, "name": "gold", "length": 3.0, "scores": {"score": [1.0, 2.0]}})
+            run.hold_out(
+                {"step": 0, "name": "gold", "length": 3.0, "scores": {"score": [1.0, 2.0]}}
+            )
             run.alarm([Alarm("kl", 3, 2.0, 1.0, "far.", "stop.")])
         with tracking.tracking([name], tmp_path / "out" / "run"):
             run.truncate(2)
@@ -299,9 +349,15 @@ def test_each_tracker_has_the_numbers_and_texts_of_a_run(name, tmp_path, monkeyp
             run.log({"loss": 2.0}, 4)
             run.finish({"seconds": 3.0})
         points, tables = in_time(
-            lambda: getattr(tracked, name)(tmp_path), lambda result: any(metric == LAST for _, metric, _ in result[0])
+            lambda: getattr(tracked, name)(tmp_path),
+            lambda result: any(metric == LAST for _, metric, _ in result[0]),
         )
     points = {(metric, step): values for (_, metric, step), values in points.items()}
     steps = {("loss", step): [step / 2] for step in (1, 2, 3, 4)}
-    assert points == {**steps, ("gold/score", 0): [1.5], ("gold/length", 0): [3.0], ("summary/seconds", 5): [3.0]}
+    assert points == {
+        **steps,
+        ("gold/score", 0): [1.5],
+        ("gold/length", 0): [3.0],
+        ("summary/seconds", 5): [3.0],
+    }
     assert tables == 6

@@ -1,4 +1,6 @@
-"""The detectors in a training: their alarms are written down, and a run does what its recipe says when one fires."""
+"""The detectors in a training: their alarms are written down, and a run does what its recipe says
+when one fires.
+"""
 
 import pytest
 
@@ -15,16 +17,35 @@ def reward(prompts, responses):
 
 
 def recipe(folder, **section):
-    """A fourth of all scores fails, which the detector `reward_failures` notices as soon as its window is full."""
+    """A fourth of all scores fails, which the detector `reward_failures` notices as soon as its
+    window is full.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "mine.py").write_text(FAILING)
     (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "p{n}"}}\n' for n in range(12)))
     values = {
-        **{"data": {"path": str(folder / "prompts.jsonl")}, "steps": 8, "prompts_per_step": 4, "samples_per_prompt": 4},
-        **{"max_new_tokens": 6, "checkpoint_every": 2, "reward_source": "function", "optimizer": {"learning_rate": 1e-3}},
+        **{
+            "data": {"path": str(folder / "prompts.jsonl")},
+            "steps": 8,
+            "prompts_per_step": 4,
+            "samples_per_prompt": 4,
+        },
+        **{
+            "max_new_tokens": 6,
+            "checkpoint_every": 2,
+            "reward_source": "function",
+            "optimizer": {"learning_rate": 1e-3},
+        },
         **{"function": {"call": f"{folder}/mine.py:reward", "batch": 16}, **section},
     }
-    return build(Recipe, {"run": str(folder / "run"), "model": {"source": "tiny", "dtype": "float32"}, "grpo": values})
+    return build(
+        Recipe,
+        {
+            "run": str(folder / "run"),
+            "model": {"source": "tiny", "dtype": "float32"},
+            "grpo": values,
+        },
+    )
 
 
 def coefficients(made):
@@ -42,12 +63,16 @@ def test_an_alarm_is_written_down_and_training_goes_on(tmp_path):
 
 
 def test_an_alarm_may_end_the_training(tmp_path):
-    summary = run_recipe(recipe(tmp_path / "a", watch={"act": {"reward_failures": "stop"}}), ["grpo"])["grpo"]
+    summary = run_recipe(
+        recipe(tmp_path / "a", watch={"act": {"reward_failures": "stop"}}), ["grpo"]
+    )["grpo"]
     assert summary["steps"] == 3
 
 
 def test_an_alarm_may_raise_the_kl(tmp_path):
-    made = recipe(tmp_path / "a", kl={"coefficient": 0.1}, watch={"act": {"reward_failures": "raise_kl"}})
+    made = recipe(
+        tmp_path / "a", kl={"coefficient": 0.1}, watch={"act": {"reward_failures": "raise_kl"}}
+    )
     run_recipe(made, ["grpo"])
     assert coefficients(made) == [0.1] * 3 + [0.2] * 5
 

@@ -27,6 +27,16 @@ def test_the_job_of_kubernetes_runs_a_command_of_tether():
     words = job["spec"]["entrypoint"].split()
     run = get_command(app).commands["run"]
     assert words[:2] == ["tether", "run"] and any("--on" in option.opts for option in run.params)
-    machines = [job["spec"]["rayClusterSpec"]["headGroupSpec"], *job["spec"]["rayClusterSpec"]["workerGroupSpecs"]]
-    mounts = {m["mountPath"] for one in machines for c in one["template"]["spec"]["containers"] for m in c["volumeMounts"]}
-    assert all(words[2].startswith(mount) for mount in mounts), "the recipe lies where all machines see it"
+    machines = [
+        job["spec"]["rayClusterSpec"]["headGroupSpec"],
+        *job["spec"]["rayClusterSpec"]["workerGroupSpecs"],
+    ]
+    mounts = {
+        m["mountPath"]
+        for one in machines
+        for c in one["template"]["spec"]["containers"]
+        for m in c["volumeMounts"]
+    }
+    assert all(words[2].startswith(mount) for mount in mounts), (
+        "the recipe lies where all machines see it"
+    )

@@ -1,4 +1,6 @@
-"""Ray as a launcher, on a cluster of this machine's loopback: programs, their ends, and a run whose engine servers it places."""
+"""Ray as a launcher, on a cluster of this machine's loopback: programs, their ends, and a run whose
+engine servers it places.
+"""
 
 import contextlib
 import os
@@ -36,13 +38,22 @@ def test_a_program_runs_with_its_words_and_ends_with_its_status(launcher, tmp_pa
     host, port = launcher.place("a")
     assert host == scale.LOOPBACK and 1024 < port < 65536 and launcher.ended("a") is None
     words = "import os, sys; print(os.environ['GIVEN'], sys.argv[1], flush=True); sys.exit(7)"
-    launcher.start("a", [sys.executable, "-c", words, "an argument"], {"GIVEN": "one"}, tmp_path / "logs" / "a.log")
+    launcher.start(
+        "a",
+        [sys.executable, "-c", words, "an argument"],
+        {"GIVEN": "one"},
+        tmp_path / "logs" / "a.log",
+    )
     assert end_of(launcher, "a") == 7
     assert (tmp_path / "logs" / "a.log").read_text() == "one an argument\n"
 
 
 def test_a_lost_actor_takes_its_program_along_and_may_start_it_again(launcher, tmp_path):
-    sleep = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
+    sleep = [
+        sys.executable,
+        "-c",
+        "import os, time; print(os.getpid(), flush=True); time.sleep(600)",
+    ]
     log = tmp_path / "a.log"
     launcher.place("a")
     launcher.start("a", sleep, {}, log)
@@ -57,7 +68,8 @@ def test_a_lost_actor_takes_its_program_along_and_may_start_it_again(launcher, t
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{program}")
     start = time.monotonic()
-    while time.monotonic() < start + 120:  # Ray starts the actor anew; until then there is no machine, which is an OSError
+    # Ray starts the actor anew; until then there is no machine, which is an OSError
+    while time.monotonic() < start + 120:
         with contextlib.suppress(OSError):
             launcher.place("a")
             launcher.start("a", sleep, {}, log)
@@ -69,7 +81,13 @@ def test_a_lost_actor_takes_its_program_along_and_may_start_it_again(launcher, t
 
 def test_what_a_cluster_has_not_is_said_at_once(cluster):
     start = time.monotonic()
-    with pytest.raises(ConfigError, match=r"server-0 needs 8 GPU, and the largest machine of the cluster has 2 CPU"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"server-0 needs 8 GPU, and the largest machine of the "
+            r"cluster has 2 CPU"
+        ),
+    ):
         scale.RayLauncher(None, "test", {"server-0": {"GPU": 8.0}}, 600)
     with pytest.raises(ConfigError, match=r"together 4 CPU, and the cluster has 2"):
         scale.RayLauncher(None, "test", {"server-0": {"CPU": 2.0}, "server-1": {"CPU": 2.0}}, 600)
@@ -86,7 +104,11 @@ def test_what_a_cluster_has_not_is_said_at_once(cluster):
         ),
         ({"a": {"GPU": 1}, "b": {"GPU": 1}}, [{"GPU": 1}], "together 2 GPU, and the cluster has 1"),
         ({"a": {"tpu": 1}}, [{"GPU": 1}], "a needs 1 tpu"),
-        ({"a": {"GPU": 1}}, [], "a needs 1 GPU, and the largest machine of the cluster has nothing"),
+        (
+            {"a": {"GPU": 1}},
+            [],
+            "a needs 1 GPU, and the largest machine of the cluster has nothing",
+        ),
     ],
 )
 def test_too_little_is_named(needs, nodes, words):
@@ -95,7 +117,9 @@ def test_too_little_is_named(needs, nodes, words):
 
 
 def test_enough_passes():
-    scale.check_fits({"a": {"GPU": 1}, "b": {"GPU": 1, "CPU": 2}}, [{"GPU": 1}, {"GPU": 1, "CPU": 4}])
+    scale.check_fits(
+        {"a": {"GPU": 1}, "b": {"GPU": 1, "CPU": 2}}, [{"GPU": 1}, {"GPU": 1, "CPU": 4}]
+    )
 
 
 @pytest.mark.timeout(600)
@@ -110,10 +134,24 @@ def test_servers_that_ray_places_give_the_run_of_one_process(cluster, tmp_path):
         "samples_per_prompt": 2,
     }
     texts, losses = [], []
-    for on, engine in (("local", {}), ("ray", {"kind": "served", "servers": 2, "resources": {"CPU": 0.5}})):
-        values = {"run": str(tmp_path / on), "on": on, "model": {"source": "tiny", "dtype": "float32"}}
-        run_recipe(build(Recipe, {**values, "grpo": {**section, "max_new_tokens": 8, "engine": engine}}))
-        texts.append([(row["step"], row["response"]) for row in read_jsonl(tmp_path / on / "grpo" / "samples.jsonl")])
+    for on, engine in (
+        ("local", {}),
+        ("ray", {"kind": "served", "servers": 2, "resources": {"CPU": 0.5}}),
+    ):
+        values = {
+            "run": str(tmp_path / on),
+            "on": on,
+            "model": {"source": "tiny", "dtype": "float32"},
+        }
+        run_recipe(
+            build(Recipe, {**values, "grpo": {**section, "max_new_tokens": 8, "engine": engine}})
+        )
+        texts.append(
+            [
+                (row["step"], row["response"])
+                for row in read_jsonl(tmp_path / on / "grpo" / "samples.jsonl")
+            ]
+        )
         losses.append([row["loss"] for row in read_jsonl(tmp_path / on / "grpo" / "metrics.jsonl")])
     assert texts[0] == texts[1] and texts[0]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)

@@ -48,7 +48,9 @@ def ip(*words):
 
 @pytest.fixture
 def hosts():
-    """Two networks with a cable between them: what starts a program in one, and what pulls the cable."""
+    """Two networks with a cable between them: what starts a program in one, and what pulls the
+    cable.
+    """
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and iproute2")
     names = {where: f"tether-{where}-{os.getpid()}" for where in ADDRESSES}
@@ -58,12 +60,25 @@ def hosts():
 
     def start(where, text, *words):
         command = ["ip", "netns", "exec", names[where], sys.executable, "-c", text, *words]
-        programs.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        programs.append(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
         return programs[-1]
 
     try:
         assert not ip(
-            "link", "add", "cable", "netns", names["here"], "type", "veth", "peer", "name", "cable", "netns", names["there"]
+            "link",
+            "add",
+            "cable",
+            "netns",
+            names["here"],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "cable",
+            "netns",
+            names["there"],
         )
         for where, address in ADDRESSES.items():
             assert not ip("-n", names[where], "addr", "add", f"{address}/24", "dev", "cable")
@@ -77,7 +92,9 @@ def hosts():
 
 
 @pytest.mark.parametrize("under_way", ["answer", "request"])
-def test_a_cut_is_noticed_while_an_answer_is_waited_for_and_while_a_request_is_sent(hosts, under_way):
+def test_a_cut_is_noticed_while_an_answer_is_waited_for_and_while_a_request_is_sent(
+    hosts, under_way
+):
     start, pull = hosts
     start("there", SERVER)
     client = start("here", CLIENT, under_way)

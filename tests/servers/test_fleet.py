@@ -65,7 +65,11 @@ def test_a_server_that_has_failed_to_load_is_not_waited_for(clock):
 def test_one_failure_makes_it_suspect_an_answer_heals_it_and_three_kill_it(clock):
     fleet = healthy(clock, "a", failures=3)
     fleet.failed("a", "no connection")
-    assert fleet.members["a"].state is State.SUSPECT and fleet.pick([1]) is None and fleet.due("a") == "probe"
+    assert (
+        fleet.members["a"].state is State.SUSPECT
+        and fleet.pick([1]) is None
+        and fleet.due("a") == "probe"
+    )
     fleet.answered("a")
     assert fleet.pick([1]) == "a"
     for _ in range(3):

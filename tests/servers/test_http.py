@@ -23,11 +23,15 @@ TOKEN = "a secret of the run"
 
 @pytest.fixture
 def serve():
-    """Start a server, and give a function that asks it: (method, path, body, headers) -> status and answer."""
+    """Start a server, and give a function that asks it: (method, path, body, headers) -> status and
+    answer.
+    """
     started = []
 
     def start(server):
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
         started.append(server)
 
         def ask(method, path, body=b"", **headers):
@@ -57,13 +61,17 @@ def serve():
 
 def echo(body):
     if body.get("fail"):
-        raise {"key": KeyError, "zero": ZeroDivisionError, "memory": MemoryError}[body["fail"]]("as asked")
+        raise {"key": KeyError, "zero": ZeroDivisionError, "memory": MemoryError}[body["fail"]](
+            "as asked"
+        )
     return 200, {"got": body}
 
 
 @pytest.fixture
 def ask(serve):
-    return serve(JsonServer(("127.0.0.1", 0), {"/described": lambda: {"name": "it"}}, {"/echo": echo}, TOKEN))
+    return serve(
+        JsonServer(("127.0.0.1", 0), {"/described": lambda: {"name": "it"}}, {"/echo": echo}, TOKEN)
+    )
 
 
 def test_a_program_with_the_token_is_answered(ask):
@@ -92,7 +100,9 @@ def test_strangers_and_web_pages_are_refused(ask, headers, status):
     assert ask("GET", "/health", Authorization=None)[0] == 200
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:99", "localhost:1", "[::1]:1", "LOCALHOST"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.1:99", "localhost:1", "[::1]:1", "LOCALHOST"]
+)
 def test_addresses_and_own_names_are_known(ask, host):
     assert ask("GET", "/described", Host=host)[0] == 200
 
@@ -111,7 +121,9 @@ def test_addresses_and_own_names_are_known(ask, host):
     ],
 )
 def test_bodies_have_a_kind_and_a_size(ask, headers, status):
-    headers = {name: value.encode() if not value.isascii() else value for name, value in headers.items()}
+    headers = {
+        name: value.encode() if not value.isascii() else value for name, value in headers.items()
+    }
     start = time.monotonic()
     assert ask("POST", "/echo", b"{}", **headers)[0] == status
     assert time.monotonic() - start < 5, "nothing is waited for or read"
@@ -172,7 +184,9 @@ def fuzzed(draw):
 
 
 def attack(serve, count):
-    """(statuses of `count` fuzzed requests, samples of a well-behaved program meanwhile, its longest wait in seconds)."""
+    """(statuses of `count` fuzzed requests, samples of a well-behaved program meanwhile, its
+    longest wait in seconds).
+    """
     server = engine_server(open_model(TINY), ("127.0.0.1", 0), 16, TOKEN)
     server.engines["policy"] = server.engines["other"] = _whole(server)
     ask = serve(server)
@@ -191,8 +205,14 @@ def attack(serve, count):
     draw = random.Random(0)
     try:
         for _ in range(count):
-            path = draw.choice([GENERATE, GENERATE, "/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
-            body = fuzzed(draw) if path == GENERATE else {"lora_name": draw.choice(ODD), "lora_path": draw.choice(ODD)}
+            path = draw.choice(
+                [GENERATE, GENERATE, "/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
+            )
+            body = (
+                fuzzed(draw)
+                if path == GENERATE
+                else {"lora_name": draw.choice(ODD), "lora_path": draw.choice(ODD)}
+            )
             statuses.append(ask("POST", path, body)[0])
     finally:
         ended.set()
@@ -204,7 +224,9 @@ def attack(serve, count):
 
 
 def tokens(answer):
-    """The sampled ids; log-probabilities may differ by rounding, for requests that meet are decoded together."""
+    """The sampled ids; log-probabilities may differ by rounding, for requests that meet are decoded
+    together.
+    """
     status, body = answer
     assert status == 200, body
     return [one["token_ids"] for one in body["choices"]]

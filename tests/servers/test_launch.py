@@ -1,4 +1,6 @@
-"""Programs of one machine: which GPUs each of them sees, and what is known of one that cannot be started."""
+"""Programs of one machine: which GPUs each of them sees, and what is known of one that cannot be
+started.
+"""
 
 import time
 
@@ -21,7 +23,11 @@ def seen(launcher, name, folder):
 def test_each_program_has_gpus_of_its_own_and_gives_them_back(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,5,6,7")
     engines = Processes({"a": 2, "b": 1, "none": 0}, ["4", "5", "6", "7"])
-    assert [seen(engines, name, tmp_path) for name in ("a", "b", "none")] == ["gpus:4,5", "gpus:6", "gpus:3,4,5,6,7"]
+    assert [seen(engines, name, tmp_path) for name in ("a", "b", "none")] == [
+        "gpus:4,5",
+        "gpus:6",
+        "gpus:3,4,5,6,7",
+    ]
     with pytest.raises(ConfigError, match="2 servers need 2 GPUs, and 1 of this machine are left"):
         Processes({"c": 1, "d": 1}, ["4", "5", "6", "7"])
     rewards = Processes({"c": 1}, ["4", "5", "6", "7"])

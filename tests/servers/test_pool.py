@@ -1,4 +1,6 @@
-"""Servers of this machine and the work that is given to them: one that hangs is told from one that is slow."""
+"""Servers of this machine and the work that is given to them: one that hangs is told from one that
+is slow.
+"""
 
 import os
 import signal
@@ -27,9 +29,13 @@ JsonServer((sys.argv[1], int(sys.argv[2])), {}, {"/work": work}).serve_forever()
 
 @pytest.fixture
 def together(tmp_path, monkeypatch):
-    """Two servers that work for as long as they are told, looked after more often than elsewhere."""
+    """Two servers that work for as long as they are told, looked after more often than
+    elsewhere.
+    """
     monkeypatch.setattr(pool, "CONNECT", 0.5)
-    servers = Servers(lambda host, port: [sys.executable, "-c", PROGRAM, host, str(port)], ["a", "b"], tmp_path)
+    servers = Servers(
+        lambda host, port: [sys.executable, "-c", PROGRAM, host, str(port)], ["a", "b"], tmp_path
+    )
     made = ServerPool(servers, ServersConfig(), tmp_path, lambda name, task: None, 4)
     made.fleet.limits = Limits(quiet=0.5, suspect_seconds=1.0)
     made.start(partial(made.want, "v0"))
@@ -45,7 +51,9 @@ def given(together, seconds):
 
     def work(name):
         names.append(name)
-        return together.post(name, "/work", {"seconds": seconds if len(names) == 1 else 0}).json()["port"]
+        return together.post(name, "/work", {"seconds": seconds if len(names) == 1 else 0}).json()[
+            "port"
+        ]
 
     future = senders.submit(together.give, work)
     while not names:
@@ -58,8 +66,14 @@ def test_a_server_that_hangs_is_started_again_and_another_does_its_work(together
     time.sleep(0.2)
     stopped = together.servers.launcher.processes[names[0]]
     os.killpg(stopped.pid, signal.SIGSTOP)
-    assert future.result(30) == int(together.servers.addresses[names[1]].rpartition(":")[2]) and names[0] != names[1]
-    assert any(change.server == names[0] and change.why.startswith("look: ") for change in together.fleet.changes)
+    assert (
+        future.result(30) == int(together.servers.addresses[names[1]].rpartition(":")[2])
+        and names[0] != names[1]
+    )
+    assert any(
+        change.server == names[0] and change.why.startswith("look: ")
+        for change in together.fleet.changes
+    )
     while len(together.fleet.at(State.HEALTHY)) < 2:
         time.sleep(0.01)
     assert stopped.poll() == -signal.SIGKILL

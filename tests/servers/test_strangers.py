@@ -1,4 +1,6 @@
-"""Another user of the machine and a web page get nothing from a run's servers, at any path; vLLM's server has the same door."""
+"""Another user of the machine and a web page get nothing from a run's servers, at any path; vLLM's
+server has the same door.
+"""
 
 import asyncio
 import http.client
@@ -26,9 +28,15 @@ STRANGERS = {
     "without a token": ({}, 401),
     "with another token": ({"Authorization": "Bearer guessed"}, 401),
     "a page of another site": ({"Origin": "http://evil.example"}, 403),
-    "a page that knows the token": ({"Origin": "http://evil.example", "Authorization": f"Bearer {TOKEN}"}, 403),
+    "a page that knows the token": (
+        {"Origin": "http://evil.example", "Authorization": (f"Bearer {TOKEN}")},
+        403,
+    ),
     "a name that leads here": ({"Host": "evil.example"}, 403),
-    "a name that leads here, with the token": ({"Host": "evil.example", "Authorization": f"Bearer {TOKEN}"}, 403),
+    "a name that leads here, with the token": (
+        {"Host": "evil.example", "Authorization": (f"Bearer {TOKEN}")},
+        403,
+    ),
 }
 
 
@@ -43,14 +51,22 @@ class Length:
 
 def engine():
     return engine_server(
-        open_model(ModelConfig.model_validate({"source": "tiny", "dtype": "float32"})), ("127.0.0.1", 0), 4, TOKEN
+        open_model(ModelConfig.model_validate({"source": "tiny", "dtype": "float32"})),
+        ("127.0.0.1", 0),
+        4,
+        TOKEN,
     )
 
 
-@pytest.fixture(params=[engine, lambda: reward_server(Length(), "digest", ("127.0.0.1", 0), TOKEN)], ids=["engine", "reward"])
+@pytest.fixture(
+    params=[engine, lambda: reward_server(Length(), "digest", ("127.0.0.1", 0), TOKEN)],
+    ids=["engine", "reward"],
+)
 def server(request):
     server = request.param()
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    ).start()
     yield server
     server.shutdown()
     server.server_close()
@@ -67,7 +83,12 @@ def answered(port, method, path, headers):
 
 
 def paths(server):
-    return [*(("GET", path) for path in server.get), *(("POST", path) for path in server.post), ("GET", "/x"), ("POST", "/x")]
+    return [
+        *(("GET", path) for path in server.get),
+        *(("POST", path) for path in server.post),
+        ("GET", "/x"),
+        ("POST", "/x"),
+    ]
 
 
 @pytest.mark.parametrize("who", STRANGERS)
@@ -80,7 +101,10 @@ def test_strangers_are_refused_at_every_path(server, who):
         assert (refused, [*words]) == (status, ["error"]), (method, path)
         assert TOKEN not in words["error"]
     method, path = asked[0]
-    assert answered(server.server_address[1], method, path, {"Authorization": f"Bearer {TOKEN}"})[0] == 200
+    assert (
+        answered(server.server_address[1], method, path, {"Authorization": (f"Bearer {TOKEN}")})[0]
+        == 200
+    )
 
 
 OTHER_USER = """
@@ -102,11 +126,22 @@ print(json.dumps([os.getuid(), [status(*one) for one in paths], len(secret)]))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="root alone becomes another user")
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason=("root alone becomes another user")
+)
 def test_another_user_of_the_machine_is_refused_at_every_path_and_cannot_read_the_token(server):
     asked = paths(server)
-    command = [sys.executable, "-c", OTHER_USER, str(server.server_address[1]), str(os.getpid()), json.dumps(asked)]
-    user, statuses, seen = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    command = [
+        sys.executable,
+        "-c",
+        OTHER_USER,
+        str(server.server_address[1]),
+        str(os.getpid()),
+        json.dumps(asked),
+    ]
+    user, statuses, seen = json.loads(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )
     assert (user, statuses, seen) == (65534, [401] * len(asked), 0)
 
 
@@ -115,7 +150,9 @@ def test_another_user_of_the_machine_is_refused_at_every_path_and_cannot_read_th
 
 @pytest.fixture
 def door(monkeypatch):
-    """Who asks an application behind the door: (path, headers) -> the status, or the application's own 200."""
+    """Who asks an application behind the door: (path, headers) -> the status, or the application's
+    own 200.
+    """
     monkeypatch.setenv("TETHER_SERVER_TOKEN", TOKEN)
     monkeypatch.syspath_prepend(str(IN_VLLM))
     module = importlib.import_module("tether_door")
@@ -139,7 +176,18 @@ def door(monkeypatch):
     return ask
 
 
-@pytest.mark.parametrize("path", [GENERATE, "/v1/models", "/v1/load_lora_adapter", "/weight_info", "/metrics", "/docs", *REPLACE])
+@pytest.mark.parametrize(
+    "path",
+    [
+        GENERATE,
+        "/v1/models",
+        "/v1/load_lora_adapter",
+        "/weight_info",
+        "/metrics",
+        "/docs",
+        *REPLACE,
+    ],
+)
 def test_the_door_before_vllm_is_closed_at_every_path(door, path):
     assert door(path) == door(path, Authorization="Bearer guessed") == 401
     assert door(path, Authorization=f"Bearer {TOKEN}") == 200
@@ -151,12 +199,18 @@ def test_the_door_before_vllm_is_closed_at_every_path(door, path):
 def test_the_door_stands_in_starlette_as_vllm_puts_it(monkeypatch):
     """vLLM imports the name and calls add_middleware with the class."""
     applications = pytest.importorskip("starlette.applications")
-    routing, responses = (pytest.importorskip(f"starlette.{name}") for name in ("routing", "responses"))
+    routing, responses = (
+        pytest.importorskip(f"starlette.{name}") for name in ("routing", "responses")
+    )
     client = pytest.importorskip("starlette.testclient").TestClient
     monkeypatch.setenv("TETHER_SERVER_TOKEN", TOKEN)
     monkeypatch.syspath_prepend(str(IN_VLLM))
     app = applications.Starlette(
-        routes=[routing.Route("/pause", lambda _: responses.PlainTextResponse("paused"), methods=["POST"])]
+        routes=[
+            routing.Route(
+                "/pause", lambda _: responses.PlainTextResponse("paused"), methods=["POST"]
+            )
+        ]
     )
     app.add_middleware(importlib.import_module("tether_door").Door)
     with client(app) as ask:
@@ -182,15 +236,36 @@ def test_vllm_is_started_with_the_token_and_the_door(tmp_path, monkeypatch, lora
     monkeypatch.setattr("tether.run.engines.ServedEngine", stop)
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     (tmp_path / "prompts.txt").write_text("a\nb\n")
-    section = {"data": {"path": str(tmp_path / "prompts.txt")}, "function": {"call": "tether.quickstart.judges:letters"}}
-    section |= {"engine": {"kind": "vllm", "servers": 1, "python": sys.executable}, "lora": lora, "steps": 1, "roles": "separate"}
-    values = {"run": str(tmp_path / "run"), "model": {"source": "tiny", "dtype": "float32"}, "grpo": section}
+    section = {
+        "data": {"path": str(tmp_path / "prompts.txt")},
+        "function": {"call": "tether.quickstart.judges:letters"},
+    }
+    section |= {
+        "engine": {"kind": "vllm", "servers": 1, "python": sys.executable},
+        "lora": lora,
+        "steps": 1,
+        "roles": "separate",
+    }
+    values = {
+        "run": str(tmp_path / "run"),
+        "model": {"source": "tiny", "dtype": "float32"},
+        "grpo": section,
+    }
     with pytest.raises(ModelError, match="far enough"):
         run_recipe(build(Recipe, values))
     ((command, environment, token),) = started
     words = [*command]
-    assert words[0] == "env" and f"PYTHONPATH={IN_VLLM}{os.pathsep}/somewhere" in words[: words.index(sys.executable)]
-    assert words[words.index("--middleware") + 1] == "tether_door.Door" and "vllm.entrypoints.openai.api_server" in words
-    assert environment["VLLM_API_KEY"] == environment["TETHER_SERVER_TOKEN"] == token and len(token) > 30
+    assert (
+        words[0] == "env"
+        and f"PYTHONPATH={IN_VLLM}{os.pathsep}/somewhere" in words[: words.index(sys.executable)]
+    )
+    assert (
+        words[words.index("--middleware") + 1] == "tether_door.Door"
+        and "vllm.entrypoints.openai.api_server" in words
+    )
+    assert (
+        environment["VLLM_API_KEY"] == environment["TETHER_SERVER_TOKEN"] == token
+        and len(token) > 30
+    )
     assert token not in " ".join(words), "a command line can be read by everybody"
     assert ("VLLM_SERVER_DEV_MODE=1" in words) == (lora is False)

@@ -1,4 +1,6 @@
-"""Direct methods against autograd on the plain model, one response at a time; and a tiny model that learns what is preferred."""
+"""Direct methods against autograd on the plain model, one response at a time; and a tiny model that
+learns what is preferred.
+"""
 
 import dataclasses
 import gc
@@ -41,7 +43,13 @@ SETTINGS = {
 
 
 def comparison(prompt, chosen, rejected, number=0):
-    return Comparison((user(prompt),), (assistant(chosen),), (assistant(rejected),), id=f"{prompt}-{number}", group=prompt)
+    return Comparison(
+        (user(prompt),),
+        (assistant(chosen),),
+        (assistant(rejected),),
+        id=f"{prompt}-{number}",
+        group=prompt,
+    )
 
 
 ROWS = [
@@ -55,25 +63,39 @@ ROWS = [
 
 def make(roles="lora", seed=0, **settings):
     base = tiny_model(seed).requires_grad_(False).eval()
-    settings = {"optimizer": OptimizerConfig(learning_rate=3e-3), "heldout_fraction": 0.0, **settings}
+    settings = {
+        "optimizer": OptimizerConfig(learning_rate=3e-3),
+        "heldout_fraction": 0.0,
+        **settings,
+    }
     config = DirectConfig(**settings)
     free = config.loss in ("orpo", "simpo")
     if roles == "lora":
         model = add_adapter(base, "policy", LoraConfig(rank=8), seed=1)
         return Direct(config, Role(model, "policy"), None if free else Role(model), ENCODER)
-    return Direct(config, Role(base.requires_grad_(True)), None if free else Role(tiny_model(seed + 7).eval()), ENCODER)
+    return Direct(
+        config,
+        Role(base.requires_grad_(True)),
+        None if free else Role(tiny_model(seed + 7).eval()),
+        ENCODER,
+    )
 
 
 def plain_logprobs(model, encoded):
     table = model(input_ids=torch.tensor([encoded.ids])).logits[0].log_softmax(-1)
-    return torch.stack([table[t - 1, encoded.ids[t]] for t, counts in enumerate(encoded.trained) if counts])
+    return torch.stack(
+        [table[t - 1, encoded.ids[t]] for t, counts in enumerate(encoded.trained) if counts]
+    )
 
 
 def plain_loss(model, reference, config, rows):
     """The paper's formula for every pair, from each response run alone."""
     total = 0.0
     for row in rows:
-        sides = [ENCODER.conversation((*row.prompt, *side), "last") for side in (row.chosen, row.rejected)]
+        sides = [
+            ENCODER.conversation((*row.prompt, *side), "last")
+            for side in (row.chosen, row.rejected)
+        ]
         policy = [plain_logprobs(model, side) for side in sides]
         with torch.no_grad():
             frozen = [plain_logprobs(reference, side) for side in sides]
@@ -85,9 +107,13 @@ def plain_loss(model, reference, config, rows):
             better, worse = ((p - f).sum() for p, f in zip(policy, frozen, strict=True))
         h, beta, smoothing = better - worse, config.strength, config.label_smoothing
         if config.loss == "dpo":
-            value = -(1 - smoothing) * torch.log(torch.sigmoid(beta * h)) - smoothing * torch.log(torch.sigmoid(-beta * h))
+            value = -(1 - smoothing) * torch.log(torch.sigmoid(beta * h)) - smoothing * torch.log(
+                torch.sigmoid(-beta * h)
+            )
         elif config.loss == "robust":
-            value = (1 - smoothing) * -torch.log(torch.sigmoid(beta * h)) + smoothing * torch.log(torch.sigmoid(-beta * h))
+            value = (1 - smoothing) * -torch.log(torch.sigmoid(beta * h)) + smoothing * torch.log(
+                torch.sigmoid(-beta * h)
+            )
             value = value / (1 - 2 * smoothing)
         elif config.loss == "ipo":
             value = (h - 1 / (2 * beta)) ** 2
@@ -95,7 +121,9 @@ def plain_loss(model, reference, config, rows):
             value = -torch.log(torch.sigmoid(beta * h - config.margin))
         else:
             odds = [p.exp() / (1 - p.exp()) for p in (better, worse)]
-            value = -beta * torch.log(torch.sigmoid(torch.log(odds[0] / odds[1]))) - policy[0].mean()
+            value = (
+                -beta * torch.log(torch.sigmoid(torch.log(odds[0] / odds[1]))) - policy[0].mean()
+            )
         if config.likelihood_weight:
             value = value - config.likelihood_weight * policy[0].mean()
         total = total + value / len(rows)
@@ -113,7 +141,9 @@ def update_of(stage, rankings):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_probable_label_counts_both_ways(name):
-    """0.8 for one side is 0.8 of the pair and 0.2 of the pair turned round, whichever side is called chosen."""
+    """0.8 for one side is 0.8 of the pair and 0.2 of the pair turned round, whichever side is
+    called chosen.
+    """
     stage = make("whole", **SETTINGS[name])
     pair = comparison("a question", "yes", "no, never")
     losses = {}
@@ -121,19 +151,27 @@ def test_a_probable_label_counts_both_ways(name):
         "sure": pair,
         "turned": pair.swap(),
         "soft": dataclasses.replace(pair, probability=0.8),
-        "soft turned": dataclasses.replace(comparison("a question", "no, never", "yes"), probability=0.2),
+        "soft turned": dataclasses.replace(
+            comparison("a question", "no, never", "yes"), probability=0.2
+        ),
     }.items():
         row = dataclasses.replace(row, probability=1.0) if key == "turned" else row
         rankings, _ = encode_comparisons([row], ENCODER, 500)
         losses[key] = stage.pairs(rankings, 1)[0].item()
     assert losses["soft"] == pytest.approx(0.8 * losses["sure"] + 0.2 * losses["turned"], rel=1e-5)
-    assert losses["soft turned"] == pytest.approx(losses["soft"], rel=1e-6) and losses["sure"] != losses["turned"]
+    assert (
+        losses["soft turned"] == pytest.approx(losses["soft"], rel=1e-6)
+        and losses["sure"] != losses["turned"]
+    )
 
 
 def test_sides_of_several_turns_are_left_out_and_counted(tmp_path):
     row = dataclasses.replace(ROWS[0], chosen=(assistant("a"), user("b"), assistant("c")))
     summary = make().train([row, *ROWS[1:]], RunDirectory.open(tmp_path / "run", {}))
-    assert summary["skipped"] == {"a side has several turns": 1} and summary["num_pairs"] == len(ROWS) - 1
+    assert (
+        summary["skipped"] == {"a side has several turns": 1}
+        and summary["num_pairs"] == len(ROWS) - 1
+    )
 
 
 @pytest.mark.parametrize("tokens", [40, 10_000])
@@ -146,7 +184,9 @@ def test_loss_and_gradient_are_the_formula_on_the_plain_model(name, tokens):
     metrics, gradient = update_of(stage, encode_comparisons(ROWS, ENCODER, 500)[0])
     assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
     for ours, theirs in zip(gradient, model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs.grad, atol=max(3e-6, 1e-5 * float(theirs.grad.abs().max())), rtol=1e-3)
+        torch.testing.assert_close(
+            ours, theirs.grad, atol=max(3e-6, 1e-5 * float(theirs.grad.abs().max())), rtol=1e-3
+        )
 
 
 def exactly(stage, rankings):
@@ -154,16 +194,25 @@ def exactly(stage, rankings):
     for role in (stage.role, stage.likelihoods.reference):
         if role is not None:
             role.model.double()
-    cuts, num_pairs = stage.likelihoods.micro_batches(rankings), sum(len(r.chosen) for r in rankings)
+    cuts, num_pairs = (
+        stage.likelihoods.micro_batches(rankings),
+        sum(len(r.chosen) for r in rankings),
+    )
     losses = [stage.pairs(micro, num_pairs)[0] for micro in cuts]
     for loss in losses:
         loss.backward()
-    return len(cuts), torch.stack([*losses]).sum().detach(), [p.grad for p in stage.role.parameters()]
+    return (
+        len(cuts),
+        torch.stack([*losses]).sum().detach(),
+        [p.grad for p in stage.role.parameters()],
+    )
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_rows_padding_sharing_and_cuts_change_nothing(name, monkeypatch):
-    """The same update in any order, one prompt a micro-batch or all, prompts shared or written out."""
+    """The same update in any order, one prompt a micro-batch or all, prompts shared or written
+    out.
+    """
     rankings, _ = encode_comparisons(ROWS, ENCODER, 500)
     settings = SETTINGS[name]
     one, loss, gradient = exactly(make("whole", **settings), rankings)
@@ -177,7 +226,8 @@ def test_rows_padding_sharing_and_cuts_change_nothing(name, monkeypatch):
     for _, again, other in others:
         torch.testing.assert_close(again, loss, atol=0, rtol=1e-11)
         for ours, theirs in zip(other, gradient, strict=True):
-            # Llama's norms compute in float32 whatever their input, and round each token's gradient on its own.
+            # Llama's norms compute in float32 whatever their input, and round each token's gradient
+            # on its own.
             torch.testing.assert_close(ours, theirs, atol=1e-6 * float(theirs.abs().max()), rtol=0)
 
 
@@ -194,7 +244,9 @@ def preferences(count=48):
 
     def text(letters):
         length = 4 + int(torch.randint(12, (1,), generator=generator))
-        return "".join(letters[i] for i in torch.randint(len(letters), (length,), generator=generator).tolist())
+        return "".join(
+            letters[i] for i in torch.randint(len(letters), (length,), generator=generator).tolist()
+        )
 
     return [comparison(f"q{n % 16}", text("bcdfg"), text("aeiou"), n) for n in range(count)]
 
@@ -202,7 +254,9 @@ def preferences(count=48):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_it_learns_what_is_preferred(name, tmp_path):
     settings = {**SETTINGS[name], "epochs": 6, "prompts_per_update": 4, "heldout_fraction": 0.2}
-    stage = make(**settings, optimizer=OptimizerConfig(learning_rate=1e-2 if "ipo" not in name else 2e-3))
+    stage = make(
+        **settings, optimizer=OptimizerConfig(learning_rate=1e-2 if "ipo" not in name else 2e-3)
+    )
     held = encode_comparisons(split_by_group(preferences(), 0.2, 0)[1], ENCODER, 500)[0]
     before = stage.evaluate(held)
     summary = stage.train(preferences(), RunDirectory.open(tmp_path / "run", {}))
@@ -212,7 +266,13 @@ def test_it_learns_what_is_preferred(name, tmp_path):
 
 
 def trained(folder, stop_at=None, stage=None, rows=None, **settings):
-    settings = {"epochs": 2, "prompts_per_update": 4, "checkpoint_every": 2, "micro_batch_tokens": 150, **settings}
+    settings = {
+        "epochs": 2,
+        "prompts_per_update": 4,
+        "checkpoint_every": 2,
+        "micro_batch_tokens": 150,
+        **settings,
+    }
     stage = stage or make(**settings)
 
     def progress(done, total, metrics):
@@ -229,7 +289,9 @@ def trained(folder, stop_at=None, stage=None, rows=None, **settings):
 @pytest.mark.parametrize("asked", ["each_update", "precomputed"])
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, asked):
     settings = {"reference_logprobs": asked}
-    assert torch.equal(trained(tmp_path / "whole", **settings), trained(tmp_path / "cut", stop_at=5, **settings))
+    assert torch.equal(
+        trained(tmp_path / "whole", **settings), trained(tmp_path / "cut", stop_at=5, **settings)
+    )
 
 
 def spied(stage):
@@ -242,7 +304,10 @@ def spied(stage):
 
 @pytest.mark.parametrize("roles", ["lora", "whole"])
 def test_a_reference_asked_beforehand_says_the_same(roles, tmp_path):
-    asked, known = make(roles), make(roles, reference_logprobs="precomputed", micro_batch_tokens=100)
+    asked, known = (
+        make(roles),
+        make(roles, reference_logprobs="precomputed", micro_batch_tokens=100),
+    )
     rankings = encode_comparisons(preferences(), ENCODER, 500)[0]
     sequences = [s for ranking in rankings for s in ranking.sequences]
     role = known.likelihoods.reference
@@ -263,7 +328,11 @@ def test_a_reference_asked_beforehand_says_the_same(roles, tmp_path):
 
 
 def test_a_resumed_run_reads_the_table_and_asks_nobody(tmp_path):
-    settings = {"prompts_per_update": 4, "reference_logprobs": "precomputed", "heldout_fraction": 0.3}
+    settings = {
+        "prompts_per_update": 4,
+        "reference_logprobs": "precomputed",
+        "heldout_fraction": 0.3,
+    }
     for number in range(2):
         stage = make(**settings)
         calls = spied(stage)
@@ -281,29 +350,40 @@ def test_a_resumed_run_reads_the_table_and_asks_nobody(tmp_path):
 )
 def test_a_table_of_something_else_is_refused(changed, message, tmp_path):
     encoders = {"encoding": ChatEncoder(tiny_tokenizer(), (1, 2))}
-    make(reference_logprobs="precomputed").train(preferences(), RunDirectory.open(tmp_path / "run", {}))
+    make(reference_logprobs="precomputed").train(
+        preferences(), RunDirectory.open(tmp_path / "run", {})
+    )
     stage = make(seed=5 if changed == "reference" else 0, reference_logprobs="precomputed")
-    other = Direct(stage.config, stage.role, stage.likelihoods.reference, encoders.get(changed, ENCODER))
+    other = Direct(
+        stage.config, stage.role, stage.likelihoods.reference, encoders.get(changed, ENCODER)
+    )
     with pytest.raises(RunError, match=message):
-        other.train(preferences(47 if changed == "data" else 48), RunDirectory.open(tmp_path / "run", {}))
+        other.train(
+            preferences(47 if changed == "data" else 48), RunDirectory.open(tmp_path / "run", {})
+        )
 
 
 def test_trained_whole_the_untrained_policy_can_be_its_own_reference(tmp_path):
     def stage(reference, **settings):
         policy = Role(tiny_model(0).eval())
-        config = DirectConfig(optimizer=OptimizerConfig(learning_rate=3e-3), prompts_per_update=4, **settings)
+        config = DirectConfig(
+            optimizer=OptimizerConfig(learning_rate=3e-3), prompts_per_update=4, **settings
+        )
         return Direct(config, policy, reference or policy, ENCODER)
 
     apart = trained(tmp_path / "apart", stage=stage(Role(tiny_model(0).eval())))
     own = trained(tmp_path / "own", stage=stage(None, reference_logprobs="precomputed"))
-    # A weight moves by 3e-3 an update, and where its gradient is near zero Adam makes rounding visible.
+    # A weight moves by 3e-3 an update, and where its gradient is near zero Adam makes rounding
+    # visible.
     torch.testing.assert_close(apart, own, atol=1e-4, rtol=1e-4)
     with pytest.raises(ValueError, match="the reference is the policy itself"):
         trained(tmp_path / "wrong", stage=stage(None))
 
 
 def test_a_reference_of_its_own_is_let_go_before_training(tmp_path):
-    stage = make("whole", reference_logprobs="precomputed", prompts_per_update=4, heldout_fraction=0.0)
+    stage = make(
+        "whole", reference_logprobs="precomputed", prompts_per_update=4, heldout_fraction=0.0
+    )
     model, alive = weakref.ref(stage.likelihoods.reference.model), []
 
     def progress(done, total, metrics):
@@ -321,8 +401,18 @@ def test_the_digest_of_a_bare_trunk_is_that_of_the_model_whatever_stands_on_it()
 
 
 def observed(tmp_path, **settings):
-    """All that an option may change: weights, metrics, checkpoints, and how often the reference was asked."""
-    stage = make(**{"heldout_fraction": 0.3, "prompts_per_update": 4, "checkpoint_every": 2, "keep_checkpoints": 9, **settings})
+    """All that an option may change: weights, metrics, checkpoints, and how often the reference was
+    asked.
+    """
+    stage = make(
+        **{
+            "heldout_fraction": 0.3,
+            "prompts_per_update": 4,
+            "checkpoint_every": 2,
+            "keep_checkpoints": 9,
+            **settings,
+        }
+    )
     calls = spied(stage) if stage.likelihoods.reference else []
     run = RunDirectory.open(tmp_path, {})
     summary = stage.train(preferences(), run)
@@ -370,7 +460,10 @@ def test_every_option_has_an_effect(tmp_path):
         (["loss=simpo", "average=true"], "no effect with direct.loss = 'simpo'"),
         (["loss=robust"], "set direct.label_smoothing above 0"),
         (["loss=dpo2"], "key 'loss'"),
-        (["loss=orpo", "reference_logprobs=precomputed"], "reference_logprobs has no effect with direct.loss = 'orpo'"),
+        (
+            ["loss=orpo", "reference_logprobs=precomputed"],
+            "reference_logprobs has no effect with direct.loss = 'orpo'",
+        ),
     ],
 )
 def test_wrong_settings_are_one_clear_message(overrides, message):

@@ -1,4 +1,6 @@
-"""States below the first adapter, computed once: the training that comes of them, what it spares, and what it refuses."""
+"""States below the first adapter, computed once: the training that comes of them, what it spares,
+and what it refuses.
+"""
 
 import contextlib
 
@@ -22,14 +24,25 @@ from tether.stages.reward import RewardConfig, RewardModeling
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 ROWS = [
-    Comparison((user(f"q{n}"),), (assistant(f"yes {n}!{pair}!!"),), (assistant(f"no {n}."),), id=f"{n}-{pair}", group=f"g{n}")
+    Comparison(
+        (user(f"q{n}"),),
+        (assistant(f"yes {n}!{pair}!!"),),
+        (assistant(f"no {n}."),),
+        id=f"{n}-{pair}",
+        group=f"g{n}",
+    )
     for n in range(12)
     for pair in range(2)
 ]
 
 
 def stage_of(last_layers: int | None = 1, **settings):
-    model = add_adapter(tiny_model().requires_grad_(False), "reward", LoraConfig(rank=8, last_layers=last_layers), seed=0)
+    model = add_adapter(
+        tiny_model().requires_grad_(False),
+        "reward",
+        LoraConfig(rank=8, last_layers=last_layers),
+        seed=0,
+    )
     config = RewardConfig(
         **{
             "epochs": 3,
@@ -48,7 +61,9 @@ def trained(stage, folder, kill_at=None):
     """Losses of all updates, the final weights, and how many tokens the lowest layer computed."""
     seen = [0]
     lowest = stage.role.decoder_layers[0].mlp
-    lowest.register_forward_hook(lambda module, args, output: seen.__setitem__(0, seen[0] + args[0].shape[:2].numel()))
+    lowest.register_forward_hook(
+        lambda module, args, output: seen.__setitem__(0, seen[0] + args[0].shape[:2].numel())
+    )
 
     def progress(done, total, metrics):
         if done == kill_at:
@@ -72,15 +87,20 @@ def test_training_is_that_of_every_pass_computed_anew_and_spares_the_lower_layer
 def test_states_of_a_batch_are_those_of_its_own_pass():
     stage = stage_of(keep_states_gb=1)
     rankings, _ = stage.rankings(ROWS)
-    kept = FrozenStates(stage.role, sequences_of(rankings), ENCODER.pad_id, stage.config.micro_batch_tokens, 1.0)
+    kept = FrozenStates(
+        stage.role, sequences_of(rankings), ENCODER.pad_id, stage.config.micro_batch_tokens, 1.0
+    )
     sequences = [s for ranking in reversed(rankings[2:7]) for s in ranking.sequences]
-    for document_tokens in (0, 200):  # neither the order nor the company in which they were computed
+    # neither the order nor the company in which they were computed
+    for document_tokens in (0, 200):
         batch = make_batch(sequences, ENCODER.pad_id, document_tokens=document_tokens)
         found, direct = kept.of(sequences, batch), stage.role.common(batch)
         assert found is not None and direct is not None
         places = batch.places
         assert len(places) == sum(map(len, sequences))
-        assert torch.equal(batch.ids.flatten()[places], torch.tensor([t for s in sequences for t in s.ids]))
+        assert torch.equal(
+            batch.ids.flatten()[places], torch.tensor([t for s in sequences for t in s.ids])
+        )
         assert torch.allclose(found.flatten(0, 1)[places], direct.flatten(0, 1)[places], atol=1e-5)
     stranger = ENCODER.conversation((user("who"), assistant("nobody knows me")))
     both = [sequences[0], stranger]
@@ -95,7 +115,15 @@ def test_a_killed_training_goes_on_to_the_bit(tmp_path):
 
 
 def test_too_little_room_and_nothing_to_keep_are_told(tmp_path):
-    with pytest.raises(ConfigError, match=r"keep_states_gb = 1e-05 is too little: the states of .* responses, .* tokens, take"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"keep_states_gb = 1e-05 is too little: the states of "
+            r".* responses, .* tokens, take"
+        ),
+    ):
         stage_of(keep_states_gb=1e-5).train(ROWS, RunDirectory.open(tmp_path / "a", {}))
     with pytest.raises(ConfigError, match=r"there are none. Set lora.last_layers"):
-        stage_of(last_layers=None, keep_states_gb=1).train(ROWS, RunDirectory.open(tmp_path / "b", {}))
+        stage_of(last_layers=None, keep_states_gb=1).train(
+            ROWS, RunDirectory.open(tmp_path / "b", {})
+        )

@@ -1,4 +1,6 @@
-"""GRPO against plain autograd over whole sequences, one at a time, and the demand that a tiny model really learns."""
+"""GRPO against plain autograd over whole sequences, one at a time, and the demand that a tiny model
+really learns.
+"""
 
 import pytest
 import torch
@@ -18,7 +20,10 @@ from tether.stages.online_loop import train
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 
-PROMPTS = [Prompt((user(text),), f"p{n}") for n, text in enumerate(["one", "two two", "three", "a longer one"])]
+PROMPTS = [
+    Prompt((user(text),), f"p{n}")
+    for n, text in enumerate(["one", "two two", "three", "a longer one"])
+]
 
 
 class EvenReward:
@@ -30,8 +35,13 @@ class EvenReward:
         self.fails = fails
 
     def score(self, rollouts):
-        scores = [Score(10.0 * sum(i % 2 == 0 for i in r.response_ids) / len(r.response_ids)) for r in rollouts]
-        return [Score(None) if self.fails and n % 7 == 3 else score for n, score in enumerate(scores)]
+        scores = [
+            Score(10.0 * sum(i % 2 == 0 for i in r.response_ids) / len(r.response_ids))
+            for r in rollouts
+        ]
+        return [
+            Score(None) if self.fails and n % 7 == 3 else score for n, score in enumerate(scores)
+        ]
 
 
 def make(reward=None, trained_a_little=False, **settings):
@@ -44,7 +54,9 @@ def make(reward=None, trained_a_little=False, **settings):
         **settings,
     }
     encoder = ChatEncoder(tiny_tokenizer(), (1, *range(40, 60)))
-    model = add_adapter(tiny_model(0).requires_grad_(False).eval(), "policy", LoraConfig(rank=8), seed=1)
+    model = add_adapter(
+        tiny_model(0).requires_grad_(False).eval(), "policy", LoraConfig(rank=8), seed=1
+    )
     if trained_a_little:
         generator = torch.Generator().manual_seed(3)
         with torch.no_grad():
@@ -53,13 +65,23 @@ def make(reward=None, trained_a_little=False, **settings):
                     parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
     policy = Role(model, "policy")
     config = PolicyConfig.model_validate({"algorithm": "grpo", **settings})
-    return PolicyGradient(config, policy, Role(model), None, reward or EvenReward(), LocalEngine(policy, encoder), encoder)
+    return PolicyGradient(
+        config,
+        policy,
+        Role(model),
+        None,
+        reward or EvenReward(),
+        LocalEngine(policy, encoder),
+        encoder,
+    )
 
 
 def logprobs_of(role, rollout):
     role.activate()
     ids = torch.tensor([rollout.prompt_ids + rollout.response_ids])
-    logits = role.causal_model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1].log_softmax(-1)
+    logits = (
+        role.causal_model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1].log_softmax(-1)
+    )
     return logits.gather(-1, torch.tensor(rollout.response_ids)[:, None])[:, 0]
 
 
@@ -70,7 +92,10 @@ def test_the_first_gradient_is_the_equation(normalize, estimator, beta):
     grpo = make(EvenReward(fails=True), True, normalize=normalize, kl=kl, micro_batch_tokens=96)
     grabbed = {}
     original = grpo.learner.step
-    grpo.learner.step = lambda: (grabbed.update(g=[m.grad.clone() for m in grpo.learner.masters]), original())[1]
+    grpo.learner.step = lambda: (
+        grabbed.update(g=[m.grad.clone() for m in grpo.learner.masters]),
+        original(),
+    )[1]
     before = {n: p.detach().clone() for n, p in grpo.policy.model.named_parameters()}
     _, rollouts, scores = grpo.step(PROMPTS, 0)
     with torch.no_grad():
@@ -90,7 +115,11 @@ def test_the_first_gradient_is_the_equation(normalize, estimator, beta):
         ratio = reference - logprobs
         kl = {"k2": 0.5 * ratio**2, "k3": ratio.exp() - 1 - ratio, None: 0 * ratio}[estimator]
         loss = -advantage * (logprobs - logprobs.detach()).exp() + beta * kl
-        share = {"token": 1 / tokens, "sequence": 1 / len(known) / len(loss), "constant": 1 / len(known) / 12}[normalize]
+        share = {
+            "token": 1 / tokens,
+            "sequence": 1 / len(known) / len(loss),
+            "constant": 1 / len(known) / 12,
+        }[normalize]
         total = total + share * loss.sum()
     expected = torch.autograd.grad(total, grpo.learner.parameters)
     for ours, theirs in zip(grabbed["g"], expected, strict=True):
@@ -98,7 +127,12 @@ def test_the_first_gradient_is_the_equation(normalize, estimator, beta):
 
 
 def test_several_epochs_start_at_ratio_one_and_clip_above_where_told():
-    grpo = make(epochs=3, clip_range=0.01, clip_range_high=0.5, optimizer=OptimizerConfig(learning_rate=1e-2))
+    grpo = make(
+        epochs=3,
+        clip_range=0.01,
+        clip_range_high=0.5,
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+    )
     metrics, _, _ = grpo.step(PROMPTS, 0)
     assert metrics["policy/first_ratio_deviation"] == 0.0 and metrics["policy/epochs"] == 3
     assert metrics["policy/ratio_max"] > 1.01 and metrics["policy/clip_fraction"] > 0
@@ -114,7 +148,10 @@ def test_a_group_that_agrees_teaches_nothing():
     assert metrics["grad_norm"] == 0.0
 
 
-@pytest.mark.parametrize("settings", [{}, {"epochs": 2, "minibatches": 2}, {"scale_advantages": False, "normalize": "constant"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"epochs": 2, "minibatches": 2}, {"scale_advantages": False, "normalize": "constant"}],
+)
 def test_it_learns(tmp_path, settings):
     optimizer = OptimizerConfig(learning_rate=1e-2)
     grpo = make(steps=25, samples_per_prompt=8, optimizer=optimizer, **settings)

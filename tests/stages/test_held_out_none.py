@@ -1,4 +1,6 @@
-"""A figure of training rows is never shown as one of held-out rows: every stage on rows says how many it held out."""
+"""A figure of training rows is never shown as one of held-out rows: every stage on rows says how
+many it held out.
+"""
 
 import io
 import logging
@@ -14,11 +16,15 @@ from tether.report.page import write_report
 
 QUESTIONS = [f"What is number {n}?" for n in range(8)]
 ONE = [QUESTIONS[0]] * 8
-"""Eight rows of one prompt: however large the fraction, a part of the prompts is all of them or none."""
+"""Eight rows of one prompt: however large the fraction, a part of the prompts is all of them or
+none.
+"""
 
 
 def comparison(question, number):
-    return Comparison((user(question),), (assistant(f"good {number}"),), (assistant(f"bad {number}"),))
+    return Comparison(
+        (user(question),), (assistant(f"good {number}"),), (assistant(f"bad {number}"),)
+    )
 
 
 def demonstration(question, number):
@@ -49,13 +55,21 @@ def test_the_log_the_summary_and_the_page_say_so(name, fraction, tmp_path, caplo
     rows = [make(question, number) for number, question in enumerate(QUESTIONS)]
     with caplog.at_level(logging.WARNING):
         run = getattr(tether, name)(
-            "tiny", data=rows, heldout_fraction=fraction, epochs=1, run=tmp_path / "run", progress=False, **more
+            "tiny",
+            data=rows,
+            heldout_fraction=fraction,
+            epochs=1,
+            run=tmp_path / "run",
+            progress=False,
+            **more,
         )
     none = fraction < 0.1
     page = re.sub(r"<[^>]+>", "", write_report(tmp_path / "run").read_text(encoding="utf-8"))
     assert ("held out: no " in caplog.text) == none
     assert (run.summary[key] == 0) == none
-    assert ("held out: none. Its accuracy and loss are those of rows that it learned from." in page) == none
+    assert (
+        "held out: none. Its accuracy and loss are those of rows that it learned from." in page
+    ) == none
 
 
 def test_a_bar_names_whose_accuracy_it_shows():
@@ -64,7 +78,10 @@ def test_a_bar_names_whose_accuracy_it_shows():
         announce("reward")(1, 1, {"loss": 0.5, "accuracy": 1.0})
         announce("dpo")(1, 1, {"loss": 0.5, "accuracy": 1.0, "eval_accuracy": 0.25})
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
-    first, second = ([line for line in shown.splitlines() if line.startswith(name)][-1] for name in ("reward", "dpo"))
+    first, second = (
+        [line for line in shown.splitlines() if line.startswith(name)][-1]
+        for name in ("reward", "dpo")
+    )
     assert "training accuracy 1.00" in first and "held-out" not in first
     assert "held-out accuracy 0.25" in second
 
@@ -72,6 +89,8 @@ def test_a_bar_names_whose_accuracy_it_shows():
 def test_one_prompt_alone_cannot_be_held_out(tmp_path, caplog):
     rows = [comparison(question, number) for number, question in enumerate(ONE)]
     with caplog.at_level(logging.WARNING):
-        run = tether.reward("tiny", data=rows, heldout_fraction=0.05, epochs=1, run=tmp_path / "run", progress=False)
+        run = tether.reward(
+            "tiny", data=rows, heldout_fraction=0.05, epochs=1, run=tmp_path / "run", progress=False
+        )
     assert run.summary["num_heldout_pairs"] == 0 and "heldout_accuracy" not in run.summary
     assert "held out: no comparisons (heldout_fraction = 0.05)" in caplog.text

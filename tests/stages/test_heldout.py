@@ -1,4 +1,6 @@
-"""Measurements on prompts that are never trained on: chosen by their words, judged by the policy as it then is."""
+"""Measurements on prompts that are never trained on: chosen by their words, judged by the policy as
+it then is.
+"""
 
 import json
 import math
@@ -27,7 +29,9 @@ WORDS = [f"{a}{b}" for a in "abcdefgh" for b in "xyz"]
 
 
 def prompts(words):
-    return [Prompt((Message("system", "be kind"), user(word)), str(n)) for n, word in enumerate(words)]
+    return [
+        Prompt((Message("system", "be kind"), user(word)), str(n)) for n, word in enumerate(words)
+    ]
 
 
 def test_no_training_prompt_says_what_a_held_out_one_says():
@@ -46,22 +50,46 @@ def test_the_choice_depends_on_words_alone():
 
 
 def test_start_and_policy_answer_at_other_temperatures_too(tmp_path):
-    """What stands in the file is what the saved policy and the untrained model answer there, scored by hand."""
-    made = recipe(tmp_path, evaluate={"every": 3, "prompts": 6, "samples_per_prompt": 4, "temperatures": [0.5, 1.0, 0.0]})
+    """What stands in the file is what the saved policy and the untrained model answer there, scored
+    by hand.
+    """
+    made = recipe(
+        tmp_path,
+        evaluate={
+            "every": 3,
+            "prompts": 6,
+            "samples_per_prompt": 4,
+            "temperatures": [0.5, 1.0, 0.0],
+        },
+    )
     found = run_recipe(made, ["grpo"])["grpo"]["heldout"]
     rows = [row for row in read_jsonl(f"{made.run}/grpo/heldout.jsonl") if "temperature" in row]
-    assert [(row["step"], row["temperature"]) for row in rows] == [(0, 0.5), (0, 0.0), (4, 0.5), (4, 0.0)]
-    asked = [Prompt((user(p.text),)) for p in held_out_split([Prompt((user(w),)) for w in WORDS], 6)[1]]
+    assert [(row["step"], row["temperature"]) for row in rows] == [
+        (0, 0.5),
+        (0, 0.0),
+        (4, 0.5),
+        (4, 0.0),
+    ]
+    asked = [
+        Prompt((user(p.text),)) for p in held_out_split([Prompt((user(w),)) for w in WORDS], 6)[1]
+    ]
     for row in rows:
-        role, loaded = load_policy(f"{made.run}/grpo" if row["step"] else made.model.source, made.model)
+        role, loaded = load_policy(
+            f"{made.run}/grpo" if row["step"] else made.model.source, made.model
+        )
         greedy = row["temperature"] == 0
         how = {"num_samples": 1 if greedy else 4, "seed": SEED}
         groups = local_engine(role, loaded).generate(asked, Sampling(8, row["temperature"]), **how)
         texts = [r.text for g in groups for r in g.rollouts for _ in range(4 if greedy else 1)]
-        assert row["scores"]["format"] == [float(any("a" <= c <= "m" for c in text)) for text in texts]
+        assert row["scores"]["format"] == [
+            float(any("a" <= c <= "m" for c in text)) for text in texts
+        ]
         drawn = [r for g in groups for r in g.rollouts]
         assert row["length"] == pytest.approx(sum(len(r.response_ids) for r in drawn) / len(drawn))
-    assert list(found["by_temperature"]) == ["1", "0.5", "0"] and found["by_temperature"]["1"] == found["correct"]
+    assert (
+        list(found["by_temperature"]) == ["1", "0.5", "0"]
+        and found["by_temperature"]["1"] == found["correct"]
+    )
     assert found["over_best_decoding"]["temperature"] in (1.0, 0.5, 0.0) and found["verdict"] in (
         "better",
         "sharper",
@@ -69,22 +97,39 @@ def test_start_and_policy_answer_at_other_temperatures_too(tmp_path):
         "worse",
     )
     low, high = (found["over_best_decoding"][side] for side in ("low", "high"))
-    assert found["over_best_decoding"]["reason"].startswith("too few") if low is None else low <= high
+    assert (
+        found["over_best_decoding"]["reason"].startswith("too few") if low is None else low <= high
+    )
 
 
 def test_without_other_temperatures_there_is_no_control(tmp_path):
     made = recipe(tmp_path, steps=1, evaluate={"every": 3, "prompts": 6, "temperatures": []})
     found = run_recipe(made, ["grpo"])["grpo"]["heldout"]
-    assert "over_best_decoding" not in found and len(list(read_jsonl(f"{made.run}/grpo/heldout.jsonl"))) == 2
+    assert (
+        "over_best_decoding" not in found
+        and len(list(read_jsonl(f"{made.run}/grpo/heldout.jsonl"))) == 2
+    )
 
 
 def test_greedy_answers_are_not_asked_for_twice():
-    with pytest.raises(ValueError, match=r"evaluate.temperature = 0 gives a prompt the same answer each time"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"evaluate.temperature = 0 gives a prompt the same "
+            r"answer each time"
+        ),
+    ):
         EvaluateConfig(temperature=0.0, samples_per_prompt=2)
 
 
 def test_all_prompts_cannot_be_held_out():
-    with pytest.raises(DataError, match=r"of 24 different prompts 24 cannot be held out .* Set evaluate.prompts lower"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"of 24 different prompts 24 cannot be held out .* Set "
+            r"evaluate.prompts lower"
+        ),
+    ):
         held_out_split(prompts([*WORDS, *WORDS]), 24)
 
 
@@ -120,19 +165,35 @@ def test_a_failed_score_is_no_zero(tmp_path):
 
     scores = iter([Score(1.0, {"right": 1.0}), Score(None), Score(0.0, {"right": 0.0})])
     run = RunDirectory.open(tmp_path / "run", {})
-    held = HeldOut(EvaluateConfig(), prompts("abc"), lambda rows: [next(scores) for _ in rows], Engine(), Sampling(), run, seed=0)
+    held = HeldOut(
+        EvaluateConfig(),
+        prompts("abc"),
+        lambda rows: [next(scores) for _ in rows],
+        Engine(),
+        Sampling(),
+        run,
+        seed=0,
+    )
     assert held.at(5, 20) == {}
     assert held.at(10, 20) == {"heldout/score": 0.5, "heldout/right": 0.5, "heldout/length": 2.0}
     assert run.held_out() == {10: {"score": [1.0, None, 0.0], "right": [1.0, None, 0.0]}}
 
 
 def recipe(folder, **section):
-    """GRPO on replies that are to have one of thirteen letters: a checked reward, so that nothing has to be trained first."""
+    """GRPO on replies that are to have one of thirteen letters: a checked reward, so that nothing
+    has to be trained first.
+    """
     data = folder / "problems.jsonl"
     data.write_text("".join(json.dumps({"question": word, "answer": "e"}) + "\n" for word in WORDS))
     values = {
         "data": {"path": str(data)},
-        **{"steps": 4, "prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 8, "checkpoint_every": 2},
+        **{
+            "steps": 4,
+            "prompts_per_step": 4,
+            "samples_per_prompt": 4,
+            "max_new_tokens": 8,
+            "checkpoint_every": 2,
+        },
         "reward_source": "verifiable",
         "verifiable": {"kind": "exact", "format_pattern": ".*[a-m].*", "format_weight": 1.0},
         "evaluate": {"every": 3, "prompts": 6, "samples_per_prompt": 4},
@@ -140,7 +201,14 @@ def recipe(folder, **section):
         **section,
     }
     values["evaluate"] = {"best_of": [], **values["evaluate"]}
-    return build(Recipe, {"run": str(folder / "run"), "model": {"source": "tiny", "dtype": "float32"}, "grpo": values})
+    return build(
+        Recipe,
+        {
+            "run": str(folder / "run"),
+            "model": {"source": "tiny", "dtype": "float32"},
+            "grpo": values,
+        },
+    )
 
 
 def formats(run):
@@ -150,18 +218,33 @@ def formats(run):
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"ema_decay": 0.9}, {"kl": {"mode": "stop", "target": 0.01, "report": True}, "optimizer": {"learning_rate": 0.1}}],
+    [
+        {},
+        {"ema_decay": 0.9},
+        {
+            "kl": {"mode": "stop", "target": 0.01, "report": True},
+            "optimizer": {"learning_rate": 0.1},
+        },
+    ],
 )
 def test_the_last_measurement_is_of_the_policy_that_is_saved(tmp_path, more):
     made = recipe(tmp_path, **more)
     summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
     measured = formats(made.run)
-    assert set(measured) == ({0, 2} if "kl" in more else {0, 3, 4})  # beyond its target the second step is the last
+    # beyond its target the second step is the last
+    assert set(measured) == ({0, 2} if "kl" in more else {0, 3, 4})
     for step, place in ((0, made.model.source), (max(measured), f"{made.run}/grpo")):
         role, loaded = load_policy(place, made.model)
-        asked = [Prompt((user(p.text),)) for p in held_out_split([Prompt((user(w),)) for w in WORDS], 6)[1]]
-        groups = local_engine(role, loaded).generate(asked, Sampling(max_new_tokens=8), num_samples=4, seed=SEED)
-        assert measured[step] == [float(any("a" <= c <= "m" for c in r.text)) for g in groups for r in g.rollouts]
+        asked = [
+            Prompt((user(p.text),))
+            for p in held_out_split([Prompt((user(w),)) for w in WORDS], 6)[1]
+        ]
+        groups = local_engine(role, loaded).generate(
+            asked, Sampling(max_new_tokens=8), num_samples=4, seed=SEED
+        )
+        assert measured[step] == [
+            float(any("a" <= c <= "m" for c in r.text)) for g in groups for r in g.rollouts
+        ]
     assert summary["format"]["gain"]["value"] == pytest.approx(
         (sum(measured[max(measured)]) - sum(measured[0])) / len(measured[0])
     )
@@ -208,7 +291,9 @@ def script(monkeypatch):
 
         def judged(self, rows):
             means = script.means.get(self.step)
-            return [Score(None if means is None else means + 0.01 * (n % 2)) for n in range(len(rows))]
+            return [
+                Score(None if means is None else means + 0.01 * (n % 2)) for n in range(len(rows))
+            ]
 
     monkeypatch.setattr(online, "HeldOut", Held)
     script = type("Script", (), {"means": {}, "seen": made})
@@ -250,14 +335,20 @@ def test_without_keep_the_last_weights_stay(tmp_path, script):
     assert same(made.run, script.seen[4]) and not (tmp_path / "run" / "grpo" / "best").exists()
 
 
-@pytest.mark.parametrize(("means", "steps"), [([0, 1, 0.5, 0.5, 0.5], 2), ([0, 1, 0.998, 1, 0.999], 4), ([0, 1, 2, 3, 4], 4)])
+@pytest.mark.parametrize(
+    ("means", "steps"),
+    [([0, 1, 0.5, 0.5, 0.5], 2), ([0, 1, 0.998, 1, 0.999], 4), ([0, 1, 2, 3, 4], 4)],
+)
 def test_training_ends_when_the_score_has_clearly_fallen(tmp_path, script, means, steps):
-    """0.002 below is within what prompts differ by from one measurement to the next: here by nothing, so they are made to."""
+    """0.002 below is within what prompts differ by from one measurement to the next: here by
+    nothing, so they are made to.
+    """
     script.means = dict(enumerate(means))
     noisy = [0.05, -0.05, 0.02, -0.02, 0.03, -0.03]
     plain = online.HeldOut.judged
     online.HeldOut.judged = lambda self, rows: [
-        Score(s.value + noise * self.step) for s, noise in zip(plain(self, rows), noisy, strict=True)
+        Score(s.value + noise * self.step)
+        for s, noise in zip(plain(self, rows), noisy, strict=True)
     ]
     made = recipe(tmp_path, evaluate={"every": 1, "prompts": 6, "keep": "best", "stop": True})
     summary = run_recipe(made, ["grpo"])["grpo"]
@@ -267,7 +358,9 @@ def test_training_ends_when_the_score_has_clearly_fallen(tmp_path, script, means
 
 
 def noise(generator, prompts, measurements, shared):
-    """Scores that differ by prompt and by measurement, each measurement sharing that part of its noise with the one before."""
+    """Scores that differ by prompt and by measurement, each measurement sharing that part of its
+    noise with the one before.
+    """
     fresh = generator.normal(size=(prompts, measurements))
     for k in range(1, measurements):
         fresh[:, k] = shared * fresh[:, k - 1] + math.sqrt(1 - shared**2) * fresh[:, k]
@@ -275,7 +368,9 @@ def noise(generator, prompts, measurements, shared):
 
 
 def ended(scores):
-    """The measurement after which a run with these scores, (prompts, measurements), ends; None where it goes on to its end."""
+    """The measurement after which a run with these scores, (prompts, measurements), ends; None
+    where it goes on to its end.
+    """
     groups, measured = [str(i) for i in range(len(scores))], {}
     for k, column in enumerate(scores.T):
         measured[k] = {"score": column.tolist()}
@@ -290,13 +385,20 @@ def ended(scores):
     ("prompts", "measurements", "runs"),
     [
         (64, 10, 200),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(64, 5, 300), (128, 5, 300), (128, 10, 150), (64, 20, 100)]),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(64, 5, 300), (128, 5, 300), (128, 10, 150), (64, 20, 100)]
+        ),
     ],
 )
 def test_runs_that_never_fall_are_hardly_ever_ended(prompts, measurements, runs, shared):
-    """5% at most: so many more than one in twenty would come once in a thousand times (a binomial tail)."""
+    """5% at most: so many more than one in twenty would come once in a thousand times (a binomial
+    tail).
+    """
     generator = np.random.default_rng([prompts, measurements, round(10 * shared)])
-    stopped = sum(ended(noise(generator, prompts, measurements, shared)) is not None for _ in range(runs))
+    stopped = sum(
+        ended(noise(generator, prompts, measurements, shared)) is not None for _ in range(runs)
+    )
     assert stats.binom.sf(stopped - 1, runs, 0.05) > 0.001
 
 
@@ -309,18 +411,29 @@ def test_runs_that_never_fall_are_hardly_ever_ended(prompts, measurements, runs,
     ],
 )
 def test_runs_without_a_tether_are_ended_within_two_measurements_of_the_fall(gold, falls):
-    """Gold of two runs at coefficient 0 (docs/lab.md), every 4 steps on 100 messages whose differences have deviation 1.17."""
+    """Gold of two runs at coefficient 0 (docs/lab.md), every 4 steps on 100 messages whose
+    differences have deviation 1.17.
+    """
     found = []
     for seed in range(60):
         generator = np.random.default_rng(seed)
-        scores = np.array(gold) + 1.17 / math.sqrt(2) * generator.normal(size=(100, 10)) + generator.normal(size=(100, 1))
+        scores = (
+            np.array(gold)
+            + 1.17 / math.sqrt(2) * generator.normal(size=(100, 10))
+            + generator.normal(size=(100, 1))
+        )
         found.append(ended(scores) or 99)
-    assert np.mean([k <= falls + 2 for k in found]) >= 0.8 and np.mean([k < falls for k in found]) <= 0.15
+    assert (
+        np.mean([k <= falls + 2 for k in found]) >= 0.8
+        and np.mean([k < falls for k in found]) <= 0.15
+    )
 
 
 @pytest.mark.audit
 def test_the_best_of_equals_is_not_said_to_have_gained():
-    """Ten measurements of a policy that never changes: the highest lies above the first, and its prompts know no gain."""
+    """Ten measurements of a policy that never changes: the highest lies above the first, and its
+    prompts know no gain.
+    """
     how = {"judge": None, "engine": None, "sampling": Sampling(), "seed": 0, "learner": object()}
     gains = []
     for seed in range(150):
@@ -337,14 +450,19 @@ def test_the_best_of_equals_is_not_said_to_have_gained():
 
 @pytest.mark.audit
 def test_a_gain_of_the_best_is_told_at_the_step_that_the_other_half_chose(tmp_path):
-    scores = {0: [0.0, 0.0, 0.0, 0.0], 1: [9.0, 1.0, 9.0, 2.0], 2: [3.0, 8.0, 4.0, 8.0]}  # prompts a and c choose 1, b and d 2
+    # prompts a and c choose 1, b and d 2
+    scores = {0: [0.0, 0.0, 0.0, 0.0], 1: [9.0, 1.0, 9.0, 2.0], 2: [3.0, 8.0, 4.0, 8.0]}
     run = RunDirectory.open(tmp_path / "run", {})
     for step, values in scores.items():
         run.hold_out({"step": step, "scores": {"score": values}})
     how = {"judge": None, "engine": None, "sampling": Sampling(), "seed": 0, "learner": object()}
     summary = HeldOut(EvaluateConfig(keep="best"), prompts("abcd"), run=run, **how).summary()
     assert summary["kept_step"] == 2 and summary["measured"]["2"]["value"] == 5.75
-    assert summary["score"]["after"]["value"] == summary["score"]["gain"]["value"] == (3.0 + 1.0 + 4.0 + 2.0) / 4
+    assert (
+        summary["score"]["after"]["value"]
+        == summary["score"]["gain"]["value"]
+        == (3.0 + 1.0 + 4.0 + 2.0) / 4
+    )
 
 
 def test_an_interrupted_run_keeps_the_same(tmp_path, script, monkeypatch):
@@ -374,26 +492,42 @@ def test_an_average_of_weights_cannot_be_kept_too(tmp_path):
 
 def test_held_out_prompts_may_come_from_data_of_their_own(tmp_path, monkeypatch):
     other = tmp_path / "test.jsonl"
-    other.write_text("".join(json.dumps({"question": word, "answer": "e"}) + "\n" for word in ("new", "ax", "newer", "new")))
+    other.write_text(
+        "".join(
+            json.dumps({"question": word, "answer": "e"}) + "\n"
+            for word in ("new", "ax", "newer", "new")
+        )
+    )
     made = recipe(tmp_path, evaluate={"prompts": 6, "data": {"path": str(other)}})
     asked = []
     monkeypatch.setattr(
-        online, "HeldOut", lambda config, test, *rest, **more: asked.extend(test) or HeldOut(config, test, *rest, **more)
+        online,
+        "HeldOut",
+        lambda config, test, *rest, **more: (
+            asked.extend(test) or HeldOut(config, test, *rest, **more)
+        ),
     )
     run_recipe(made, ["grpo"])
     assert [p.text for p in asked] == ["new", "newer"]
 
 
 def test_the_best_of_n_of_the_start_is_drawn_once_and_told(tmp_path):
-    """Picked and scored by the same checked reward, the best of more can only be higher; a resumed run does not draw again."""
-    made = recipe(tmp_path, evaluate={"every": 3, "prompts": 6, "samples_per_prompt": 4, "best_of": [2, 8]})
+    """Picked and scored by the same checked reward, the best of more can only be higher; a resumed
+    run does not draw again.
+    """
+    made = recipe(
+        tmp_path, evaluate={"every": 3, "prompts": 6, "samples_per_prompt": 4, "best_of": [2, 8]}
+    )
     summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
     run = RunDirectory(Path(made.run) / "grpo")
     drawn = run.best_of()
     assert {n: len(scores) for n, scores in drawn.items()} == {2: 24, 8: 24}
-    assert all(drawn[n][i] == drawn[n][i - i % 4] for n in drawn for i in range(24))  # one pick stands beside each answer
+    # one pick stands beside each answer
+    assert all(drawn[n][i] == drawn[n][i - i % 4] for n in drawn for i in range(24))
     assert all(more >= fewer for more, fewer in zip(drawn[8], drawn[2], strict=True))
     after = run.held_out()[summary["kept_step"]]["score"]
     for n, told in summary["best_of_n"].items():
-        assert told["gain"]["value"] == pytest.approx(statistics.fmean(after) - statistics.fmean(drawn[int(n)]))
+        assert told["gain"]["value"] == pytest.approx(
+            statistics.fmean(after) - statistics.fmean(drawn[int(n)])
+        )
     assert set(run.held_out()) == {0, 3, 4}  # the picks are no measurement

@@ -1,4 +1,6 @@
-"""KTO against a double loop over single responses on the plain model; and a tiny model that learns from verdicts."""
+"""KTO against a double loop over single responses on the plain model; and a tiny model that learns
+from verdicts.
+"""
 
 import itertools
 import json
@@ -43,7 +45,9 @@ ROWS = [
 
 
 def make(roles="lora", policy=0, reference=7, **settings):
-    config = KTOConfig(**{"optimizer": OptimizerConfig(learning_rate=3e-3), "heldout_fraction": 0.0, **settings})
+    config = KTOConfig(
+        **{"optimizer": OptimizerConfig(learning_rate=3e-3), "heldout_fraction": 0.0, **settings}
+    )
     base = tiny_model(policy).requires_grad_(False).eval()
     if roles == "lora":
         model = add_adapter(base, "policy", LoraConfig(rank=8), seed=1)
@@ -78,7 +82,11 @@ def test_loss_and_gradient_are_those_of_a_double_loop(policy, reference, above_z
     model, frozen = tiny_model(policy), tiny_model(reference)
     with torch.no_grad():
         pairs = mismatched(encoded(), 500)
-        ratios = [float(plain_logprob(model, s) - plain_logprob(frozen, s)) for s, count in pairs for _ in range(count)]
+        ratios = [
+            float(plain_logprob(model, s) - plain_logprob(frozen, s))
+            for s, count in pairs
+            for _ in range(count)
+        ]
     assert len(ratios) == len(ROWS)
     z0 = max(0.0, sum(ratios) / len(ratios))
     assert (z0 > 0) == above_zero
@@ -95,9 +103,13 @@ def test_loss_and_gradient_are_those_of_a_double_loop(policy, reference, above_z
     (total / len(ROWS)).backward()
     metrics, gradient = update_of(stage, encoded())
     assert metrics["loss"] == pytest.approx(total.item() / len(ROWS), rel=1e-5)
-    assert metrics["kl_baseline"] == pytest.approx(z0, rel=1e-4) and metrics["mismatched"] == len(ROWS)
+    assert metrics["kl_baseline"] == pytest.approx(z0, rel=1e-4) and metrics["mismatched"] == len(
+        ROWS
+    )
     for ours, theirs in zip(gradient, model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs.grad, atol=max(1e-6, 1e-5 * float(theirs.grad.abs().max())), rtol=1e-3)
+        torch.testing.assert_close(
+            ours, theirs.grad, atol=max(1e-6, 1e-5 * float(theirs.grad.abs().max())), rtol=1e-3
+        )
 
 
 def test_every_response_meets_one_prompt_that_is_not_its_own_whatever_the_order():
@@ -106,10 +118,13 @@ def test_every_response_meets_one_prompt_that_is_not_its_own_whatever_the_order(
     own = {s.ids[s.prompt_length :]: s.ids[: s.prompt_length] for j in judged for s in j.sequences}
     found = {s.ids[s.prompt_length :]: s.ids[: s.prompt_length] for s, _ in pairs}
     assert found.keys() == own.keys() and not any(found[answer] == own[answer] for answer in own)
-    assert {own[a]: found[a] for a in own}.keys() == set(found.values())  # a rotation: no prompt is used up twice
+    # a rotation: no prompt is used up twice
+    assert {own[a]: found[a] for a in own}.keys() == set(found.values())
     assert sum(count for _, count in pairs) == len(ROWS) and max(count for _, count in pairs) == 2
     for order in itertools.islice(itertools.permutations(judged), 24):
-        assert sorted(mismatched(order, 500), key=lambda p: p[0].ids) == sorted(pairs, key=lambda p: p[0].ids)
+        assert sorted(mismatched(order, 500), key=lambda p: p[0].ids) == sorted(
+            pairs, key=lambda p: p[0].ids
+        )
 
 
 def test_a_pair_that_is_too_long_is_left_out_and_a_lone_prompt_has_none():
@@ -127,22 +142,36 @@ def exactly(stage, judged):
         role.model.double()
     z0, _ = stage.baseline(judged)
     cuts, count = (
-        cut_rankings(judged, stage.config.micro_batch_tokens, document_tokens=stage.likelihoods.document_tokens),
+        cut_rankings(
+            judged,
+            stage.config.micro_batch_tokens,
+            document_tokens=stage.likelihoods.document_tokens,
+        ),
         len(ROWS),
     )
     losses = [stage.loss(micro, z0, count)[0] for micro in cuts]
     for loss in losses:
         loss.backward()
-    return len(cuts), z0, torch.stack(losses).sum().detach(), [p.grad for p in stage.role.parameters()]
+    return (
+        len(cuts),
+        z0,
+        torch.stack(losses).sum().detach(),
+        [p.grad for p in stage.role.parameters()],
+    )
 
 
 def test_rows_padding_sharing_and_cuts_change_nothing(monkeypatch):
-    """The same update in any order, one prompt a micro-batch or all, prompts shared or written out."""
+    """The same update in any order, one prompt a micro-batch or all, prompts shared or written
+    out.
+    """
     one, z0, loss, gradient = exactly(make("whole", 7, 0), encoded())
     assert z0 > 0
     shuffled = list(ROWS)
     random.Random(3).shuffle(shuffled)
-    others = [exactly(make("whole", 7, 0), encoded(shuffled)), exactly(make("whole", 7, 0, micro_batch_tokens=8), encoded())]
+    others = [
+        exactly(make("whole", 7, 0), encoded(shuffled)),
+        exactly(make("whole", 7, 0, micro_batch_tokens=8), encoded()),
+    ]
     monkeypatch.setattr(Role, "document_tokens", lambda self, budget: 0)
     others.append(exactly(make("whole", 7, 0), encoded()))
     assert [one, *(cuts for cuts, *_ in others)] == [1, 1, 4, 1]
@@ -150,7 +179,8 @@ def test_rows_padding_sharing_and_cuts_change_nothing(monkeypatch):
         assert baseline == pytest.approx(z0, rel=1e-11)
         torch.testing.assert_close(again, loss, atol=0, rtol=1e-11)
         for ours, theirs in zip(other, gradient, strict=True):
-            # Llama's norms compute in float32 whatever their input, and round each token's gradient on its own.
+            # Llama's norms compute in float32 whatever their input, and round each token's gradient
+            # on its own.
             torch.testing.assert_close(ours, theirs, atol=1e-6 * float(theirs.abs().max()), rtol=0)
 
 
@@ -159,18 +189,27 @@ def test_rows_padding_sharing_and_cuts_change_nothing(monkeypatch):
 def test_weights_that_are_not_set_balance_the_classes(counts, said):
     desirable, undesirable = KTOConfig(**said).weights(*counts).values()
     assert desirable * counts[0] == pytest.approx(undesirable * counts[1])
-    assert {"desirable_weight": desirable, "undesirable_weight": undesirable}.items() >= said.items()
+    assert {
+        "desirable_weight": desirable,
+        "undesirable_weight": undesirable,
+    }.items() >= said.items()
     if not said:
         assert min(desirable, undesirable) == 1.0
 
 
 def test_balance_is_reported_and_a_wrong_one_is_warned_of(tmp_path, recwarn):
     summary = make().train(ROWS, RunDirectory.open(tmp_path / "even", {}))
-    assert (summary["num_desirable"], summary["num_undesirable"], summary["class_balance"]) == (4, 2, pytest.approx(1.0))
+    assert (summary["num_desirable"], summary["num_undesirable"], summary["class_balance"]) == (
+        4,
+        2,
+        pytest.approx(1.0),
+    )
     assert summary["desirable_weight"] == 1.0 and summary["undesirable_weight"] == 2.0
     assert not [w for w in recwarn if "kto" in str(w.message)]
     with pytest.warns(UserWarning, match="n_U is 2 with 4 desirable and 2 undesirable"):
-        uneven = make(desirable_weight=1.0, undesirable_weight=1.0).train(ROWS, RunDirectory.open(tmp_path / "uneven", {}))
+        uneven = make(desirable_weight=1.0, undesirable_weight=1.0).train(
+            ROWS, RunDirectory.open(tmp_path / "uneven", {})
+        )
     assert uneven["class_balance"] == pytest.approx(2.0)
 
 
@@ -188,12 +227,23 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path):
 
 def test_comparisons_become_a_verdict_on_each_side(tmp_path):
     pair = {"prompt": "q", "chosen": "good", "rejected": "bad"}
-    turns = [{"role": role, "content": words} for role, words in (("assistant", "a"), ("user", "b"), ("assistant", "c"))]
-    rows = [pair, {**pair, "tie": True}, {**pair, "prompt": "r", "probability": 0.2}, {**pair, "chosen": turns}]
+    turns = [
+        {"role": role, "content": words}
+        for role, words in (("assistant", "a"), ("user", "b"), ("assistant", "c"))
+    ]
+    rows = [
+        pair,
+        {**pair, "tie": True},
+        {**pair, "prompt": "r", "probability": 0.2},
+        {**pair, "chosen": turns},
+    ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     judged, skipped = encode_feedback(list(read(tmp_path / "pairs.jsonl", Feedback)), ENCODER, 500)
     assert skipped == {"a response has several turns": 1}
-    found = [[ENCODER.decode(j.sequences[i].ids[j.sequences[i].prompt_length :]) for i in j.responses] for j in judged]
+    found = [
+        [ENCODER.decode(j.sequences[i].ids[j.sequences[i].prompt_length :]) for i in j.responses]
+        for j in judged
+    ]
     assert found == [["good", "bad", "bad"], ["bad", "good"]]
     assert [j.desirable for j in judged] == [(True, False, False), (True, False)]
 
@@ -214,15 +264,25 @@ def feedback(count=64, undesirable_every=2):
         return "".join(generator.choice(letters) for _ in range(generator.randint(4, 15)))
 
     kinds = [n % undesirable_every > 0 for n in range(count)]
-    return [verdict(f"question {n}", text("bcdfg" if good else "aeiou"), good) for n, good in enumerate(kinds)]
+    return [
+        verdict(f"question {n}", text("bcdfg" if good else "aeiou"), good)
+        for n, good in enumerate(kinds)
+    ]
 
 
 @pytest.mark.parametrize("undesirable_every", [2, 5])
 def test_it_learns_what_is_desirable(undesirable_every, tmp_path):
     rows = feedback(96, undesirable_every)
-    stage = make(epochs=6, prompts_per_update=8, heldout_fraction=0.3, optimizer=OptimizerConfig(learning_rate=1e-2))
+    stage = make(
+        epochs=6,
+        prompts_per_update=8,
+        heldout_fraction=0.3,
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+    )
     before = stage.evaluate(encoded(rows))
-    assert before["reward_desirable"] == before["reward_undesirable"] == before["kl_baseline"] == 0.0
+    assert (
+        before["reward_desirable"] == before["reward_undesirable"] == before["kl_baseline"] == 0.0
+    )
     assert before["accuracy"] == 0.5 and before["loss"] == pytest.approx(0.5, abs=1e-6)
     summary = stage.train(rows, RunDirectory.open(tmp_path / "run", {}))
     assert summary["heldout_accuracy"] > 0.9 and summary["heldout_loss"] < 0.45
@@ -239,7 +299,15 @@ def test_no_update_is_left_with_one_prompt(tmp_path):
 
 
 def trained(folder, stop_at=None, rows=None, **settings):
-    stage = make(**{"epochs": 2, "prompts_per_update": 8, "checkpoint_every": 2, "micro_batch_tokens": 150, **settings})
+    stage = make(
+        **{
+            "epochs": 2,
+            "prompts_per_update": 8,
+            "checkpoint_every": 2,
+            "micro_batch_tokens": 150,
+            **settings,
+        }
+    )
 
     def progress(done, total, metrics):
         if done == stop_at:
@@ -256,7 +324,9 @@ def trained(folder, stop_at=None, rows=None, **settings):
 @pytest.mark.parametrize("asked", ["each_update", "precomputed"])
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, asked):
     settings = {"reference_logprobs": asked}
-    assert torch.equal(trained(tmp_path / "whole", **settings), trained(tmp_path / "cut", stop_at=5, **settings))
+    assert torch.equal(
+        trained(tmp_path / "whole", **settings), trained(tmp_path / "cut", stop_at=5, **settings)
+    )
 
 
 def test_a_reference_asked_beforehand_says_the_same(tmp_path):
@@ -266,8 +336,18 @@ def test_a_reference_asked_beforehand_says_the_same(tmp_path):
 
 
 def observed(tmp_path, **settings):
-    """All that an option may change: weights, metrics, checkpoints, and how often the reference was asked."""
-    stage = make(**{"heldout_fraction": 0.3, "prompts_per_update": 8, "checkpoint_every": 2, "keep_checkpoints": 9, **settings})
+    """All that an option may change: weights, metrics, checkpoints, and how often the reference was
+    asked.
+    """
+    stage = make(
+        **{
+            "heldout_fraction": 0.3,
+            "prompts_per_update": 8,
+            "checkpoint_every": 2,
+            "keep_checkpoints": 9,
+            **settings,
+        }
+    )
     reference, calls = stage.likelihoods.reference, []
     original = reference.logprobs
     reference.logprobs = lambda *arguments: (calls.append(1), original(*arguments))[1]
@@ -307,7 +387,11 @@ def test_every_option_has_an_effect(tmp_path):
 
 @pytest.mark.parametrize(
     ("override", "message"),
-    [("prompts_per_update=1", "greater than or equal to 2"), ("desirable_weight=0", "greater than 0"), ("bta=1", "did you mean")],
+    [
+        ("prompts_per_update=1", "greater than or equal to 2"),
+        ("desirable_weight=0", "greater than 0"),
+        ("bta=1", "did you mean"),
+    ],
 )
 def test_wrong_settings_are_one_clear_message(override, message):
     with pytest.raises(ConfigError, match=message):

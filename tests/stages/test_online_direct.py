@@ -1,4 +1,6 @@
-"""Online direct methods against autograd on whole sequences, the stage for collected pairs, and a tiny model that learns."""
+"""Online direct methods against autograd on whole sequences, the stage for collected pairs, and a
+tiny model that learns.
+"""
 
 import dataclasses
 
@@ -21,13 +23,17 @@ from tether.stages.direct import Direct, DirectConfig
 from tether.stages.online_direct import OnlineDirect, OnlineDirectConfig, best_and_worst
 from tether.stages.online_loop import train
 
-PROMPTS = [Prompt((user(text),), f"p{n}") for n, text in enumerate(["one", "two two", "three", "a longer one"])]
+PROMPTS = [
+    Prompt((user(text),), f"p{n}")
+    for n, text in enumerate(["one", "two two", "three", "a longer one"])
+]
 ENCODER = ChatEncoder(tiny_tokenizer(), (1, *range(40, 60)))
 
 
 class EvenReward:
-    """Ten times the share of even token ids. If troubled, the first prompt's answers tie once 2 are taken off the unfinished
-    ones, and of the second's only one can be scored."""
+    """Ten times the share of even token ids. If troubled, the first prompt's answers tie once 2 are
+    taken off the unfinished ones, and of the second's only one can be scored.
+    """
 
     name = "even"
 
@@ -35,9 +41,14 @@ class EvenReward:
         self.troubled, self.samples = troubled, samples
 
     def score(self, rollouts):
-        scores = [Score(10.0 * sum(i % 2 == 0 for i in r.response_ids) / len(r.response_ids)) for r in rollouts]
+        scores = [
+            Score(10.0 * sum(i % 2 == 0 for i in r.response_ids) / len(r.response_ids))
+            for r in rollouts
+        ]
         if self.troubled:
-            scores[: self.samples] = [Score(2.0 * (not r.finished)) for r in rollouts[: self.samples]]
+            scores[: self.samples] = [
+                Score(2.0 * (not r.finished)) for r in rollouts[: self.samples]
+            ]
             scores[self.samples + 1 : 2 * self.samples] = [Score(None)] * (self.samples - 1)
         return scores
 
@@ -51,7 +62,9 @@ def make(reward=None, reference="shared", **settings):
         "optimizer": OptimizerConfig(learning_rate=3e-3),
         **settings,
     }
-    model = add_adapter(tiny_model(0).requires_grad_(False).eval(), "policy", LoraConfig(rank=8), seed=1)
+    model = add_adapter(
+        tiny_model(0).requires_grad_(False).eval(), "policy", LoraConfig(rank=8), seed=1
+    )
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -59,13 +72,17 @@ def make(reward=None, reference="shared", **settings):
                 parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
     policy, config = Role(model, "policy"), OnlineDirectConfig(**settings)
     reference = None if config.loss in ("orpo", "simpo") else Role(model)
-    return OnlineDirect(config, policy, reference, reward or EvenReward(), LocalEngine(policy, ENCODER), ENCODER)
+    return OnlineDirect(
+        config, policy, reference, reward or EvenReward(), LocalEngine(policy, ENCODER), ENCODER
+    )
 
 
 def logprob_of(role, rollout, temperature):
     role.activate()
     ids = torch.tensor([rollout.prompt_ids + rollout.response_ids])
-    logits = role.causal_model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1] / temperature
+    logits = (
+        role.causal_model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1] / temperature
+    )
     return logits.log_softmax(-1).gather(-1, torch.tensor(rollout.response_ids)[:, None]).sum()
 
 
@@ -73,10 +90,17 @@ def logprob_of(role, rollout, temperature):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_gradient_is_that_of_the_best_over_the_worst(temperature, tokens):
     stage = make(
-        EvenReward(troubled=True), temperature=temperature, micro_batch_tokens=tokens, beta=0.3, missing_stop_penalty=2.0
+        EvenReward(troubled=True),
+        temperature=temperature,
+        micro_batch_tokens=tokens,
+        beta=0.3,
+        missing_stop_penalty=2.0,
     )
     grabbed, original = {}, stage.learner.step
-    stage.learner.step = lambda: (grabbed.update(g=[m.grad.clone() for m in stage.learner.masters]), original())[1]
+    stage.learner.step = lambda: (
+        grabbed.update(g=[m.grad.clone() for m in stage.learner.masters]),
+        original(),
+    )[1]
     before = [p.detach().clone() for p in stage.learner.parameters]
     metrics, rollouts, scores = stage.step(PROMPTS, 0)
     assert (metrics["pairs/used"], metrics["pairs/tied"], metrics["pairs/failed"]) == (2, 1, 1)
@@ -85,7 +109,10 @@ def test_the_gradient_is_that_of_the_best_over_the_worst(temperature, tokens):
             parameter.copy_(value)
     total, ratios = torch.zeros(()), []
     for start in (8, 12):
-        order = sorted(range(start, start + 4), key=lambda i: scores[i].value - 2.0 * (not rollouts[i].finished))
+        order = sorted(
+            range(start, start + 4),
+            key=lambda i: scores[i].value - 2.0 * (not rollouts[i].finished),
+        )
         worst, best = (rollouts[order[i]] for i in (0, -1))
         h = []
         for rollout in (best, worst):
@@ -108,7 +135,9 @@ def test_on_the_same_pairs_it_is_the_stage_for_collected_ones(loss):
     rollouts = [r for g in groups for r in g.rollouts]
     pairs, _ = best_and_worst(rollouts, EvenReward().score(rollouts), len(rollouts) // len(groups))
     rankings = [pair.ranking(ENCODER, str(n)) for n, pair in enumerate(pairs)]
-    collected = Direct(DirectConfig(loss=loss), stage.policy, stage.pairs.likelihoods.reference, ENCODER)
+    collected = Direct(
+        DirectConfig(loss=loss), stage.policy, stage.pairs.likelihoods.reference, ENCODER
+    )
     assert len(pairs) == 4
     assert stage.pairs(rankings, 4)[0].item() == collected.pairs(rankings, 4)[0].item()
 
@@ -122,10 +151,15 @@ def test_best_and_worst_by_hand():
     answers = [rollout((7,), 0), rollout((8,), 1), rollout((9,), 2, finished=False)]
     rollouts = [*answers * 4, answers[0], answers[0]]
     scores = [1.0, 2.0, 3.0, None, 2.0, None, 1.0, 1.0, 2.5, 0.5, None, 1.0, 1.0, 2.0]
-    pairs, skipped = best_and_worst(rollouts, [Score(s) for s in scores], 3, missing_stop_penalty=1.5)
-    found = [(p.best.response_ids, p.worst.response_ids, p.best_score, p.worst_score) for p in pairs]
+    pairs, skipped = best_and_worst(
+        rollouts, [Score(s) for s in scores], 3, missing_stop_penalty=1.5
+    )
+    found = [
+        (p.best.response_ids, p.worst.response_ids, p.best_score, p.worst_score) for p in pairs
+    ]
     assert found == [((8,), (7,), 2.0, 1.0), ((7,), (9,), 0.5, -0.5)]
-    assert skipped == {"failed": 1, "tied": 2}  # the third group's scores are all 1, the last group's answers are the same
+    # the third group's scores are all 1, the last group's answers are the same
+    assert skipped == {"failed": 1, "tied": 2}
 
 
 class Silent:
@@ -140,7 +174,9 @@ def test_a_step_without_a_pair_leaves_the_weights_and_goes_on(tmp_path):
     before = [p.detach().clone() for p in stage.learner.parameters]
     summary = train(stage, PROMPTS, RunDirectory.open(tmp_path / "run", {}))
     assert all(torch.equal(a, b) for a, b in zip(before, stage.learner.parameters, strict=True))
-    assert summary["pairs"] == {"used": 0, "tied": 0, "failed": 8} and summary["failed_rewards"] == 32
+    assert (
+        summary["pairs"] == {"used": 0, "tied": 0, "failed": 8} and summary["failed_rewards"] == 32
+    )
     assert stage.learner.updates == 2
 
 
@@ -148,11 +184,15 @@ def test_a_step_without_a_pair_leaves_the_weights_and_goes_on(tmp_path):
 def test_it_learns_what_scores_high(loss, tmp_path):
     beta = {"dpo": 0.1, "ipo": 0.02}[loss]
     rate = OptimizerConfig(learning_rate=1e-2)
-    stage = make(loss=loss, beta=beta, steps=30, prompts_per_step=8, samples_per_prompt=4, optimizer=rate)
+    stage = make(
+        loss=loss, beta=beta, steps=30, prompts_per_step=8, samples_per_prompt=4, optimizer=rate
+    )
     run = RunDirectory.open(tmp_path / "run", {})
     summary = train(stage, PROMPTS, run)
     assert summary["proxy_last"] > summary["proxy_first"] + 1.5
-    assert len(run.metrics()) == 30 and all(row["pairs/used"] + row["pairs/tied"] == 8 for row in run.metrics())
+    assert len(run.metrics()) == 30 and all(
+        row["pairs/used"] + row["pairs/tied"] == 8 for row in run.metrics()
+    )
 
 
 def test_killed_and_resumed_equals_uninterrupted(tmp_path):
@@ -174,14 +214,27 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
 
 def observed(folder, **settings):
     """All that an option may change: weights, metrics, passes, checkpoints and texts."""
-    stage, calls = make(**{"steps": 2, "max_new_tokens": 8, "checkpoint_every": 1, "keep_checkpoints": 9, **settings}), []
+    stage, calls = (
+        make(
+            **{
+                "steps": 2,
+                "max_new_tokens": 8,
+                "checkpoint_every": 1,
+                "keep_checkpoints": 9,
+                **settings,
+            }
+        ),
+        [],
+    )
     original = stage.policy.logprobs
     stage.policy.logprobs = lambda *arguments: (calls.append(1), original(*arguments))[1]
     run = RunDirectory.open(folder, {})
     train(stage, PROMPTS, run)
     kept = [path.name for path in complete_checkpoints(run.path / "checkpoints")]
     weights = [round(float(p.detach().abs().sum()), 4) for p in stage.policy.parameters()]
-    samples = (run.path / "samples.jsonl").read_text() if (run.path / "samples.jsonl").is_file() else ""
+    samples = (
+        (run.path / "samples.jsonl").read_text() if (run.path / "samples.jsonl").is_file() else ""
+    )
     return weights, [round(row["loss"], 6) for row in run.metrics()], len(calls), kept, samples
 
 
@@ -233,6 +286,11 @@ def test_wrong_settings_are_one_clear_message(overrides, message):
 def test_the_policy_is_no_reference_of_itself():
     stage = make()
     with pytest.raises(ValueError, match="the reference is the policy itself"):
-        OnlineDirect(stage.config, stage.policy, dataclasses.replace(stage.policy), EvenReward(), stage.engine, ENCODER).step(
-            PROMPTS, 0
-        )
+        OnlineDirect(
+            stage.config,
+            stage.policy,
+            dataclasses.replace(stage.policy),
+            EvenReward(),
+            stage.engine,
+            ENCODER,
+        ).step(PROMPTS, 0)

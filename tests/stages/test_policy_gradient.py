@@ -1,4 +1,6 @@
-"""Every published method against its equation, written with loops over single responses and plain autograd; and every option."""
+"""Every published method against its equation, written with loops over single responses and plain
+autograd; and every option.
+"""
 
 import math
 import random
@@ -22,7 +24,10 @@ from tether.stages.online_loop import train
 from tether.stages.policy_config import PRESETS, KLConfig, PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 
-PROMPTS = [Prompt((user(text),), f"p{n}") for n, text in enumerate(["one", "two two", "three", "a longer one"])]
+PROMPTS = [
+    Prompt((user(text),), f"p{n}")
+    for n, text in enumerate(["one", "two two", "three", "a longer one"])
+]
 
 
 def even(rollout):
@@ -30,7 +35,9 @@ def even(rollout):
 
 
 class Reward:
-    """Ten times the share of even token ids, and its steps: every fourth token is the end of one; every seventh one fails."""
+    """Ten times the share of even token ids, and its steps: every fourth token is the end of one;
+    every seventh one fails.
+    """
 
     name = "even"
 
@@ -47,7 +54,9 @@ class Reward:
 
 
 class Noisy(LocalEngine):
-    """Reports log-probabilities that are off by known amounts, as an engine of other numerics would."""
+    """Reports log-probabilities that are off by known amounts, as an engine of other numerics
+    would.
+    """
 
     def generate(self, *args, **kwargs):
         from dataclasses import replace
@@ -58,7 +67,12 @@ class Noisy(LocalEngine):
             replace(
                 g,
                 rollouts=tuple(
-                    replace(r, logprobs=tuple(p + noise.choice((-1.5, -0.3, 0.0, 0.4, 1.5)) for p in r.logprobs))
+                    replace(
+                        r,
+                        logprobs=tuple(
+                            p + noise.choice((-1.5, -0.3, 0.0, 0.4, 1.5)) for p in r.logprobs
+                        ),
+                    )
                     for r in g.rollouts
                 ),
             )
@@ -78,7 +92,9 @@ def make(algorithm, reward=None, engine=LocalEngine, **settings):
     }
     config = PolicyConfig.model_validate({"algorithm": algorithm, **settings})
     encoder = ChatEncoder(tiny_tokenizer(), (1, *range(40, 60)))
-    model = add_adapter(tiny_model(0).requires_grad_(False).eval(), "policy", LoraConfig(rank=8), seed=1)
+    model = add_adapter(
+        tiny_model(0).requires_grad_(False).eval(), "policy", LoraConfig(rank=8), seed=1
+    )
     generator = torch.Generator().manual_seed(3)
     head = ScalarHead(64, zero=False)
     with torch.no_grad():
@@ -87,7 +103,9 @@ def make(algorithm, reward=None, engine=LocalEngine, **settings):
                 parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
     policy = Role(model, "policy")
     value = Role(model, "policy", head) if config.critic else None
-    return PolicyGradient(config, policy, Role(model), value, reward or Reward(), engine(policy, encoder), encoder)
+    return PolicyGradient(
+        config, policy, Role(model), value, reward or Reward(), engine(policy, encoder), encoder
+    )
 
 
 def gradient_of_first_update(stage):
@@ -97,7 +115,9 @@ def gradient_of_first_update(stage):
 
     def spy():
         if not grabbed:
-            grabbed["g"] = [None if m.grad is None else m.grad.clone() for m in stage.learner.masters]
+            grabbed["g"] = [
+                None if m.grad is None else m.grad.clone() for m in stage.learner.masters
+            ]
         return original()
 
     stage.learner.step = spy
@@ -112,7 +132,9 @@ def gradient_of_first_update(stage):
 def logprobs_of(role, rollout):
     role.activate()
     ids = torch.tensor([rollout.prompt_ids + rollout.response_ids])
-    logits = role.causal_model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1].log_softmax(-1)
+    logits = (
+        role.causal_model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1].log_softmax(-1)
+    )
     return logits.gather(-1, torch.tensor(rollout.response_ids)[:, None])[:, 0]
 
 
@@ -134,7 +156,9 @@ class Facts:
         self.rollouts, self.stage = rollouts, stage
         self.logp = {i: logprobs_of(stage.policy, rollouts[i]) for i in self.known}
         with torch.no_grad():
-            self.reference = {i: logprobs_of(Role(stage.policy.model), rollouts[i]) for i in self.known}
+            self.reference = {
+                i: logprobs_of(Role(stage.policy.model), rollouts[i]) for i in self.known
+            }
         self.kl = {i: (self.logp[i].detach() - self.reference[i]).tolist() for i in self.known}
         self.tokens = sum(len(self.logp[i]) for i in self.known)
 
@@ -162,11 +186,15 @@ def reinforce(f):
 def rloo(f):
     """R_i = s_i − β Σ kl; −(1/N) Σ (R_i − mean of the others) log π(y_i)."""
     totals = {i: f.scores[i] - 0.3 * sum(f.kl[i]) for i in f.known}
-    return sum(-(totals[i] - mean(f.others(i, totals))) * f.logp[i].sum() / f.tokens for i in f.known)
+    return sum(
+        -(totals[i] - mean(f.others(i, totals))) * f.logp[i].sum() / f.tokens for i in f.known
+    )
 
 
 def reinforce_plus_plus(f):
-    """Returns with the KL in the rewards, whitened over all tokens; PPO's surrogate, at its first update."""
+    """Returns with the KL in the rewards, whitened over all tokens; PPO's surrogate, at its first
+    update.
+    """
     returns = {}
     for i in f.known:
         rewards = [-0.3 * k for k in f.kl[i]]
@@ -174,7 +202,10 @@ def reinforce_plus_plus(f):
         returns[i] = to_go(rewards)
     flat = [g for i in f.known for g in returns[i]]
     scale = mean([(g - mean(flat)) ** 2 for g in flat]) ** 0.5
-    return sum(-((torch.tensor(returns[i]) - mean(flat)) / scale * f.logp[i]).sum() / f.tokens for i in f.known)
+    return sum(
+        -((torch.tensor(returns[i]) - mean(flat)) / scale * f.logp[i]).sum() / f.tokens
+        for i in f.known
+    )
 
 
 def reinforce_plus_plus_baseline(f):
@@ -210,7 +241,10 @@ def dr_grpo(f):
 
 def gspo(f):
     """−(1/n) Σ_i A_i s_i, s_i = exp(mean_t log ρ)."""
-    return sum(-grouped(f, i) * (f.logp[i] - f.logp[i].detach()).mean().exp() / len(f.known) for i in f.known)
+    return sum(
+        -grouped(f, i) * (f.logp[i] - f.logp[i].detach()).mean().exp() / len(f.known)
+        for i in f.known
+    )
 
 
 def cispo(f):
@@ -218,12 +252,17 @@ def cispo(f):
 
 
 def process(f):
-    """GRPO with rewards of steps: each normalised over all steps of its group; a token gets the sum of those not yet passed."""
+    """GRPO with rewards of steps: each normalised over all steps of its group; a token gets the sum
+    of those not yet passed.
+    """
     total = 0
     for i in f.known:
         pool = [v for j in f.group(i) for _, v in f.steps[j]]
         spread = deviation(pool) + 1e-4
-        credit = [sum((v - mean(pool)) / spread for end, v in f.steps[i] if end >= t) for t in range(len(f.logp[i]))]
+        credit = [
+            sum((v - mean(pool)) / spread for end, v in f.steps[i] if end >= t)
+            for t in range(len(f.logp[i]))
+        ]
         total = total - (torch.tensor(credit) * f.logp[i]).sum() / f.tokens
     return total
 
@@ -235,7 +274,11 @@ CASES = {
     "reinforce": ("reinforce", {"kl": KL, **RAW}, reinforce),
     "rloo": ("rloo", {"kl": KL, **RAW}, rloo),
     "reinforce++": ("reinforce++", {"kl": KL, **ONE, **RAW}, reinforce_plus_plus),
-    "reinforce++_baseline": ("reinforce++_baseline", {"kl": KL, **ONE}, reinforce_plus_plus_baseline),
+    "reinforce++_baseline": (
+        "reinforce++_baseline",
+        {"kl": KL, **ONE},
+        reinforce_plus_plus_baseline,
+    ),
     "grpo, corrected k3": ("grpo", {"kl": {**KL, "estimator": "k3_corrected"}}, grpo_corrected),
     "dr_grpo": ("dr_grpo", {}, dr_grpo),
     "gspo": ("gspo", ONE, gspo),
@@ -250,8 +293,13 @@ def test_the_first_gradient_is_the_equation(name, budget):
     algorithm, settings, equation = CASES[name]
     stage = make(algorithm, micro_batch_tokens=budget, **settings)
     ours, rollouts, scores, metrics = gradient_of_first_update(stage)
-    assert sum(s.value is None for s in scores) == 2 and len({len(r.response_ids) for r in rollouts}) > 4
-    expected = torch.autograd.grad(equation(Facts(stage, rollouts, scores)), stage.policy.parameters())
+    assert (
+        sum(s.value is None for s in scores) == 2
+        and len({len(r.response_ids) for r in rollouts}) > 4
+    )
+    expected = torch.autograd.grad(
+        equation(Facts(stage, rollouts, scores)), stage.policy.parameters()
+    )
     assert max(g.abs().max() for g in expected) > 1e-3
     for one, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-4)
@@ -259,15 +307,21 @@ def test_the_first_gradient_is_the_equation(name, budget):
 
 
 def test_reinforce_with_a_learned_value_subtracts_it():
-    """lambda 1: A_t = G_t − V_t, with the values that the head gives on the plain model's own hidden states."""
-    stage = make("reinforce", critic=True, lam=1.0, value_coefficient=0.0, kl={"coefficient": 0.0}, **RAW)
+    """lambda 1: A_t = G_t − V_t, with the values that the head gives on the plain model's own
+    hidden states.
+    """
+    stage = make(
+        "reinforce", critic=True, lam=1.0, value_coefficient=0.0, kl={"coefficient": 0.0}, **RAW
+    )
     ours, rollouts, scores, _ = gradient_of_first_update(stage)
     facts, total = Facts(stage, rollouts, scores), 0
     for i in facts.known:
         r = rollouts[i]
         stage.policy.activate()
         ids = torch.tensor([r.prompt_ids + r.response_ids])
-        states = stage.policy.decoder(input_ids=ids).last_hidden_state[0, len(r.prompt_ids) - 1 : -1]
+        states = stage.policy.decoder(input_ids=ids).last_hidden_state[
+            0, len(r.prompt_ids) - 1 : -1
+        ]
         values = stage.value.head(states).detach()
         total = total - ((facts.scores[i] - values) * facts.logp[i]).sum() / facts.tokens
     expected = torch.autograd.grad(total, stage.policy.parameters())
@@ -276,14 +330,24 @@ def test_reinforce_with_a_learned_value_subtracts_it():
 
 
 def test_a_running_mean_is_that_of_earlier_steps():
-    stage = make("reinforce", baseline="running_mean", baseline_window=20, kl={"coefficient": 0.0, "report": False}, **RAW)
+    stage = make(
+        "reinforce",
+        baseline="running_mean",
+        baseline_window=20,
+        kl={"coefficient": 0.0, "report": False},
+        **RAW,
+    )
     _, _, first = stage.step(PROMPTS, 0)
     known = [s.value for s in first if s.value is not None]
     assert stage.shaping.past_scores == (pytest.approx(mean(known)), 14)
     ours, rollouts, scores, _ = gradient_of_first_update(stage)
     facts = Facts(stage, rollouts, scores)
-    equation = sum(-(facts.scores[i] - mean(known)) * facts.logp[i].sum() / facts.tokens for i in facts.known)
-    for one, other in zip(ours, torch.autograd.grad(equation, stage.policy.parameters()), strict=True):
+    equation = sum(
+        -(facts.scores[i] - mean(known)) * facts.logp[i].sum() / facts.tokens for i in facts.known
+    )
+    for one, other in zip(
+        ours, torch.autograd.grad(equation, stage.policy.parameters()), strict=True
+    ):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-4)
     assert stage.shaping.past_scores[1] == 20
 
@@ -311,9 +375,13 @@ class Flat(Reward):
 
 
 def test_groups_without_signal_are_left_out_and_replaced():
-    stage = make("dapo", Flat(), prompts_per_step=2, refill=2, minibatches=1, clip_range_high=0.3, epochs=2)
+    stage = make(
+        "dapo", Flat(), prompts_per_step=2, refill=2, minibatches=1, clip_range_high=0.3, epochs=2
+    )
     assert list(stage.ordinals(1)) == [2, 3, 4, 5, 6, 7]
-    metrics, rollouts, _ = stage.step([PROMPTS[0], PROMPTS[1], PROMPTS[2], PROMPTS[3], PROMPTS[0], PROMPTS[2]], 0)
+    metrics, rollouts, _ = stage.step(
+        [PROMPTS[0], PROMPTS[1], PROMPTS[2], PROMPTS[3], PROMPTS[0], PROMPTS[2]], 0
+    )
     assert [r.prompt.id for r in rollouts] == ["p1"] * 4 + ["p3"] * 4
     assert metrics["group/zero_signal"] == 0.5 and metrics["group/sampled"] == 16
     short, rollouts, _ = stage.step([PROMPTS[0], PROMPTS[2]], 1)
@@ -327,11 +395,16 @@ def test_a_refilled_step_samples_what_the_reserve_would_have_given():
     _, rollouts, _ = stage.step(PROMPTS, 0)
     other = make("dapo", Flat(), prompts_per_step=4, filter_groups=False)
     _, whole, _ = other.step(PROMPTS, 0)
-    assert [r.response_ids for r in rollouts] == [r.response_ids for r in whole if r.prompt.id in ("p1", "p3")]
+    assert [r.response_ids for r in rollouts] == [
+        r.response_ids for r in whole if r.prompt.id in ("p1", "p3")
+    ]
 
 
 def test_the_run_stops_at_the_kl_target(tmp_path):
-    settings = {"kl": {"coefficient": 0.0, "mode": "stop", "target": 4.0}, "optimizer": OptimizerConfig(learning_rate=2e-2)}
+    settings = {
+        "kl": {"coefficient": 0.0, "mode": "stop", "target": 4.0},
+        "optimizer": OptimizerConfig(learning_rate=2e-2),
+    }
     stage = make("ppo", steps=30, **settings)
     run = RunDirectory.open(tmp_path / "run", {})
     train(stage, PROMPTS, run)
@@ -346,7 +419,10 @@ STATES = {"ppo": "a critic", "reinforce": "a running mean", "dapo": "a reserve o
 """What of a preset's own a checkpoint has to hold; the others differ in formulas alone."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in STATES else pytest.mark.slow) for name in PRESETS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in STATES else pytest.mark.slow) for name in PRESETS],
+)
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, name):
     def kill(step, metrics):
         if step == 2:
@@ -359,7 +435,9 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, name):
     whole = make(name, **settings)
     train(whole, PROMPTS, RunDirectory.open(tmp_path / "whole", {}))
     with pytest.raises(KeyboardInterrupt):
-        train(make(name, **settings), PROMPTS, RunDirectory.open(tmp_path / "cut", {}), on_step=kill)
+        train(
+            make(name, **settings), PROMPTS, RunDirectory.open(tmp_path / "cut", {}), on_step=kill
+        )
     again = make(name, **settings)
     train(again, PROMPTS, RunDirectory.open(tmp_path / "cut", {}))
     for one, other in zip(whole.learner.parameters, again.learner.parameters, strict=True):
@@ -368,7 +446,9 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, name):
 
 
 class Steps:
-    """Given rewards of steps: response n is paid ROWS[n] at its first token, in its middle and at its last."""
+    """Given rewards of steps: response n is paid ROWS[n] at its first token, in its middle and at
+    its last.
+    """
 
     name = "steps"
     ROWS = ((0.5, 1.0, -0.5), (4.0, 0.25, 1.0), (-3.0, 0.0, 0.5), (1.0, 1.0, 1.0))
@@ -376,12 +456,21 @@ class Steps:
     def score(self, rollouts):
         lengths = [len(r.response_ids) for r in rollouts]
         ends = [(0, length // 2, length - 1) for length in lengths]
-        return [Score(sum(row), steps=tuple(zip(e, row, strict=True))) for e, row in zip(ends, self.ROWS, strict=True)]
+        return [
+            Score(sum(row), steps=tuple(zip(e, row, strict=True)))
+            for e, row in zip(ends, self.ROWS, strict=True)
+        ]
 
 
 def step_payments(**settings):
     """The rewards that a first step of PPO puts on every token, and its rollouts."""
-    plain = {"epochs": 1, "kl": {"coefficient": 0.0}, "samples_per_prompt": 1, "step_rewards": True, "normalize_scores": False}
+    plain = {
+        "epochs": 1,
+        "kl": {"coefficient": 0.0},
+        "samples_per_prompt": 1,
+        "step_rewards": True,
+        "normalize_scores": False,
+    }
     stage = make("ppo", Steps(), **plain | settings)
     _, rollouts, _ = stage.step(PROMPTS, 0)
     return stage.experience.rewards, rollouts
@@ -389,11 +478,18 @@ def step_payments(**settings):
 
 @pytest.mark.audit
 def test_rewards_of_steps_are_normalised_clipped_and_penalised():
-    """By hand: the sums 1, 5.25, -2.5, 3 have deviation 2.8470; later the clip; the penalty of length on the last token."""
+    """By hand: the sums 1, 5.25, -2.5, 3 have deviation 2.8470; later the clip; the penalty of
+    length on the last token.
+    """
     sums = [sum(row) for row in Steps.ROWS]
     spread = (sum((s - sum(sums) / 4) ** 2 for s in sums) / 4) ** 0.5
     assert spread == pytest.approx(2.8470, abs=1e-4)
-    settings = {"normalize_scores": True, "score_clip": 1.2, "overlong_buffer": 10, "overlong_penalty": 3.0}
+    settings = {
+        "normalize_scores": True,
+        "score_clip": 1.2,
+        "overlong_buffer": 10,
+        "overlong_penalty": 3.0,
+    }
     rewards, rollouts = step_payments(**settings, missing_stop_penalty=0.5)
     for row, rollout, paid in zip(Steps.ROWS, rollouts, rewards, strict=True):
         length = len(rollout.response_ids)
@@ -413,7 +509,9 @@ def test_the_scale_of_step_rewards_is_that_of_the_first_step_and_survives_a_resu
     later = make("ppo", Steps(), step_rewards=True, samples_per_prompt=1)
     later.load_state(first.state())
     paid = later.shaping.scaled([Score(9.0, steps=((1, 9.0), (2, -1.0)))])
-    assert paid == [pytest.approx((9.0 / first.shaping.normalizer[1], -1.0 / first.shaping.normalizer[1]))]
+    assert paid == [
+        pytest.approx((9.0 / first.shaping.normalizer[1], -1.0 / first.shaping.normalizer[1]))
+    ]
     assert first.shaping.normalizer == pytest.approx((0.0, 2.8470), abs=1e-4)
 
 
@@ -421,7 +519,9 @@ def test_the_scale_of_step_rewards_is_that_of_the_first_step_and_survives_a_resu
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 @pytest.mark.parametrize(("value", "size"), [(100.1, 8), (100.1, 12), (1000.1, 8)])
 def test_equal_scores_teach_nothing_however_large(algorithm, value, size):
-    """Without a difference there is no advantage; float32 sums of 8 times 1000.1 gave -0.37 of a deviation to each answer."""
+    """Without a difference there is no advantage; float32 sums of 8 times 1000.1 gave -0.37 of a
+    deviation to each answer.
+    """
 
     class Same:
         name = "same"
@@ -429,13 +529,17 @@ def test_equal_scores_teach_nothing_however_large(algorithm, value, size):
         def score(self, rollouts):
             return [Score(value) for _ in rollouts]
 
-    stage = make(algorithm, Same(), samples_per_prompt=size, prompts_per_step=1, kl={"coefficient": 0.0})
+    stage = make(
+        algorithm, Same(), samples_per_prompt=size, prompts_per_step=1, kl={"coefficient": 0.0}
+    )
     stage.step(PROMPTS[:1], 0)
     assert stage.experience.advantages.abs().max() == 0
 
 
 def turning(stage, number):
-    """Adapters on a path that turns: both factors of every layer move all the time, as far as they are long."""
+    """Adapters on a path that turns: both factors of every layer move all the time, as far as they
+    are long.
+    """
     generator = torch.Generator().manual_seed(number // 5)
     for master in stage.learner.masters:
         away = torch.randn(master.shape, generator=generator)
@@ -445,17 +549,26 @@ def turning(stage, number):
 
 @pytest.mark.parametrize("decay", [0.9, 0.99])
 def test_the_average_is_that_of_every_factor_and_close_to_that_of_the_products(decay):
-    """Against a sum with weights by hand; and the product of averaged factors beside the average of products."""
+    """Against a sum with weights by hand; and the product of averaged factors beside the average of
+    products.
+    """
     stage = make("ppo", ema_decay=decay)
     names = [n for n, _ in stage.policy.model.named_parameters() if "policy" in n.split(".")]
-    layers = [(i, names.index(n.replace("lora_A", "lora_B"))) for i, n in enumerate(names) if "lora_A" in n]
+    layers = [
+        (i, names.index(n.replace("lora_A", "lora_B")))
+        for i, n in enumerate(names)
+        if "lora_A" in n
+    ]
     seen = []
     for number in range(30):
         turning(stage, number)
         stage.learner.follow()
         seen.append([master.detach().double().clone() for master in stage.learner.masters])
     shares = [decay**29, *((1 - decay) * decay ** (29 - number) for number in range(1, 30))]
-    means = [sum(share * one for share, one in zip(shares, each, strict=True)) for each in zip(*seen, strict=True)]
+    means = [
+        sum(share * one for share, one in zip(shares, each, strict=True))
+        for each in zip(*seen, strict=True)
+    ]
     stage.learner.put(stage.learner.averages)
     for parameter, mean in zip(stage.learner.parameters, means, strict=True):
         torch.testing.assert_close(parameter.detach().double(), mean, rtol=1e-4, atol=1e-5)
@@ -473,9 +586,13 @@ def test_an_average_goes_on_from_a_checkpoint_as_if_nothing_had_been():
             stage.learner.follow()
         if number == 5:
             again.learner.load_state(*cut.learner.state())
-    assert all(torch.equal(a, b) for a, b in zip(whole.learner.averages, again.learner.averages, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole.learner.averages, again.learner.averages, strict=True)
+    )
     parameters = whole.learner.parameters
-    assert [t.shape for t in whole.learner.averages] == [p.shape for p in parameters]  # what export reads
+    # what export reads
+    assert [t.shape for t in whole.learner.averages] == [p.shape for p in parameters]
 
 
 BASES = {
@@ -541,8 +658,12 @@ NOT_OF_THE_LOSS = {
 
 
 def test_every_option_is_accounted_for():
-    """A new field needs a case above, or a reason to stand among those that shape the run and not the update."""
-    fields = (set(PolicyConfig.model_fields) - {"kl"}) | {f"kl.{name}" for name in KLConfig.model_fields}
+    """A new field needs a case above, or a reason to stand among those that shape the run and not
+    the update.
+    """
+    fields = (set(PolicyConfig.model_fields) - {"kl"}) | {
+        f"kl.{name}" for name in KLConfig.model_fields
+    }
     assert fields == set(SWITCHED) | NOT_OF_THE_LOSS | {"kl.report"}
 
 
@@ -554,7 +675,9 @@ def trained(tmp_path_factory):
     def made(algorithm, settings, flat):
         key = repr((algorithm, settings, flat))
         if key not in weights:
-            stage = make(algorithm=algorithm, **settings, reward=Flat() if flat else None, engine=Noisy)
+            stage = make(
+                algorithm=algorithm, **settings, reward=Flat() if flat else None, engine=Noisy
+            )
             train(stage, PROMPTS, RunDirectory.open(tmp_path_factory.mktemp("run") / "run", {}))
             weights[key] = torch.cat([p.detach().flatten() for p in stage.policy.parameters()])
         return weights[key]
@@ -580,12 +703,22 @@ def test_every_option_changes_what_is_learned(trained, option):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"algorithm": "reinforce", "clip_range": 0.1}, "clip_range has no effect with this surrogate"),
-        ({"algorithm": "grpo", "clip_range": 0.1}, "clip_range has no effect with one update a batch"),
+        (
+            {"algorithm": "reinforce", "clip_range": 0.1},
+            "clip_range has no effect with this surrogate",
+        ),
+        (
+            {"algorithm": "grpo", "clip_range": 0.1},
+            "clip_range has no effect with one update a batch",
+        ),
         ({"algorithm": "grpo", "lam": 0.9}, "lam has no effect without a critic"),
         ({"algorithm": "grpo", "samples_per_prompt": 1}, "needs other samples of the same prompt"),
         ({"algorithm": "reinforce", "epochs": 2}, "has no ratio"),
-        ({"algorithm": "grpo", "kl": {"place": "token"}}, r"kl\.place has no effect with kl\.coefficient = 0"),
+        (
+            {"algorithm": "grpo", "kl": {"place": "token"}},
+            r"kl\.place has no effect with "
+            r"kl\.coefficient = 0",
+        ),
         ({"algorithm": "rloo", "kl": {"estimator": "k3"}}, "rewards take k1"),
         ({"algorithm": "ppo", "kl": {"horizon": 5}}, r"kl\.horizon has no effect"),
         ({"algorithm": "ppo", "kl": {"report": False}}, r"kl\.report has no effect"),
@@ -593,7 +726,10 @@ def test_every_option_changes_what_is_learned(trained, option):
         ({"algorithm": "ppo", "filter_groups": True}, "filter_groups has no effect"),
         ({"algorithm": "ppo", "importance_cap": 3.0}, "importance_cap has no effect"),
         ({"algorithm": "ppo", "overlong_penalty": 3.0}, "overlong_penalty has no effect"),
-        ({"algorithm": "ppo", "overlong_buffer": 400}, "overlong_buffer is longer than max_new_tokens"),
+        (
+            {"algorithm": "ppo", "overlong_buffer": 400},
+            "overlong_buffer is longer than max_new_tokens",
+        ),
         ({"algorithm": "ppo", "scale_advantages": True}, "scale_advantages has no effect"),
         ({"algorithm": "rloo", "step_rewards": True}, "has no single score"),
         ({"algorithm": "ppo", "surrogate": "cispo"}, "set clip_range_high"),

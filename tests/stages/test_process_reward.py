@@ -1,4 +1,6 @@
-"""Process rewards: where steps end under any tokenizer, the loss against plain autograd, the metrics by hand, and learning."""
+"""Process rewards: where steps end under any tokenizer, the loss against plain autograd, the
+metrics by hand, and learning.
+"""
 
 import itertools
 import math
@@ -53,27 +55,44 @@ def bpe_tokenizer():
     from transformers import PreTrainedTokenizerFast
 
     inner = Tokenizer(BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False, trim_offsets=False)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False, trim_offsets=False
+    )
     inner.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = BpeTrainer(
-        vocab_size=400, special_tokens=[*SPECIAL, "<step>"], initial_alphabet=alphabet, show_progress=False, min_frequency=2
+        vocab_size=400,
+        special_tokens=[*SPECIAL, "<step>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+        min_frequency=2,
     )
     inner.train_from_iterator([".\n\nSo it", "é.\n\nSo", "3.\n\nThe ", "кибки в"] * 8, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<|pad|>", eos_token="<|end|>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<|pad|>", eos_token="<|end|>"
+    )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
 
 def solution(steps, labels, problem="q", **metadata):
-    return StepLabels((user(problem),), tuple(steps), tuple(labels), id=f"{problem}:{steps}", metadata=metadata)
+    return StepLabels(
+        (user(problem),), tuple(steps), tuple(labels), id=f"{problem}:{steps}", metadata=metadata
+    )
 
 
 def stage(model=None, **settings):
-    settings = {"epochs": 1, "solutions_per_update": 8, "optimizer": OptimizerConfig(learning_rate=3e-3), **settings}
+    settings = {
+        "epochs": 1,
+        "solutions_per_update": 8,
+        "optimizer": OptimizerConfig(learning_rate=3e-3),
+        **settings,
+    }
     config = ProcessRewardConfig(**settings)
     head = ScalarHead(64, zero=False, outputs=config.outputs)
-    return ProcessRewardModeling(config, Role((model or tiny_model()).requires_grad_(False), head=head), ENCODER)
+    return ProcessRewardModeling(
+        config, Role((model or tiny_model()).requires_grad_(False), head=head), ENCODER
+    )
 
 
 def puzzles(count, seed=0):
@@ -88,13 +107,17 @@ def puzzles(count, seed=0):
 
 
 def ends_by_offsets(tokenizer, text, delimiter):
-    """The last token that overlaps each delimiter's end, and the stop token behind the last step, by the tokenizer's offsets."""
+    """The last token that overlaps each delimiter's end, and the stop token behind the last step,
+    by the tokenizer's offsets.
+    """
     encoded = tokenizer(text + "<|end|>", add_special_tokens=False, return_offsets_mapping=True)
     spans, ends, start = encoded["offset_mapping"], [], 0
     while (found := text.find(delimiter, start)) >= 0:
         if text[start:found].strip():
             final = found + len(delimiter) - 1
-            ends.append(max(i for i, (first, behind) in enumerate(spans) if first <= final < behind))
+            ends.append(
+                max(i for i, (first, behind) in enumerate(spans) if first <= final < behind)
+            )
         start = found + len(delimiter)
     if text[start:].strip():
         ends.append(len(spans) - 1)
@@ -115,14 +138,17 @@ def test_a_delimiter_inside_a_longer_token_is_found():
     tokenizer = bpe_tokenizer()
     ids, ends, spans = ends_by_offsets(tokenizer, TEXTS[0], "\n\n")
     first = TEXTS[0].index("\n\n")
-    assert spans[ends[0]][0] < first and spans[ends[0]][1] > first + 2  # the token begins before it and goes on behind it
+    # the token begins before it and goes on behind it
+    assert spans[ends[0]][0] < first and spans[ends[0]][1] > first + 2
     assert StepEncoder(ChatEncoder(tokenizer, (1,))).step_ends(ids) == ends
 
 
 def test_sampled_ids_need_not_be_those_of_the_tokenizer():
     tokenizer = bpe_tokenizer()
     steps = StepEncoder(ChatEncoder(tokenizer, (1,)))
-    letters = [i for c in "3.\n\nSo it\n\nё" for i in tokenizer(c, add_special_tokens=False)["input_ids"]]
+    letters = [
+        i for c in "3.\n\nSo it\n\nё" for i in tokenizer(c, add_special_tokens=False)["input_ids"]
+    ]
     assert steps.step_ends([*letters, 1]) == (3, 10, len(letters))
     assert steps.step_ends(letters) == (3, 10, len(letters) - 1)
     assert steps.step_ends(letters[:11]) == (3, 10)
@@ -131,19 +157,31 @@ def test_sampled_ids_need_not_be_those_of_the_tokenizer():
 
 def test_several_delimiters_and_the_longer_one_first():
     steps = StepEncoder(ENCODER, ("\n", "\n\n", ";"))
-    assert steps.step_ends(list(map(ENCODER.tokenizer.convert_tokens_to_ids, ["a", "Ċ", "Ċ", "b", ";", "c"]))) == (2, 4, 5)
+    assert steps.step_ends(
+        list(map(ENCODER.tokenizer.convert_tokens_to_ids, ["a", "Ċ", "Ċ", "b", ";", "c"]))
+    ) == (2, 4, 5)
 
 
 @pytest.mark.parametrize("make", [tiny_tokenizer, bpe_tokenizer])
 def test_labels_stand_at_the_ends_of_their_steps(make):
     encoder = ChatEncoder(make(), (1,))
-    row = solution(["We add.", " So it is 3\n\nor 4.\n\n", "", "The end"], [True, False, True, None], name=" A  b")
+    row = solution(
+        ["We add.", " So it is 3\n\nor 4.\n\n", "", "The end"],
+        [True, False, True, None],
+        name=" A  b",
+    )
     found = StepEncoder(encoder, problem_column="name").encode(row)
     assert found.pieces == ("We add.", "So it is 3", "or 4.", "The end") and found.group == "a b"
-    assert found.labels == (True, None, False, None) and found.targets == (1.0, None, 0.0, None) and found.judged == [0, 2]
+    assert (
+        found.labels == (True, None, False, None)
+        and found.targets == (1.0, None, 0.0, None)
+        and found.judged == [0, 2]
+    )
     response = found.sequence.ids[found.sequence.prompt_length :]
     text = "We add.\n\nSo it is 3\n\nor 4.\n\nThe end"
-    assert list(response) == encoder.tokenizer(text + "<|end|>", add_special_tokens=False)["input_ids"]
+    assert (
+        list(response) == encoder.tokenizer(text + "<|end|>", add_special_tokens=False)["input_ids"]
+    )
     assert found.ends == ends_by_offsets(encoder.tokenizer, text, "\n\n")[1]
     assert found.sequence == encoder.conversation((user("q"), assistant(text)))
 
@@ -151,7 +189,11 @@ def test_labels_stand_at_the_ends_of_their_steps(make):
 def test_targets_of_every_kind():
     row = solution(["a", "b", "c"], [True, None, False], share=[1, 0.25, None], rating=[1, 0, -1])
     assert StepEncoder(ENCODER, label_column="share").encode(row).targets == (1.0, 0.25, None)
-    assert StepEncoder(ENCODER, label_column="rating", classes=3).encode(row).targets == (2.0, 1.0, 0.0)
+    assert StepEncoder(ENCODER, label_column="rating", classes=3).encode(row).targets == (
+        2.0,
+        1.0,
+        0.0,
+    )
     outcome = StepEncoder(ENCODER, target="outcome")
     assert outcome.encode(row).targets == (None, None, 0.0)
     assert outcome.encode(solution(["a", "b\n\nc"], [True, True])).targets == (None, None, 1.0)
@@ -177,12 +219,18 @@ def test_states_are_those_of_the_tokens_that_end_steps(layout):
     for s in found:
         alone = role.decoder(input_ids=torch.tensor([s.sequence.ids])).last_hidden_state[0]
         for end in s.ends:
-            torch.testing.assert_close(next(states), alone[s.sequence.prompt_length + end], atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                next(states), alone[s.sequence.prompt_length + end], atol=1e-5, rtol=1e-4
+            )
 
 
 def naive_loss(rows, classes=2, target="process"):
-    """The mean of -log p(label), from a forward pass a solution; the gradient of everything trainable."""
-    other = stage(target=target, **({"classes": 3, "label_column": "rating"} if classes == 3 else {}))
+    """The mean of -log p(label), from a forward pass a solution; the gradient of everything
+    trainable.
+    """
+    other = stage(
+        target=target, **({"classes": 3, "label_column": "rating"} if classes == 3 else {})
+    )
     for parameter in other.role.parameters():
         parameter.requires_grad_(True)
     losses = []
@@ -195,7 +243,9 @@ def naive_loss(rows, classes=2, target="process"):
             stop += len(step) + 2
             logits = other.head(hidden[min(stop, len(ids)) - 1])
             if classes == 3:
-                losses.append(-logits.log_softmax(-1)[row.metadata["rating"][row.steps.index(step)] + 1])
+                losses.append(
+                    -logits.log_softmax(-1)[row.metadata["rating"][row.steps.index(step)] + 1]
+                )
             elif target == "process" and verdict is not None:
                 losses.append(-torch.log(torch.sigmoid(logits if verdict else -logits)))
         if target == "outcome":
@@ -213,13 +263,19 @@ def test_the_gradient_is_that_of_the_sum_over_steps_however_it_is_cut(tokens, ki
         solution(["e"], [True], rating=[0]),
         solution(["longer one", "f", "gx", "h"], [True, True, False, False], rating=[1, 1, -1, -1]),
     ]
-    settings = {"ratings": {"classes": 3, "label_column": "rating"}, "outcome": {"target": "outcome"}, "process": {}}[kind]
+    settings = {
+        "ratings": {"classes": 3, "label_column": "rating"},
+        "outcome": {"target": "outcome"},
+        "process": {},
+    }[kind]
     trained = stage(micro_batch_tokens=tokens, **settings)
     learner = LocalLearner(trained.role.parameters(), trained.config.optimizer, 4)
     grabbed, original = [], learner.step
     learner.step = lambda: (grabbed.extend(m.grad.clone() for m in learner.masters), original())[1]
     solutions = [trained.encoder.encode(row) for row in rows]
-    expected, gradients = naive_loss(rows, 3 if kind == "ratings" else 2, "outcome" if kind == "outcome" else "process")
+    expected, gradients = naive_loss(
+        rows, 3 if kind == "ratings" else 2, "outcome" if kind == "outcome" else "process"
+    )
     assert trained.evaluate(solutions)["loss"] == pytest.approx(expected, rel=1e-5)
     solutions = solutions[::-1] if tokens == 120 else solutions
     assert make_step(trained, learner, solutions)["loss"] == pytest.approx(expected, rel=1e-5)
@@ -241,17 +297,24 @@ def test_only_the_ends_of_judged_steps_are_trained(monkeypatch):
     monkeypatch.setattr(trained.role, "hidden", watched)
     make_step(trained, learner, [row])
     touched = seen[0].grad.abs().sum(-1).nonzero().flatten().tolist()
-    assert touched == [row.sequence.prompt_length + 3, len(row.sequence) - 1]  # the second line feed behind "ab", and the stop
+    # the second line feed behind "ab", and the stop
+    assert touched == [row.sequence.prompt_length + 3, len(row.sequence) - 1]
 
 
 @pytest.mark.parametrize("reads_masks", [True, False])
 def test_the_outcome_model_is_asked_as_if_each_step_were_the_last(monkeypatch, reads_masks):
     trained = stage(target="outcome", micro_batch_tokens=200)
-    for layer in trained.role.decoder.layers:  # attention sharp enough for a position that is wrong by one to show
+    # attention sharp enough for a position that is wrong by one to show
+    for layer in trained.role.decoder.layers:
         layer.self_attn.q_proj.weight.mul_(5), layer.self_attn.k_proj.weight.mul_(5)
     monkeypatch.setattr(Role, "reads_masks", property(lambda role: reads_masks))
     rows = [
-        solution(s, labels) for s, labels in ((["ab", "cd", "e"], [True, False, None]), (["f"], [True]), (["g", "h"], [True] * 2))
+        solution(s, labels)
+        for s, labels in (
+            (["ab", "cd", "e"], [True, False, None]),
+            (["f"], [True]),
+            (["g", "h"], [True] * 2),
+        )
     ]
     found = trained.probabilities([trained.encoder.encode(row) for row in rows])
     assert [len(r) for r in found] == [2, 1, 2]
@@ -259,7 +322,9 @@ def test_the_outcome_model_is_asked_as_if_each_step_were_the_last(monkeypatch, r
         for count, probability in enumerate(given, 1):
             ids = ENCODER.conversation((*row.prompt, assistant("\n\n".join(row.steps[:count])))).ids
             hidden = trained.role.decoder(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
-            assert probability == pytest.approx(torch.sigmoid(trained.head(hidden)).item(), abs=1e-5)
+            assert probability == pytest.approx(
+                torch.sigmoid(trained.head(hidden)).item(), abs=1e-5
+            )
 
 
 TRUTH = [[True, False, False, True], [True, True], [False], [True, True, True]]
@@ -267,15 +332,19 @@ GIVEN = [[0.9, 0.2, 0.7, 0.4], [0.8, 0.9], [0.6], [0.9, 0.1, 0.9]]
 
 
 def test_metrics_by_hand():
-    # At 0.5 the second and fourth step of the first solution are called wrong, and the second of the last one.
+    # At 0.5 the second and fourth step of the first solution are called wrong, and the second of
+    # the last one.
     counts = [count_calls(r, p, 0.5) for r, p in zip(TRUTH, GIVEN, strict=True)]
-    found = step_estimates(counts, ["a", "b", "b", "c"], [m for family in FAMILIES.values() for m in family])
+    found = step_estimates(
+        counts, ["a", "b", "b", "c"], [m for family in FAMILIES.values() for m in family]
+    )
     precision, recall = 1 / 3, 1 / 3  # of the wrong steps
     wrong = 2 * precision * recall / (precision + recall)
     right = 2 * (5 / 7) * (5 / 7) / (10 / 7)
     assert found["step_f1"].value == pytest.approx(wrong) and found["step_f1"].count == 10
     assert found["macro_f1"].value == pytest.approx((wrong + right) / 2)
-    assert found["accuracy_erroneous"].value == 0.5 and found["accuracy_erroneous"].count == 2  # not the single step
+    # not the single step
+    assert found["accuracy_erroneous"].value == 0.5 and found["accuracy_erroneous"].count == 2
     assert found["accuracy_flawless"].value == 0.5 and found["first_error_f1"].value == 0.5
     alone = step_estimates(counts, ["a"] * 4, [step_f1])["step_f1"]
     assert alone.low == -math.inf and alone.reason == "too few problems: 1 of equal size bear on it"
@@ -286,17 +355,28 @@ def test_metrics_by_hand():
 
 
 def test_an_error_called_too_early_or_never_is_not_found():
-    for calls, located in (([1, 0, 0], 0), ([0, 0, 1], 0), ([0, 1, 1], 1), ([0, 0, 0], 0), ([1, 1, 0], 0)):
+    for calls, located in (
+        ([1, 0, 0], 0),
+        ([0, 0, 1], 0),
+        ([0, 1, 1], 1),
+        ([0, 0, 0], 0),
+        ([1, 1, 0], 0),
+    ):
         assert count_calls([True, False, True], [1 - c for c in calls], 0.5).located == located
 
 
 def test_intervals_come_from_resampled_problems():
     counts = [count_calls([False], [p], 0.5) for p in (0.1, 0.9) * 30]
-    each = step_estimates(counts, list(range(60)), [FAMILIES["first_error"][1]])["accuracy_erroneous"]
+    each = step_estimates(counts, list(range(60)), [FAMILIES["first_error"][1]])[
+        "accuracy_erroneous"
+    ]
     pairs = step_estimates(
-        [c for c in counts for _ in range(10)], [g for g in range(60) for _ in range(10)], [FAMILIES["first_error"][1]]
+        [c for c in counts for _ in range(10)],
+        [g for g in range(60) for _ in range(10)],
+        [FAMILIES["first_error"][1]],
     )
-    assert pairs["accuracy_erroneous"][:3] == pytest.approx(each[:3], rel=0.01)  # ten copies of a problem are one observation
+    # ten copies of a problem are one observation
+    assert pairs["accuracy_erroneous"][:3] == pytest.approx(each[:3], rel=0.01)
     assert each.low == pytest.approx(0.5 - 1.96 * math.sqrt(0.25 / 60), abs=0.02)
 
 
@@ -313,12 +393,20 @@ def test_chance_is_the_mean_over_all_ways_to_call(rate):
 
 def test_thresholds_are_the_best_there_are():
     def score(metric, threshold):
-        return float(metric(sum(torch.tensor(count_calls(r, p, threshold)) for r, p in zip(TRUTH, GIVEN, strict=True)).numpy()))
+        return float(
+            metric(
+                sum(
+                    torch.tensor(count_calls(r, p, threshold))
+                    for r, p in zip(TRUTH, GIVEN, strict=True)
+                ).numpy()
+            )
+        )
 
     for metric in (step_f1, first_error_f1):
         chosen = best_threshold(TRUTH, GIVEN, metric)
         assert score(metric, chosen) == max(score(metric, t / 100) for t in range(101))
-    # With a share p of wrong steps, calling at rate q gives 2pq / (p + q), which is largest at q = 1.
+    # With a share p of wrong steps, calling at rate q gives 2pq / (p + q), which is largest at q =
+    # 1.
     assert best_rate(TRUTH, step_f1) == 1.0
     result = compare_with_chance(TRUTH, GIVEN, ["a", "b", "c", "d"], (TRUTH, GIVEN))
     assert result["random"]["step_f1"]["value"] == pytest.approx(0.3)
@@ -335,57 +423,88 @@ def test_the_process_model_learns_and_no_problem_is_on_two_sides(tmp_path):
     assert sum(map(len, groups)) == len(set.union(*groups)) == 60 and all(groups)
     run = RunDirectory.open(tmp_path / "run", {})
     model = (found := trained.train(rows, run)["heldout"])["model"]
-    assert model["step_f1"]["value"] > 0.95 and model["macro_f1"]["value"] > 0.95 and model["first_error_f1"]["value"] > 0.95
-    assert found["random"]["step_f1"]["value"] < 0.4 and found["blind"]["first_error_f1"]["value"] < 0.6
+    assert (
+        model["step_f1"]["value"] > 0.95
+        and model["macro_f1"]["value"] > 0.95
+        and model["first_error_f1"]["value"] > 0.95
+    )
+    assert (
+        found["random"]["step_f1"]["value"] < 0.4
+        and found["blind"]["first_error_f1"]["value"] < 0.6
+    )
     written = read_json(run.path / "heldout.json")
     steps, threshold = defaultdict(int), found["thresholds"]["step"]
     for row in written:
         for right, p in zip(row["right"], row["probabilities"], strict=True):
             steps[right, p < threshold] += 1
     f1 = 2 * steps[False, True] / (2 * steps[False, True] + steps[True, True] + steps[False, False])
-    assert f1 == pytest.approx(model["step_f1"]["value"]) and {r["problem"] for r in written} == groups[2]
+    assert (
+        f1 == pytest.approx(model["step_f1"]["value"])
+        and {r["problem"] for r in written} == groups[2]
+    )
 
 
 def test_the_outcome_model_learns_from_one_label(tmp_path):
     trained = stage(epochs=2, target="outcome", heldout_fraction=0.3)
-    model = trained.train(puzzles(60, seed=1), RunDirectory.open(tmp_path / "run", {}))["heldout"]["model"]
+    model = trained.train(puzzles(60, seed=1), RunDirectory.open(tmp_path / "run", {}))["heldout"][
+        "model"
+    ]
     assert model["first_error_f1"]["value"] > 0.95
-    assert 0.5 < model["step_f1"]["value"] < 0.9  # it cannot say that a step after an error is right again
+    # it cannot say that a step after an error is right again
+    assert 0.5 < model["step_f1"]["value"] < 0.9
 
 
 def test_unusable_solutions_are_counted_and_nothing_left_is_an_error(tmp_path):
     rows = [solution(["x" * 2000], [True]), solution(["a"], [None]), solution([" "], [True])]
-    with pytest.raises(DataError, match=r"none of 3 solutions.*process\.max_length.*no label.*no step"):
+    with pytest.raises(
+        DataError, match=r"none of 3 solutions.*process\.max_length.*no label.*no step"
+    ):
         stage().train(rows, RunDirectory.open(tmp_path / "run", {}))
 
 
 def rollout(response_ids, prompt="q", stop=StopReason.STOP_TOKEN):
     ids = tuple(response_ids)
     prompt_ids = ENCODER.prompt((user(prompt),))
-    return Rollout(prompt_ids, ids, (0.0,) * len(ids), stop, "", 0, 0, Sampling(), Prompt((user(prompt),)))
+    return Rollout(
+        prompt_ids, ids, (0.0,) * len(ids), stop, "", 0, 0, Sampling(), Prompt((user(prompt),))
+    )
 
 
 def test_the_reward_is_what_was_trained(monkeypatch):
     trained = stage()
     monkeypatch.setattr(learned, "MICRO_BATCH_TOKENS", 150)
     source = ProcessReward(trained.role, ENCODER, aggregate="product")
-    rows = [solution(s, [True] * len(s), p) for p in "qr" for s in (["ab", "cd", "e"], ["f"], ["g", "hij"])]
+    rows = [
+        solution(s, [True] * len(s), p)
+        for p in "qr"
+        for s in (["ab", "cd", "e"], ["f"], ["g", "hij"])
+    ]
     solutions = [trained.encoder.encode(row) for row in rows]
-    rollouts = [rollout(s.sequence.ids[s.sequence.prompt_length :], s.prompt[0].content) for s in solutions]
-    for score, s, expected in zip(source.score(rollouts), solutions, trained.probabilities(solutions), strict=True):
+    rollouts = [
+        rollout(s.sequence.ids[s.sequence.prompt_length :], s.prompt[0].content) for s in solutions
+    ]
+    for score, s, expected in zip(
+        source.score(rollouts), solutions, trained.probabilities(solutions), strict=True
+    ):
         assert [end for end, _ in score.steps] == list(s.ends)
         assert [p for _, p in score.steps] == pytest.approx(expected, abs=1e-5)
         assert score.value == pytest.approx(math.prod(expected), abs=1e-5)
-        assert score.parts == {"num_steps": len(expected), "weakest_step": expected.index(min(expected))}
+        assert score.parts == {
+            "num_steps": len(expected),
+            "weakest_step": expected.index(min(expected)),
+        }
 
 
 def test_a_response_that_was_cut_off_or_is_empty():
     trained = stage()
     whole = [*ENCODER.tokenizer("ab\n\ncd", add_special_tokens=False)["input_ids"]]
     source = ProcessReward(trained.role, ENCODER, aggregate="last")
-    cut, finished, empty = source.score([rollout(whole, stop=StopReason.LENGTH), rollout([*whole, 1]), rollout([1])])
+    cut, finished, empty = source.score(
+        [rollout(whole, stop=StopReason.LENGTH), rollout([*whole, 1]), rollout([1])]
+    )
     assert [end for end, _ in cut.steps] == [3, 5] and [end for end, _ in finished.steps] == [3, 6]
-    assert cut.value == pytest.approx(finished.value) == finished.steps[-1][1]  # both are read at a stop token
+    # both are read at a stop token
+    assert cut.value == pytest.approx(finished.value) == finished.steps[-1][1]
     assert empty.value is None and "no step" in empty.reason and empty.steps == ()
     with torch.no_grad():
         trained.head.linear.bias.fill_(math.nan)
@@ -414,4 +533,6 @@ def test_a_head_of_three_classes_comes_back_from_disk(tmp_path):
     head = ScalarHead(8, zero=False, outputs=3)
     save_file(head.state_dict(), tmp_path / "head.safetensors")
     states = torch.randn(5, 8)
-    assert torch.equal(load_head(tmp_path, torch.device("cpu"))(states), head(states)) and head(states).shape == (5, 3)
+    assert torch.equal(load_head(tmp_path, torch.device("cpu"))(states), head(states)) and head(
+        states
+    ).shape == (5, 3)

@@ -1,4 +1,6 @@
-"""The loop around supervised updates: what it leaves out, what it goes back on, and where it stops when asked to."""
+"""The loop around supervised updates: what it leaves out, what it goes back on, and where it stops
+when asked to.
+"""
 
 import json
 import os
@@ -23,7 +25,12 @@ def trained(folder, targets=TARGETS, progress=None, drawn=None, optimizer=(), pl
     """A weight that is pulled towards one target an update; the weight, and the run."""
     weight = nn.Parameter(torch.zeros(3))
     plan = [[i] for i in range(len(targets))] if plan is None else plan
-    settings = {"learning_rate": 0.05, "schedule": "constant", "warmup_fraction": 0.0, **dict(optimizer)}
+    settings = {
+        "learning_rate": 0.05,
+        "schedule": "constant",
+        "warmup_fraction": 0.0,
+        **dict(optimizer),
+    }
 
     def loss(target):
         if drawn is not None:
@@ -33,7 +40,9 @@ def trained(folder, targets=TARGETS, progress=None, drawn=None, optimizer=(), pl
     role = SimpleNamespace(parameters=lambda: [weight], adapter=None, train_mode=lambda on: None)
     objective = SimpleNamespace(role=role, dropout=False, update=lambda rows: Update(rows, loss))
     run = RunDirectory.open(folder, {})
-    saving = SupervisedConfig(**{"checkpoint_every": 4, "optimizer": OptimizerConfig(**settings), **config})
+    saving = SupervisedConfig(
+        **{"checkpoint_every": 4, "optimizer": OptimizerConfig(**settings), **config}
+    )
     SupervisedLoop(objective, Split(targets, (), {}), plan, saving, run, progress=progress).train()
     return weight.detach().clone(), run
 
@@ -43,14 +52,24 @@ def test_rows_whose_loss_is_not_finite_are_left_out_and_kept_for_a_replay(tmp_pa
     weight, run = trained(tmp_path, targets)
     assert torch.isfinite(weight).all()
     assert [row["step"] for row in run.metrics()] == [n for n in range(1, 31) if n not in (8, 12)]
-    (first, second) = (json.loads(path.read_text()) for path in sorted((tmp_path / "skipped").iterdir()))
-    assert (first["step"], second["step"]) == (8, 12) and first["reason"] == "the loss of update 7 is nan"
+    (first, second) = (
+        json.loads(path.read_text()) for path in sorted((tmp_path / "skipped").iterdir())
+    )
+    assert (first["step"], second["step"]) == (8, 12) and first["reason"] == (
+        "the loss of update 7 is nan"
+    )
     assert first["rows"] == [None]  # JSON's word for NaN
 
 
 def test_too_many_of_them_end_the_training_with_a_checkpoint_to_go_on_from(tmp_path):
     targets = [float("nan") if n % 2 else t for n, t in enumerate(TARGETS)]
-    with pytest.raises(TrainingError, match=r"the loss of update 7 is nan; 3 before it had to be left out too"):
+    with pytest.raises(
+        TrainingError,
+        match=(
+            r"the loss of update 7 is nan; 3 before it had to be "
+            r"left out too"
+        ),
+    ):
         trained(tmp_path, targets)
     assert len(list((tmp_path / "skipped").iterdir())) == 4
     with pytest.raises(TrainingError, match="no update could be made: the loss of update 1"):
@@ -65,11 +84,21 @@ def test_a_signal_ends_it_after_the_update_in_hand(tmp_path, number):
         if done == 6:
             os.kill(os.getpid(), number)
 
-    with pytest.raises(Interrupted, match=r"stopped after step [67] of 30, which is saved.*run the same again"):
+    with pytest.raises(
+        Interrupted,
+        match=(
+            r"stopped after step [67] of 30, which is saved.*run "
+            r"the same again"
+        ),
+    ):
         trained(tmp_path / "cut", progress=signalled)
     seen = []
     again, run = trained(tmp_path / "cut", progress=lambda done, *_: seen.append(done))
-    assert again.equal(whole) and seen[0] in (7, 8) and [row["step"] for row in run.metrics()] == list(range(1, 31))
+    assert (
+        again.equal(whole)
+        and seen[0] in (7, 8)
+        and [row["step"] for row in run.metrics()] == list(range(1, 31))
+    )
 
 
 def test_what_an_update_draws_depends_on_its_number_alone(tmp_path):

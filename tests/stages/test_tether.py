@@ -1,4 +1,6 @@
-"""The KL of a step: in which unit its price is, over which answers it is measured, and when it ends or leaves out updates."""
+"""The KL of a step: in which unit its price is, over which answers it is measured, and when it ends
+or leaves out updates.
+"""
 
 import copy
 import math
@@ -6,7 +8,15 @@ import statistics
 
 import pytest
 import torch
-from tests.stages.test_policy_gradient import PROMPTS, Flat, Reward, even, gradient_of_first_update, logprobs_of, make
+from tests.stages.test_policy_gradient import (
+    PROMPTS,
+    Flat,
+    Reward,
+    even,
+    gradient_of_first_update,
+    logprobs_of,
+    make,
+)
 
 from tether.core.types import Score
 from tether.learner.config import OptimizerConfig
@@ -36,13 +46,20 @@ class Failing(Reward):
 def true_kl(stage, rollouts):
     """The mean log ratio of whole answers, by passes of their own."""
     with torch.no_grad():
-        each = [float((logprobs_of(stage.policy, r) - logprobs_of(Role(stage.policy.model), r)).sum()) for r in rollouts]
+        each = [
+            float((logprobs_of(stage.policy, r) - logprobs_of(Role(stage.policy.model), r)).sum())
+            for r in rollouts
+        ]
     return statistics.fmean(each)
 
 
-@pytest.mark.parametrize("name", ["ppo", "grpo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"])
+@pytest.mark.parametrize(
+    "name", ["ppo", "grpo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"]
+)
 def test_the_unit_of_the_reward_changes_nothing_of_what_a_tethered_policy_learns(name):
-    """A reward of shares and the same reward of percentages pull as hard against the same coefficient (to GRPO's epsilon)."""
+    """A reward of shares and the same reward of percentages pull as hard against the same
+    coefficient (to GRPO's epsilon).
+    """
     gradients = []
     for factor, shift in ((0.1, 0.0), (10.0, 50.0)):
         more = {"baseline": "none"} if name == "reinforce" else {}
@@ -50,7 +67,9 @@ def test_the_unit_of_the_reward_changes_nothing_of_what_a_tethered_policy_learns
         gradients.append(gradient_of_first_update(stage)[0])
     for one, other in zip(*gradients, strict=True):
         if one is not None:
-            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-4 * float(other.abs().max()) + 1e-9)
+            torch.testing.assert_close(
+                one, other, rtol=2e-2, atol=2e-4 * float(other.abs().max()) + 1e-9
+            )
 
 
 def test_the_price_of_a_nat_is_logged_in_deviations_of_the_scores():
@@ -80,7 +99,9 @@ def test_the_scale_is_that_of_the_first_step_whose_scores_differ():
     assert stage.shaping.normalizer is None
     _, _, scores = stage.step(PROMPTS, 1)
     values = [s.value for s in scores]
-    assert stage.shaping.normalizer == pytest.approx((statistics.fmean(values), statistics.pstdev(values)))
+    assert stage.shaping.normalizer == pytest.approx(
+        (statistics.fmean(values), statistics.pstdev(values))
+    )
     before = stage.shaping.normalizer
     stage.step(PROMPTS, 2)
     assert stage.shaping.normalizer == before
@@ -91,20 +112,29 @@ def test_every_method_reports_its_kl_by_default(name):
     stage = make(name, Reward(fails=False), optimizer=STILL)
     metrics, rollouts, _ = stage.step(PROMPTS, 0)
     assert metrics["kl/policy_reference_k1"] == pytest.approx(true_kl(stage, rollouts), abs=2e-4)
-    assert abs(metrics["kl/policy_reference_k1"]) > 0.05  # the policy does stand away from its reference
+    # the policy does stand away from its reference
+    assert abs(metrics["kl/policy_reference_k1"]) > 0.05
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 5])
 def test_a_report_alone_runs_the_reference_on_a_quarter_of_the_groups(number):
-    stage = make("grpo", Reward(fails=False), prompts_per_step=16, optimizer=STILL, kl={"coefficient": 0.0})
+    stage = make(
+        "grpo", Reward(fails=False), prompts_per_step=16, optimizer=STILL, kl={"coefficient": 0.0}
+    )
     places = reported(stage.config, 64, number)
-    assert len(places) == 16 and {p // 4 for p in places} == {n for n in range(16) if n % 4 == number % 4}
+    assert len(places) == 16 and {p // 4 for p in places} == {
+        n for n in range(16) if n % 4 == number % 4
+    }
     asked = []
     original = stage.reference.logprobs
-    stage.reference.logprobs = lambda batch, *a, **k: asked.append(len(batch.last)) or original(batch, *a, **k)
+    stage.reference.logprobs = lambda batch, *a, **k: (
+        asked.append(len(batch.last)) or original(batch, *a, **k)
+    )
     metrics, rollouts, _ = stage.step(PROMPTS * 4, number)
     assert sum(asked) == 16
-    assert metrics["kl/policy_reference_k1"] == pytest.approx(true_kl(stage, [rollouts[p] for p in places]), abs=2e-4)
+    assert metrics["kl/policy_reference_k1"] == pytest.approx(
+        true_kl(stage, [rollouts[p] for p in places]), abs=2e-4
+    )
 
 
 def test_small_steps_and_a_kl_that_ends_the_training_take_every_answer():
@@ -113,7 +143,12 @@ def test_small_steps_and_a_kl_that_ends_the_training_take_every_answer():
     assert reported(config, 4, 1) == list(range(4))
     one = PolicyConfig(algorithm="grpo", samples_per_prompt=64, prompts_per_step=1)
     assert reported(one, 64, 7) == list(range(64))
-    stage = make("grpo", prompts_per_step=16, optimizer=STILL, kl={"coefficient": 0.0, "mode": "stop", "target": 50.0})
+    stage = make(
+        "grpo",
+        prompts_per_step=16,
+        optimizer=STILL,
+        kl={"coefficient": 0.0, "mode": "stop", "target": 50.0},
+    )
     stage.step(PROMPTS * 4, 0)
     assert bool(stage.experience.compared.all())
 
@@ -130,7 +165,11 @@ def test_a_step_in_which_every_reward_failed_moves_neither_weights_nor_coefficie
     stage = make("ppo", Failing(), kl=kl)
     before = copy.deepcopy([p.detach().clone() for p in stage.policy.parameters()])
     metrics, _, _ = stage.step(PROMPTS, 0)
-    assert stage.kl_coefficient == 0.1 and metrics["policy/updates"] == 0 and metrics["grad_norm"] == 0.0
+    assert (
+        stage.kl_coefficient == 0.1
+        and metrics["policy/updates"] == 0
+        and metrics["grad_norm"] == 0.0
+    )
     assert math.isfinite(metrics["policy/entropy"]) and metrics["policy/entropy"] > 0
     assert all(torch.equal(a, b) for a, b in zip(before, stage.policy.parameters(), strict=True))
     followed = make("ppo", Reward(), kl=kl)
@@ -140,8 +179,14 @@ def test_a_step_in_which_every_reward_failed_moves_neither_weights_nor_coefficie
 
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_no_update_is_taken_beyond_the_kl_target(minibatches):
-    """Each update begins within the target, and the first that would not is not taken: an unlimited stage goes on."""
-    settings = {"epochs": 6, "minibatches": minibatches, "optimizer": OptimizerConfig(learning_rate=2e-2, warmup_fraction=0.0)}
+    """Each update begins within the target, and the first that would not is not taken: an unlimited
+    stage goes on.
+    """
+    settings = {
+        "epochs": 6,
+        "minibatches": minibatches,
+        "optimizer": OptimizerConfig(learning_rate=2e-2, warmup_fraction=0.0),
+    }
     free, held = make("ppo", **settings), make("ppo", target_kl=0.05, **settings)
     begun = []
     original = held.accumulate
@@ -155,11 +200,20 @@ def test_no_update_is_taken_beyond_the_kl_target(minibatches):
     assert free.step(PROMPTS, 0)[0]["policy/updates"] == 6 * minibatches
     metrics, _, _ = held.step(PROMPTS, 0)
     assert 1 <= metrics["policy/updates"] < 6 * minibatches
-    kls = [sum(kl for at, kl in begun if at == update) for update in range(int(metrics["policy/updates"]))]
+    kls = [
+        sum(kl for at, kl in begun if at == update)
+        for update in range(int(metrics["policy/updates"]))
+    ]
     assert kls[0] == pytest.approx(0.0, abs=1e-6) and max(kls) <= 0.05
     experience = held.experience
     experience.common = [None] * len(experience.batches)
-    assert max(held.moved(experience, part, tokens) for part, tokens in enumerate(experience.token_counts())) > 0.05
+    assert (
+        max(
+            held.moved(experience, part, tokens)
+            for part, tokens in enumerate(experience.token_counts())
+        )
+        > 0.05
+    )
 
 
 def test_a_step_of_silent_groups_alone_takes_no_update(caplog):
@@ -171,7 +225,16 @@ def test_a_step_of_silent_groups_alone_takes_no_update(caplog):
     before = [p.detach().clone() for p in stage.policy.parameters()]
     metrics, rollouts, scores = stage.step(PROMPTS, 0)
     assert all(torch.equal(a, b) for a, b in zip(before, stage.policy.parameters(), strict=True))
-    assert metrics["policy/updates"] == 0 and metrics["group/sampled"] == 16 and metrics["group/zero_signal"] == 1.0
+    assert (
+        metrics["policy/updates"] == 0
+        and metrics["group/sampled"] == 16
+        and metrics["group/zero_signal"] == 1.0
+    )
     assert len(rollouts) == len(scores) == 8 and "nothing to learn from" in caplog.text
-    assert stage.summary([metrics, {"policy/updates": 4}]) == {"kl_coefficient": 0.0, "steps_without_update": 1}
-    assert make("dapo", Flat(), prompts_per_step=2, refill=1).step(PROMPTS, 0)[0]["policy/updates"] > 0
+    assert stage.summary([metrics, {"policy/updates": 4}]) == {
+        "kl_coefficient": 0.0,
+        "steps_without_update": 1,
+    }
+    assert (
+        make("dapo", Flat(), prompts_per_step=2, refill=1).step(PROMPTS, 0)[0]["policy/updates"] > 0
+    )

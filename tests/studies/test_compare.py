@@ -1,4 +1,6 @@
-"""Methods side by side on the tiny model: every arm from the same ground, and started again for free."""
+"""Methods side by side on the tiny model: every arm from the same ground, and started again for
+free.
+"""
 
 import json
 import os
@@ -21,7 +23,10 @@ STUDIES = Path(study.__file__).parent
 AS_A_USER = {**os.environ, "PYTHONPATH": str(STUDIES.parent)}
 """The environment of one who runs a study from any folder."""
 SMOKE = str(STUDIES / "compare-smoke.toml")
-ONLINE = "steps=2, prompts_per_step=4, samples_per_prompt=2, max_new_tokens=8, optimizer={learning_rate=1e-2}"
+ONLINE = (
+    "steps=2, prompts_per_step=4, samples_per_prompt=2, max_new_tokens=8, "
+    "optimizer={learning_rate=1e-2}"
+)
 DIRECT = "prompts_per_update=4, heldout_fraction=0.0, optimizer={learning_rate=1e-2}"
 ARMS = (
     f"arms.rloo={{reinforce={{algorithm='rloo', {ONLINE}}}}}",
@@ -52,22 +57,38 @@ def test_every_arm_learns_from_the_same_ground(finished):
     root, summary = finished
     assert set(summary["arms"]) == NAMES
     stages = methods_of(read_recipe(SMOKE, ARMS))
-    assert len({read_json(root / "seed-1" / stage / "manifest.json")["model"]["digest"] for stage in stages}) == 1
+    assert (
+        len(
+            {
+                read_json(root / "seed-1" / stage / "manifest.json")["model"]["digest"]
+                for stage in stages
+            }
+        )
+        == 1
+    )
     for arm in summary["arms"].values():
         row = arm["1"]
         assert row["gold_gain"]["value"] == pytest.approx(row["gold_after"] - row["gold_before"])
         assert row["kl"]["value"] != 0.0 and row["peak_rss_bytes"] > 1e8 and row["seconds"] > 0
     assert len({arm["1"]["gold_before"] for arm in summary["arms"].values()}) == 1
-    answers = [read_json(root / "seed-1/evaluate" / stage / "answers.json")["texts"] for stage in ("before", *stages)]
+    answers = [
+        read_json(root / "seed-1/evaluate" / stage / "answers.json")["texts"]
+        for stage in ("before", *stages)
+    ]
     assert len({tuple(texts) for texts in answers}) == len(answers)
-    seeds = {read_json(root / "seed-1" / stage / "config.json")[stage.partition("-")[0]]["seed"] for stage in stages}
+    seeds = {
+        read_json(root / "seed-1" / stage / "config.json")[stage.partition("-")[0]]["seed"]
+        for stage in stages
+    }
     assert seeds == {1}
 
 
 def test_it_starts_again_for_free(finished, monkeypatch):
     root, summary = finished
     monkeypatch.setattr(study, "_tether", None)
-    assert compare(SMOKE, [f"run={root}", *ARMS], [1]) == summary == read_json(root / "summary.json")
+    assert (
+        compare(SMOKE, [f"run={root}", *ARMS], [1]) == summary == read_json(root / "summary.json")
+    )
     assert (root / "compare.md").read_text() == table(summary["arms"])
     fewer = compare(SMOKE, [f"run={root}"], [1])
     assert fewer["arms"] == {name: summary["arms"][name] for name in ("dpo", "ppo")}
@@ -88,7 +109,10 @@ def test_it_takes_up_a_new_arm(finished, monkeypatch, tmp_path):
     again = compare(SMOKE, [f"run={root}", *ARMS], [1])
     assert calls == ["kto-kto", "evaluate"]
     costs = ("seconds", "peak_rss_bytes")
-    rows = [{key: value for key, value in s["arms"]["kto"]["1"].items() if key not in costs} for s in (again, summary)]
+    rows = [
+        {key: value for key, value in s["arms"]["kto"]["1"].items() if key not in costs}
+        for s in (again, summary)
+    ]
     assert rows[0] == rows[1] and again["arms"]["dpo"] == summary["arms"]["dpo"]
 
 
@@ -97,7 +121,11 @@ def test_the_table_has_a_line_an_arm_and_seed_and_a_mean(finished):
     lines = table(arms).splitlines()
     assert len(lines) == 2 + 7 and all(line.count("|") == 11 for line in lines)
     row = arms["dpo"]["1"]
-    other = {**row, "gold_gain": {**row["gold_gain"], "value": row["gold_gain"]["value"] + 2.0}, "peak_rss_bytes": 9e9}
+    other = {
+        **row,
+        "gold_gain": {**row["gold_gain"], "value": row["gold_gain"]["value"] + 2.0},
+        "peak_rss_bytes": 9e9,
+    }
     *_, mean = table({"dpo": {"0": row, "1": other}}).splitlines()
     assert f"**{row['gold_gain']['value'] + 1.0:+.2f}**" in mean and "| 9.00 |" in mean
 
@@ -132,10 +160,22 @@ def test_a_comparison_needs_a_judge():
 
 def test_the_recipe_is_whole():
     config = read_recipe(str(STUDIES / "compare.toml"))
-    assert set(methods_of(config).values()) == {"ppo", "grpo", "rloo", "rejection", "dpo", "kto", "simpo"}
-    online = [config.section(name) for name in config.policies if config.kind(name).makes == "policy"]
+    assert set(methods_of(config).values()) == {
+        "ppo",
+        "grpo",
+        "rloo",
+        "rejection",
+        "dpo",
+        "kto",
+        "simpo",
+    }
+    online = [
+        config.section(name) for name in config.policies if config.kind(name).makes == "policy"
+    ]
     assert {s.steps * s.prompts_per_step * s.samples_per_prompt for s in online} == {768}
-    assert {(s.max_new_tokens, s.temperature) for s in (*online, config.section("evaluate"))} == {(48, 0.7)}
+    assert {(s.max_new_tokens, s.temperature) for s in (*online, config.section("evaluate"))} == {
+        (48, 0.7)
+    }
 
 
 OWN = """
@@ -162,23 +202,40 @@ def test_ones_own_prompts_judge_and_model(tmp_path):
     (tmp_path / "own.toml").write_text(OWN)
     (tmp_path / "questions.txt").write_text("".join(f"What is {i} and {i}?\n" for i in range(8)))
     (tmp_path / "others.txt").write_text("".join(f"What comes after {i}?\n" for i in range(4)))
-    (tmp_path / "short.py").write_text("def short(prompts, responses):\n    return [-len(r) for r in responses]\n")
+    (tmp_path / "short.py").write_text(
+        "def short(prompts, responses):\n    return [-len(r) for r in responses]\n"
+    )
     command = [sys.executable, "-m", "studies.compare", "own.toml", "--seeds", "0"]
-    done = subprocess.run(command, cwd=tmp_path, env=AS_A_USER, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=AS_A_USER, check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith((tmp_path / "run" / "compare.md").read_text())
     arms = read_json(tmp_path / "run" / "summary.json")["arms"]
     assert set(arms) == {"dpo", "ipo"} and arms["dpo"]["0"]["gold_before"] < 0
-    assert {row["prompt"] for row in read_jsonl(tmp_path / "run/seed-0/pairs/answers.jsonl")} >= {"What is 0 and 0?"}
+    assert {row["prompt"] for row in read_jsonl(tmp_path / "run/seed-0/pairs/answers.jsonl")} >= {
+        "What is 0 and 0?"
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_arm_in_hand_after_its_step(tmp_path, number):
-    """The child is stopped by its parent, once, saves, and leaves nothing running; the same command goes on."""
-    words = ["arms.ppo.ppo.steps=30", "arms.ppo.ppo.checkpoint_every=100", f"run={tmp_path / 'run'}", "--smoke", "--seeds", "1"]
+    """The child is stopped by its parent, once, saves, and leaves nothing running; the same command
+    goes on.
+    """
+    words = [
+        "arms.ppo.ppo.steps=30",
+        "arms.ppo.ppo.checkpoint_every=100",
+        f"run={tmp_path / 'run'}",
+        "--smoke",
+        "--seeds",
+        "1",
+    ]
     command = [sys.executable, "-m", "studies.compare", *words]
-    parent = subprocess.Popen(command, env=AS_A_USER, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    parent = subprocess.Popen(
+        command, env=AS_A_USER, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
     metrics = tmp_path / "run/seed-1/ppo-ppo/metrics.jsonl"
     while not metrics.is_file() and parent.poll() is None:
         time.sleep(0.02)
@@ -188,4 +245,6 @@ def test_a_signal_ends_the_arm_in_hand_after_its_step(tmp_path, number):
     (saved,) = metrics.parent.glob("checkpoints/step-*")
     assert 1 <= int(saved.name.removeprefix("step-")) < 30
     subprocess.run(command, env=AS_A_USER, check=True, stdout=subprocess.DEVNULL)
-    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(1, 31))
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(
+        range(1, 31)
+    )

@@ -1,4 +1,6 @@
-"""Best-of-n against every subset and exact binomials, and Gao's fits against numpy and simulation."""
+"""Best-of-n against every subset and exact binomials, and Gao's fits against numpy and
+simulation.
+"""
 
 import itertools
 import math
@@ -37,8 +39,11 @@ def doubles(values):
 
 
 def test_by_hand():
-    # Of the six pairs three hold the fourth sample (-1), two more the second (2), and one is left (1).
-    assert best_of_n_estimate(doubles([0.1, 0.5, 0.3, 0.9]), doubles([1.0, 2.0, 0.0, -1.0]), 2).item() == pytest.approx(1 / 6)
+    # Of the six pairs three hold the fourth sample (-1), two more the second (2), and one is left
+    # (1).
+    assert best_of_n_estimate(
+        doubles([0.1, 0.5, 0.3, 0.9]), doubles([1.0, 2.0, 0.0, -1.0]), 2
+    ).item() == pytest.approx(1 / 6)
 
 
 @settings(max_examples=150, deadline=None)
@@ -50,13 +55,19 @@ def test_by_hand():
 def test_is_the_mean_over_all_subsets_with_ties_shared(case):
     pool, n = case
     proxy, gold = (list(map(float, column)) for column in zip(*pool, strict=True))
-    assert best_of_n_estimate(doubles(proxy), doubles(gold), n).item() == pytest.approx(over_all_subsets(proxy, gold, n))
+    assert best_of_n_estimate(doubles(proxy), doubles(gold), n).item() == pytest.approx(
+        over_all_subsets(proxy, gold, n)
+    )
 
 
-@pytest.mark.parametrize(("samples", "n"), [(4096, 1000), (4096, 2), (4096, 4095), (4096, 4096), (1000, 1), (7, 3)])
+@pytest.mark.parametrize(
+    ("samples", "n"), [(4096, 1000), (4096, 2), (4096, 4095), (4096, 4096), (1000, 1), (7, 3)]
+)
 def test_weights_are_exact_binomials_without_overflow(samples, n):
     order = np.random.default_rng(0).permutation(samples)
-    weights = best_of_n_weights(torch.from_numpy(order.astype(np.float32)), n).numpy()[np.argsort(order)]
+    weights = best_of_n_weights(torch.from_numpy(order.astype(np.float32)), n).numpy()[
+        np.argsort(order)
+    ]
     whole = math.comb(samples, n)
     for i in (*range(1, samples + 1, max(1, samples // 50)), samples - 1, samples):
         expected = float(Fraction(math.comb(i - 1, n - 1), whole))
@@ -71,15 +82,27 @@ def test_many_prompts_are_as_each_alone_and_infinities_have_a_rank():
     gold = torch.randn(2, 3, 16, generator=generator)
     together = best_of_n_estimate(proxy, gold, 4)
     for i, j in itertools.product(range(2), range(3)):
-        assert together[i, j].item() == pytest.approx(over_all_subsets(proxy[i, j].tolist(), gold[i, j].tolist(), 4), abs=1e-6)
+        assert together[i, j].item() == pytest.approx(
+            over_all_subsets(proxy[i, j].tolist(), gold[i, j].tolist(), 4), abs=1e-6
+        )
 
 
 def test_is_unbiased_where_the_naive_estimate_is_noisier():
-    """Standard normal proxy, gold its square: best of 4 has E[max²], known by integration; pools of 12, many times over."""
+    """Standard normal proxy, gold its square: best of 4 has E[max²], known by integration; pools of
+    12, many times over.
+    """
     generator = torch.Generator().manual_seed(1)
     proxy = torch.randn(40_000, 12, generator=generator, dtype=torch.float64)
     gold = proxy.square()
-    density = lambda x: 4 * math.exp(-x * x / 2) / math.sqrt(2 * math.pi) * (0.5 + 0.5 * math.erf(x / math.sqrt(2))) ** 3  # noqa: E731
+
+    def density(x):
+        return (
+            4
+            * math.exp(-x * x / 2)
+            / math.sqrt(2 * math.pi)
+            * (0.5 + 0.5 * math.erf(x / math.sqrt(2))) ** 3
+        )
+
     exact = integrate.quad(lambda x: x * x * density(x), -9, 9)[0]
     estimates = best_of_n_estimate(proxy, gold, 4)
     error = float(estimates.std()) / math.sqrt(len(estimates))
@@ -125,7 +148,9 @@ def test_curve_is_the_mean_over_prompts_of_every_subset():
 
 
 def test_curve_of_a_normal_proxy_is_known_and_its_intervals_cover():
-    """Gold correlates with a standard normal proxy by 0.6: best of 2 gains 0.6 / sqrt(pi); prompts differ by a constant."""
+    """Gold correlates with a standard normal proxy by 0.6: best of 2 gains 0.6 / sqrt(pi); prompts
+    differ by a constant.
+    """
     generator = np.random.default_rng(1)
     covered, truth = 0, 0.6 / math.sqrt(math.pi)
     for _ in range(60):
@@ -156,7 +181,10 @@ def test_curve_refuses_what_it_cannot_read(proxy, gold, message):
 
 
 KLS = [kl_best_of_n(2**k) for k in range(13)]
-FORMS = {"best_of_n": lambda d, a, b: d * (a - b * d), "rl": lambda d, a, b: d * (a - b * np.log(d))}
+FORMS = {
+    "best_of_n": lambda d, a, b: d * (a - b * d),
+    "rl": lambda d, a, b: d * (a - b * np.log(d)),
+}
 
 
 @pytest.mark.parametrize("kind", ["best_of_n", "rl"])
@@ -166,7 +194,9 @@ def test_noiseless_curves_give_back_what_made_them(kind, alpha, beta):
     fit = fit_overoptimization(KLS, gold, kind)
     assert (fit.alpha, fit.beta) == pytest.approx((alpha, beta), rel=1e-9)
     assert [fit.gold(kl) for kl in KLS] == pytest.approx(gold, abs=1e-9)
-    highest = optimize.minimize_scalar(lambda d: -FORMS[kind](d, alpha, beta), bounds=(1e-3, 400), method="bounded")
+    highest = optimize.minimize_scalar(
+        lambda d: -FORMS[kind](d, alpha, beta), bounds=(1e-3, 400), method="bounded"
+    )
     assert fit.peak == pytest.approx(highest.x, rel=1e-4)
     assert fit.peak_error == pytest.approx(0.0, abs=1e-6)
 
@@ -187,11 +217,16 @@ def test_least_squares_are_numpys_and_errors_are_what_noise_makes_of_them(kind):
             solution, squares, *_ = np.linalg.lstsq(columns, gold, rcond=None)
             covariance = np.linalg.inv(columns.T @ columns) * squares[0] / (len(d) - 2)
             assert (fit.alpha, fit.beta) == pytest.approx(tuple(solution), rel=1e-9)
-            assert fit.covariance == pytest.approx((covariance[0, 0], covariance[0, 1], covariance[1, 1]), rel=1e-7)
+            assert fit.covariance == pytest.approx(
+                (covariance[0, 0], covariance[0, 1], covariance[1, 1]), rel=1e-7
+            )
     assert np.mean(errors) == pytest.approx(np.std(peaks), rel=0.15)
 
 
-@pytest.mark.parametrize(("kind", "alpha", "beta"), [("best_of_n", 1.0, -0.1), ("rl", 1.0, -0.1), ("best_of_n", -0.5, 0.2)])
+@pytest.mark.parametrize(
+    ("kind", "alpha", "beta"),
+    [("best_of_n", 1.0, -0.1), ("rl", 1.0, -0.1), ("best_of_n", -0.5, 0.2)],
+)
 def test_says_when_there_is_no_peak(kind, alpha, beta):
     gold = [float(FORMS[kind](math.sqrt(kl), alpha, beta)) for kl in KLS[1:]]
     fit = fit_overoptimization(KLS[1:], gold, kind)

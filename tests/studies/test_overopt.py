@@ -1,4 +1,6 @@
-"""The study of overoptimisation on the tiny model, and what it says of made-up courses whose peak and fall are known."""
+"""The study of overoptimisation on the tiny model, and what it says of made-up courses whose peak
+and fall are known.
+"""
 
 import json
 import math
@@ -52,7 +54,11 @@ def test_every_proxy_chooses_from_one_pool_and_some_train_policies(finished):
         "pairs-30-flipped-0.25-members-2-averaged",
     }
     course = proxies["small"]["policies"]["0"]["1"]
-    assert course["steps"] == [0, 2, 4] and course["kl"][0] == pytest.approx(0.0, abs=1e-5) and course["kl"][-1] > 0
+    assert (
+        course["steps"] == [0, 2, 4]
+        and course["kl"][0] == pytest.approx(0.0, abs=1e-5)
+        and course["kl"][-1] > 0
+    )
     lines = (root / course["folder"] / "heldout.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if not row.keys() & {"temperature", "best_of"}]
     assert [np.mean(row["scores"]["score"]) for row in rows] == pytest.approx(course["gold"])
@@ -79,9 +85,15 @@ def test_it_starts_again_for_free_and_takes_up_a_new_proxy(finished, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", [0, 2])
-def test_interrupted_at_a_reward_model_or_a_policy_it_ends_with_the_same_numbers(finished, tmp_path, monkeypatch, calls):
+def test_interrupted_at_a_reward_model_or_a_policy_it_ends_with_the_same_numbers(
+    finished, tmp_path, monkeypatch, calls
+):
     _, _, summary = finished
-    config, run_stage, begun = smoke(f"run={tmp_path / 'run'}", "proxies.worst.policies=[]"), study.run_stage, []
+    config, run_stage, begun = (
+        smoke(f"run={tmp_path / 'run'}", "proxies.worst.policies=[]"),
+        study.run_stage,
+        [],
+    )
 
     def interrupted(section, context):
         begun.append(context.folder)
@@ -92,7 +104,10 @@ def test_interrupted_at_a_reward_model_or_a_policy_it_ends_with_the_same_numbers
     monkeypatch.setattr(study, "run_stage", interrupted)
     with pytest.raises(KeyboardInterrupt):
         overopt(config, [1])
-    assert not (tmp_path / "run" / "summary.json").exists() and not (tmp_path / "run" / "report.html").exists()
+    assert (
+        not (tmp_path / "run" / "summary.json").exists()
+        and not (tmp_path / "run" / "report.html").exists()
+    )
     monkeypatch.setattr(study, "run_stage", run_stage)
     again = overopt(config, [1])["proxies"]
     assert all(again[name] == summary["proxies"][name] for name in ("small", "mean", "averaged"))
@@ -102,12 +117,21 @@ def test_its_page_tells_proxies_and_policies(finished):
     _, root, _ = finished
     text = write_page(root).read_text()
     assert text == (root / "report.html").read_text()
-    assert all(f'id="{name}"' in text for name in ("bon-gold", "bon-proxy", "rl-gold", "rl-proxy", "rl-steps"))
-    assert "small, β\u00a0=\u00a00.1" in text and "Samples from the policy that fell furthest" in text
+    assert all(
+        f'id="{name}"' in text
+        for name in ("bon-gold", "bon-proxy", "rl-gold", "rl-proxy", "rl-steps")
+    )
+    assert (
+        "small, β\u00a0=\u00a00.1" in text
+        and ("Samples from the policy that fell furthest") in text
+    )
 
 
 def pairs(count):
-    return [Comparison((user("q"),), (assistant("yes"),), (assistant("no"),), id=str(i), group=str(i)) for i in range(count)]
+    return [
+        Comparison((user("q"),), (assistant("yes"),), (assistant("no"),), id=str(i), group=str(i))
+        for i in range(count)
+    ]
 
 
 def test_fewer_labels_are_a_part_of_more_and_about_a_share_is_flipped():
@@ -127,7 +151,8 @@ def test_best_of_n_by_a_proxy_that_is_gold_is_the_ceiling_and_by_noise_is_nothin
     gold = torch.randn(200, 64, generator=generator, dtype=torch.float64)
     right = chosen_from(gold, 3 * gold + 1)
     assert right["gold"] == pytest.approx(right["ceiling"])
-    assert right["gold"][right["sizes"].index(32)] == pytest.approx(2.07, abs=0.05)  # the mean of the largest of 32 normal draws
+    # the mean of the largest of 32 normal draws
+    assert right["gold"][right["sizes"].index(32)] == pytest.approx(2.07, abs=0.05)
     noise = chosen_from(gold, torch.randn(200, 64, generator=generator, dtype=torch.float64))
     assert max(map(abs, noise["gold"])) < 0.1 and noise["proxy"][-1] == pytest.approx(2.07, abs=0.1)
 
@@ -148,23 +173,36 @@ def course(levels, noise=0.3, prompts=200, seed=0):
 
 def test_a_course_that_rises_and_falls():
     found = course_of(*course([5.0, 6.0, 7.0, 6.5, 6.0]))
-    assert found["best_step"] == 8 and found["best_step_interval"] == (8, 8) and found["fallen_at"] == 12
+    assert (
+        found["best_step"] == 8
+        and found["best_step_interval"] == (8, 8)
+        and found["fallen_at"] == 12
+    )
     assert found["fall"]["value"] == pytest.approx(-1.0, abs=0.1) and found["fall"]["high"] < 0
-    assert found["gain"]["value"] == pytest.approx(1.0, abs=0.1) and found["kept_share"] == pytest.approx(1.0)
+    assert found["gain"]["value"] == pytest.approx(1.0, abs=0.1) and found[
+        "kept_share"
+    ] == pytest.approx(1.0)
     assert found["kl"] == [0, 1, 4, 9, 16] and found["fit"]["peak"] is not None
 
 
 def test_a_course_without_a_fall_is_not_said_to_fall():
-    """The highest of noisy equals always lies above the last; judged on the other half, it does not."""
+    """The highest of noisy equals always lies above the last; judged on the other half, it does
+    not.
+    """
     falls = [course_of(*course([5.0] * 8, noise=1.0, prompts=60, seed=seed)) for seed in range(40)]
-    assert abs(np.mean([found["fall"]["value"] for found in falls])) < 3 * 1.0 * math.sqrt(2 / 60 / 40)
+    assert abs(np.mean([found["fall"]["value"] for found in falls])) < 3 * 1.0 * math.sqrt(
+        2 / 60 / 40
+    )
     naive = [max(found["gold"]) - found["gold"][-1] for found in falls]
     assert np.mean(naive) > 0.1
     assert np.mean([found["fall"]["high"] < 0 for found in falls]) < 0.15
 
 
 def test_the_peak_is_told_as_widely_as_it_is_known():
-    sharp, vague = course([5.0, 7.0, 6.0]), course([5.0, 6.0, 6.02, 6.01, 6.0], noise=1.0, prompts=50)
+    sharp, vague = (
+        course([5.0, 7.0, 6.0]),
+        course([5.0, 6.0, 6.02, 6.01, 6.0], noise=1.0, prompts=50),
+    )
     assert peak_interval(*sharp) == (4, 4)
     low, high = peak_interval(*vague)
     assert high - low >= 8
@@ -196,7 +234,10 @@ def test_the_recipe_is_whole():
     config = load_recipe(STUDIES / "overopt.toml", OveroptConfig)
     assert {proxy.pairs for proxy in config.proxies.values()} >= {250, 1000, 8000}
     assert any(0.0 in proxy.policies for proxy in config.proxies.values())
-    assert {config.recipe(seed).run for seed in (0, 2)} == {"runs/overopt/seed-0", "runs/overopt/seed-2"}
+    assert {config.recipe(seed).run for seed in (0, 2)} == {
+        "runs/overopt/seed-0",
+        "runs/overopt/seed-2",
+    }
 
 
 OWN = """
@@ -226,16 +267,25 @@ policies = [0.1]
 def test_ones_own_comparisons_prompts_judge_and_model(tmp_path):
     """As a program; labels of people have no true order, so the page has no accuracy."""
     (tmp_path / "own.toml").write_text(OWN)
-    rows = ({"prompt": f"What is {i}?", "chosen": f"It is {i}.", "rejected": "No idea at all."} for i in range(24))
+    rows = (
+        {"prompt": f"What is {i}?", "chosen": f"It is {i}.", "rejected": "No idea at all."}
+        for i in range(24)
+    )
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "questions.txt").write_text("".join(f"What is {i} and {i}?\n" for i in range(8)))
     (tmp_path / "others.txt").write_text("".join(f"What comes after {i}?\n" for i in range(4)))
-    (tmp_path / "short.py").write_text("def short(prompts, responses):\n    return [-len(r) for r in responses]\n")
+    (tmp_path / "short.py").write_text(
+        "def short(prompts, responses):\n    return [-len(r) for r in responses]\n"
+    )
     command = [sys.executable, "-m", "studies.overopt", "own.toml", "--seeds", "0"]
     environment = {**os.environ, "PYTHONPATH": str(Path(study.__file__).parent.parent)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     proxy = read_json(tmp_path / "run" / "summary.json")["proxies"]["few"]
-    assert proxy["seeds"]["0"]["gold_accuracy"] is None and proxy["policies"]["0.1"]["0"]["steps"] == [0, 1, 2]
+    assert proxy["seeds"]["0"]["gold_accuracy"] is None and proxy["policies"]["0.1"]["0"][
+        "steps"
+    ] == [0, 1, 2]
     assert {row["id"] for row in read_jsonl(tmp_path / "run/seed-0/pool/answers.jsonl")}
     assert "chosen by gold itself" in (tmp_path / "run" / "report.html").read_text()

@@ -1,7 +1,8 @@
 """Sums, means and whitening over the positions that count.
 
-A mask is boolean and True means *counts*. Masked-out positions may hold anything, infinities and NaN included: they
-are replaced before any arithmetic, because ``0 * inf`` is NaN and multiplying by the mask would let it through.
+A mask is boolean and True means *counts*. Masked-out positions may hold anything, infinities and
+NaN included: they are replaced before any arithmetic, because ``0 * inf`` is NaN and multiplying by
+the mask would let it through.
 """
 
 import torch
@@ -10,20 +11,29 @@ from torch import Tensor
 
 Values = Float[Tensor, "*shape"]
 Mask = Bool[Tensor, "*shape"]
-"""Numbers, and which of them count; a function's arguments have one shape, (batch, time), packed or any other."""
+"""Numbers, and which of them count; a function's arguments have one shape, (batch, time), packed or
+any other.
+"""
 Scalar = Float[Tensor, ""]
 Denominator = int | float | Num[Tensor, ""]
 """What a summed loss is divided by: a count over the whole optimizer step, chosen by the caller."""
 
 
 def check_same_shape(**tensors: Tensor | float | None) -> None:
-    """Raise ``ValueError`` naming the shapes unless all tensors have one shape; what is no tensor has none to compare.
+    """Raise ``ValueError`` naming the shapes unless all tensors have one shape; what is no tensor
+    has none to compare.
 
-    No broadcasting is allowed: a (batch, 1) tensor against a (batch, time) mask is a bug that still yields a number.
+    No broadcasting is allowed: a (batch, 1) tensor against a (batch, time) mask is a bug that still
+    yields a number.
     """
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    shapes = {
+        name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, Tensor)
+    }
     if len(set(shapes.values())) > 1:
-        raise ValueError(f"expected equal shapes, got {', '.join(f'{name} {shape}' for name, shape in shapes.items())}")
+        raise ValueError(
+            "expected equal shapes, got "
+            f"{', '.join(f'{name} {shape}' for name, shape in shapes.items())}"
+        )
 
 
 def masked_sum(values: Values, mask: Mask, dim: int | None = None) -> Float[Tensor, "..."]:
@@ -45,8 +55,8 @@ def masked_mean(values: Values, mask: Mask, dim: int | None = None) -> Float[Ten
     Equation: ``Σ_i m_i x_i / max(1, Σ_i m_i)``, over everything or along ``dim``.
     Shapes: any; the result is a scalar or lacks ``dim``; the unit is that of the values.
     Raises: ``ValueError`` when the shapes differ.
-    Trap: for reporting, not for losses. The mean of micro-batch means weighs tokens unequally; a loss takes a sum and
-    a denominator counted over the whole step.
+    Trap: for reporting, not for losses. The mean of micro-batch means weighs tokens unequally; a
+    loss takes a sum and a denominator counted over the whole step.
     """
     total = masked_sum(values, mask, dim)
     count = mask.sum() if dim is None else mask.sum(dim)
@@ -68,12 +78,14 @@ def masked_variance(values: Values, mask: Mask) -> Scalar:
 def whiten(values: Values, mask: Mask, shift_mean: bool = True, epsilon: float = 1e-8) -> Values:
     """Scale the values that count to unit variance, and to zero mean unless told to keep it.
 
-    Equation: ``(x − x̄) · rsqrt(var(x) + ε)``, plus ``x̄`` when ``shift_mean`` is False; population variance.
-    Paper: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, as in openai/lm-human-preferences, where advantages are
-    whitened with ``shift_mean=True`` and rewards with ``shift_mean=False``.
+    Equation: ``(x − x̄) · rsqrt(var(x) + ε)``, plus ``x̄`` when ``shift_mean`` is False; population
+        variance.
+    Paper: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, as in openai/lm-human-preferences,
+    where advantages are whitened with ``shift_mean=True`` and rewards with ``shift_mean=False``.
     Shapes: any, kept; the result has no unit; masked-out positions come back 0.
     Raises: ``ValueError`` when the shapes differ.
-    Trap: ``shift_mean=False`` on advantages leaves their mean in, which pushes every sampled token up or down together.
+    Trap: ``shift_mean=False`` on advantages leaves their mean in, which pushes every sampled token
+        up or down together.
     """
     mean = masked_mean(values, mask)
     values = torch.where(mask, values, 0)

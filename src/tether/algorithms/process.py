@@ -1,7 +1,7 @@
 """Rewards of the steps of a solution: how they are learned, put together, and credited to tokens.
 
-Steps stand in (batch, steps) matrices, padded on the right; `known` is True where there is a step and somebody judged it.
-Everything else may hold anything, NaN included.
+Steps stand in (batch, steps) matrices, padded on the right; `known` is True where there is a step
+and somebody judged it. Everything else may hold anything, NaN included.
 """
 
 from typing import Literal
@@ -24,23 +24,29 @@ def step_cross_entropy(
     *,
     denominator: Denominator,
 ) -> Float[Tensor, ""]:
-    """Compute the cross-entropy of the judgements of steps, each read from the state at the step's last token.
+    """Compute the cross-entropy of the judgements of steps, each read from the state at the step's
+    last token.
 
     Equation: ``Σ_known [−q log σ(z) − (1 − q) log σ(−z)] / denominator`` of one logit a step, and
     ``Σ_known −Σ_c q_c log softmax(z)_c / denominator`` of several.
-    Paper: Lightman et al. 2023, https://arxiv.org/abs/2305.20050 (right, neutral, wrong); soft ``q``, the share of
-    roll-outs from a step that end right: Wang et al. 2024, https://arxiv.org/abs/2312.08935.
-    Shapes: logits and targets (steps,), or (steps, classes) with targets that sum to 1; known (steps,); nats.
+    Paper: Lightman et al. 2023, https://arxiv.org/abs/2305.20050 (right, neutral, wrong); soft
+    ``q``, the share of roll-outs from a step that end right: Wang et al. 2024,
+    https://arxiv.org/abs/2312.08935.
+    Shapes: logits and targets (steps,), or (steps, classes) with targets that sum to 1; known
+        (steps,); nats.
     Raises: ``ValueError`` when the shapes differ.
-    Trap: the denominator counts known *steps*, of the whole update: a mean over each solution's steps, or over a micro-batch,
-    would make a step of a short solution weigh more than one of a long solution.
+    Trap: the denominator counts known *steps*, of the whole update: a mean over each solution's
+    steps, or over a micro-batch, would make a step of a short solution weigh more than one of a
+    long solution.
     """
     check_same_shape(logits=logits, targets=targets)
     check_same_shape(steps=logits.select(-1, 0) if logits.dim() > 1 else logits, known=known)
     logits, targets = logits[known], targets[known]
     if logits.dim() > 1:
         return -(targets * log_softmax(logits, -1)).sum() / denominator
-    return -(targets * logsigmoid(logits) + (1.0 - targets) * logsigmoid(-logits)).sum() / denominator
+    return (
+        -(targets * logsigmoid(logits) + (1.0 - targets) * logsigmoid(-logits)).sum() / denominator
+    )
 
 
 def right_probabilities(logits: Float[Tensor, "steps *classes"]) -> Float[Tensor, " steps"]:
@@ -49,7 +55,8 @@ def right_probabilities(logits: Float[Tensor, "steps *classes"]) -> Float[Tensor
     Equation: ``σ(z)`` of one logit; ``1 − softmax(z)_0`` of several, whose first class is *wrong*.
     Paper: Lightman et al. 2023, https://arxiv.org/abs/2305.20050: a neutral step passes.
     Shapes: (steps,) or (steps, classes) -> (steps,).
-    Trap: after soft labels this is the chance that somebody who goes on from here ends right, not that the step is right.
+    Trap: after soft labels this is the chance that somebody who goes on from here ends right, not
+        that the step is right.
     """
     return torch.sigmoid(logits) if logits.dim() == 1 else 1.0 - torch.softmax(logits, -1)[:, 0]
 
@@ -60,17 +67,23 @@ def aggregate_steps(
     """Put the probabilities of a solution's steps together to one score.
 
     Equation: ``min_k p_k``, ``Π_k p_k``, or ``p`` of the last known step.
-    Paper: Lightman et al. 2023, https://arxiv.org/abs/2305.20050 (product and minimum); Wang et al. 2024,
-    https://arxiv.org/abs/2312.08935 (minimum).
+    Paper: Lightman et al. 2023, https://arxiv.org/abs/2305.20050 (product and minimum); Wang et al.
+    2024, https://arxiv.org/abs/2312.08935 (minimum).
     Shapes: (batch, steps) -> (batch,), in [0, 1]; NaN for a response without a known step.
     Raises: ``ValueError`` when the shapes differ.
-    Trap: the product falls with every step: a policy that is trained on it learns to write few and long ones.
+    Trap: the product falls with every step: a policy that is trained on it learns to write few and
+        long ones.
     """
     check_same_shape(probabilities=probabilities, known=known)
-    # A column of ones changes no minimum and no product, and gives a batch without any step something to reduce.
+    # A column of ones changes no minimum and no product, and gives a batch without any step
+    # something to reduce.
     kept, known = pad(torch.where(known, probabilities, 1.0), (0, 1), value=1.0), pad(known, (0, 1))
     last = (known * torch.arange(known.shape[1], device=known.device)).amax(-1, keepdim=True)
-    scores = {"min": kept.amin(-1), "product": kept.prod(-1), "last": kept.gather(1, last).squeeze(-1)}[how]
+    scores = {
+        "min": kept.amin(-1),
+        "product": kept.prod(-1),
+        "last": kept.gather(1, last).squeeze(-1),
+    }[how]
     return torch.where(known.any(-1), scores, torch.nan)
 
 
@@ -80,7 +93,8 @@ def weakest_step(probabilities: PerStep, known: KnownSteps) -> Int64[Tensor, " b
     Equation: ``argmin_k p_k``.
     Shapes: (batch, steps) -> (batch,), −1 for a response without a known step.
     Raises: ``ValueError`` when the shapes differ.
-    Trap: every response has a weakest step, the flawless ones too; whether it is wrong is a question of its probability.
+    Trap: every response has a weakest step, the flawless ones too; whether it is wrong is a
+        question of its probability.
     """
     check_same_shape(probabilities=probabilities, known=known)
     weakest = pad(torch.where(known, probabilities, torch.inf), (0, 1), value=torch.inf).argmin(-1)
@@ -89,17 +103,22 @@ def weakest_step(probabilities: PerStep, known: KnownSteps) -> Int64[Tensor, " b
 
 @torch.no_grad()
 def place_step_rewards(
-    rewards: PerStep, ends: Int64[Tensor, "batch steps"], known: KnownSteps, mask: Bool[Tensor, "batch time"]
+    rewards: PerStep,
+    ends: Int64[Tensor, "batch steps"],
+    known: KnownSteps,
+    mask: Bool[Tensor, "batch time"],
 ) -> Float[Tensor, "batch time"]:
     """Put each step's reward on the token that ends it, as PPO wants it.
 
     Equation: ``r_t = Σ_{k: end_k = t} r_k``.
     Paper: Uesato et al. 2022, https://arxiv.org/abs/2211.14275.
-    Shapes: rewards, ends (index of a step's last token) and known (batch, steps), mask (batch, time) -> (batch, time); the unit
-    is that of the rewards. Masked-out tokens get 0. No gradient flows through.
+    Shapes: rewards, ends (index of a step's last token) and known (batch, steps), mask (batch,
+    time) -> (batch, time); the unit is that of the rewards. Masked-out tokens get 0. No gradient
+    flows through.
     Raises: ``ValueError`` when the shapes differ.
-    Trap: probabilities are never negative, so their sum grows with the number of steps, and a policy learns to write many.
-    Take off what an average step gets (GRPO does so by itself), or reward the last step alone with the aggregate.
+    Trap: probabilities are never negative, so their sum grows with the number of steps, and a
+    policy learns to write many. Take off what an average step gets (GRPO does so by itself), or
+    reward the last step alone with the aggregate.
     """
     check_same_shape(rewards=rewards, ends=ends, known=known)
     placed = torch.zeros(mask.shape, dtype=rewards.dtype, device=rewards.device)

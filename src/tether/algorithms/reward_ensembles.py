@@ -1,4 +1,5 @@
-"""Several reward models' opinions of the same responses put together to one, and how far they differ.
+"""Several reward models' opinions of the same responses put together to one, and how far they
+differ.
 
 Scores stand in (members, responses) matrices, each member's on the same scale.
 """
@@ -13,19 +14,30 @@ Combine = Literal["mean", "worst", "uncertainty"]
 
 
 def combine_members(
-    scores: Float[Tensor, "members responses"], how: Combine = "mean", *, uncertainty_weight: float = 0.1
+    scores: Float[Tensor, "members responses"],
+    how: Combine = "mean",
+    *,
+    uncertainty_weight: float = 0.1,
 ) -> Float[Tensor, " responses"]:
-    """Put the members' scores of each response together: what they say on average, at worst, or less their disagreement.
+    """Put the members' scores of each response together: what they say on average, at worst, or
+    less their disagreement.
 
-    Equation: ``r̄ = Σ_k r_k / K``; ``min_k r_k`` (worst-case optimisation); ``r̄ − λ Σ_k (r_k − r̄)² / K`` (uncertainty-weighted).
-    Paper: Coste et al. 2023, https://arxiv.org/abs/2310.02743, eq. 2 to 4; there λ is 0.5 for best-of-n and 0.1 for PPO.
-    Shapes: (members, responses) -> (responses,); ``uncertainty_weight``, λ, is one over the unit of the scores.
+    Equation: ``r̄ = Σ_k r_k / K``; ``min_k r_k`` (worst-case optimisation); ``r̄ − λ Σ_k (r_k −
+        r̄)² / K`` (uncertainty-weighted).
+    Paper: Coste et al. 2023, https://arxiv.org/abs/2310.02743, eq. 2 to 4; there λ is 0.5 for
+        best-of-n and 0.1 for PPO.
+    Shapes: (members, responses) -> (responses,); ``uncertainty_weight``, λ, is one over the unit of
+        the scores.
     Raises: ``ValueError`` for an unknown ``how``, no members, or a negative λ.
-    Trap: the members must speak on one scale (each with deviation 1, say): a member with twice the spread decides the minimum,
-    and the variance, not being linear, makes λ mean another thing on another scale. What all members get wrong alike passes.
+    Trap: the members must speak on one scale (each with deviation 1, say): a member with twice the
+    spread decides the minimum, and the variance, not being linear, makes λ mean another thing on
+    another scale. What all members get wrong alike passes.
     """
     if not len(scores) or uncertainty_weight < 0:
-        raise ValueError(f"at least one member and a weight from 0, got {len(scores)} members and {uncertainty_weight}")
+        raise ValueError(
+            f"at least one member and a weight from 0, got {len(scores)} members and "
+            f"{uncertainty_weight}"
+        )
     if how == "worst":
         return scores.amin(0)
     if how == "mean":
@@ -41,6 +53,7 @@ def spread_of_members(scores: Float[Tensor, "members responses"]) -> Float[Tenso
     Equation: ``√(Σ_k (r_k − r̄)² / K)``.
     Paper: Coste et al. 2023, https://arxiv.org/abs/2310.02743, section 3.
     Shapes: (members, responses) -> (responses,), in the unit of the scores; 0 for a single member.
-    Trap: agreement is no proof: members that grew from one trunk on one set of labels share their errors, and agree on them.
+    Trap: agreement is no proof: members that grew from one trunk on one set of labels share their
+        errors, and agree on them.
     """
     return scores.std(0, correction=0)

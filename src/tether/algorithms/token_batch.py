@@ -1,4 +1,6 @@
-"""Rows of tokens, and flat indices that say where to look in them: what models read and losses gather from."""
+"""Rows of tokens, and flat indices that say where to look in them: what models read and losses
+gather from.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,20 @@ from tether.algorithms.transfer import to_device
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Rows of tokens and where to look in them. N counted tokens, S sequences, R the most counted tokens of one.
+    """Rows of tokens and where to look in them. N counted tokens, S sequences, R the most counted
+    tokens of one.
 
-    ids, positions: (rows, time). Positions restart at 0 where a document begins; attention must not cross.
-    belongs: (3, rows, time), if a row holds more than one sequence: of every token its document, its prompt (0: common to all of
-        the document) and its answer (0: none). None: one sequence a row.
+    ids, positions: (rows, time). Positions restart at 0 where a document begins; attention must not
+        cross.
+    belongs: (3, rows, time), if a row holds more than one sequence: of every token its document,
+        its prompt (0: common to all of the document) and its answer (0: none). None: one sequence a
+        row.
     predict: (N,) flat index into rows × time of the hidden state that predicts each counted token.
     targets: (N,) the counted tokens themselves.
     sequence, step: (N,) the sequence and the index within its counted tokens, for `scatter`.
     last: (S,) flat index of each sequence's last real token.
-    places: flat index of every real token of every sequence, one sequence after another; tokens that sequences share stand in it
-        once for each.
+    places: flat index of every real token of every sequence, one sequence after another; tokens
+        that sequences share stand in it once for each.
     """
 
     ids: Tensor
@@ -40,16 +45,25 @@ class TokenBatch:
     def to(self, device: torch.device | str) -> TokenBatch:
         """The same there; to a GPU all numbers go in one copy."""
         place, names = torch.device(device), [one.name for one in fields(self)]
-        tensors = {name: value for name in names if isinstance(value := self.__dict__[name], Tensor)}
+        tensors = {
+            name: value for name in names if isinstance(value := self.__dict__[name], Tensor)
+        }
         if place.type != "cuda":
             return replace(self, **{name: tensor.to(place) for name, tensor in tensors.items()})
         flat = to_device(torch.cat([tensor.flatten() for tensor in tensors.values()]), place)
         parts = flat.split([tensor.numel() for tensor in tensors.values()])
-        return replace(self, **{name: part.view(tensors[name].shape) for name, part in zip(tensors, parts, strict=True)})
+        return replace(
+            self,
+            **{
+                name: part.view(tensors[name].shape)
+                for name, part in zip(tensors, parts, strict=True)
+            },
+        )
 
     @cached_property
     def visible(self) -> Tensor | None:
-        """(rows, 1, time, time) True where a query may see a key: an earlier one of its document that is common or its own.
+        """(rows, 1, time, time) True where a query may see a key: an earlier one of its document
+        that is common or its own.
 
         None: every earlier one. Padding sees its own document, -1.
         """
@@ -60,7 +74,9 @@ class TokenBatch:
         seen = document[:, :, None] == document[:, None, :]
         for part in (prompt, answer):
             seen &= (part[:, None, :] == 0) | (part[:, :, None] == part[:, None, :])
-        return (torch.ones(time, time, dtype=torch.bool, device=document.device).tril() & seen)[:, None]
+        return (torch.ones(time, time, dtype=torch.bool, device=document.device).tril() & seen)[
+            :, None
+        ]
 
     def scatter(self, values: Tensor) -> Tensor:
         """(N,) values of counted tokens -> (S, R), zeros elsewhere; differentiable."""

@@ -13,8 +13,8 @@ from torch import Tensor
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on that device.
 
-    To a GPU it goes through pinned memory, where that can be had: the copy takes its turn behind the GPU's other work, and the
-    host goes on.
+    To a GPU it goes through pinned memory, where that can be had: the copy takes its turn behind
+    the GPU's other work, and the host goes on.
     """
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
@@ -24,7 +24,12 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def read_back(rows: Sequence[Mapping[str, Tensor]]) -> list[dict[str, list[float]]]:
-    """The numbers of tensors by name, each flat; one copy, and so one wait for a GPU, brings all of them."""
+    """The numbers of tensors by name, each flat; one copy, and so one wait for a GPU, brings all of
+    them.
+    """
     tensors = [tensor.detach().double().flatten() for row in rows for tensor in row.values()]
     numbers = iter(torch.cat(tensors).tolist() if tensors else [])
-    return [{name: list(islice(numbers, tensor.numel())) for name, tensor in row.items()} for row in rows]
+    return [
+        {name: list(islice(numbers, tensor.numel())) for name, tensor in row.items()}
+        for row in rows
+    ]

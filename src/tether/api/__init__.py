@@ -1,1 +1,3 @@
-"""The front door in Python: a function for every method, the runs they leave, and the workbench below them."""
+"""The front door in Python: a function for every method, the runs they leave, and the workbench
+below them.
+"""

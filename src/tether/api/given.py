@@ -1,4 +1,6 @@
-"""What a caller hands over, as a recipe names it: models, rows in memory, files, functions, trained rewards."""
+"""What a caller hands over, as a recipe names it: models, rows in memory, files, functions, trained
+rewards.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ DATA_KEYS = DataConfig.model_fields.keys()
 
 
 def model_values(model: Any) -> Json:
-    """The `[model]` section: a source, a run whose SFT model is meant, or the section's own keys."""
+    """The `[model]` section: a source, a run whose SFT model is meant, or the section's own
+    keys.
+    """
     if isinstance(model, Mapping):
         return dict(model)
     if isinstance(model, Run):
@@ -32,26 +36,33 @@ def model_values(model: Any) -> Json:
     if isinstance(model, str | Path):
         return {"source": str(model)}
     raise ConfigError(
-        f"model is a {type(model).__name__}: give a hub id, a folder, '{PACKAGE_PREFIX}NAME==VERSION', '{TINY}', a run, or "
+        f"model is a {type(model).__name__}: give a hub id, a folder, "
+        f"'{PACKAGE_PREFIX}NAME==VERSION', '{TINY}', a run, or "
         "the keys of a [model] section as a dict"
     )
 
 
 def data_values(rows: Any, root: Path, name: str) -> Json | None:
-    """A `data` table: of a file, a hub data set or a run's pairs as they are, of rows in memory in a file of the run.
+    """A `data` table: of a file, a hub data set or a run's pairs as they are, of rows in memory in
+    a file of the run.
 
     The file's name has a digest of its rows, so that a run is not continued with others.
 
     Args:
-        rows: a path or several, `owner/name` or `hub:owner/name:split`; a run with judged pairs; the keys of a `data` table, in
-            which `path` may be rows in memory; or these rows themselves (`rows_in`).
+        rows: a path or several, `owner/name` or `hub:owner/name:split`; a run with judged pairs;
+            the keys of a `data` table, in which `path` may be rows in memory; or these rows
+            themselves (`rows_in`).
 
     Raises:
         ConfigError: there is no row, or one is nothing of the kind.
     """
     if rows is None:
         return None
-    if isinstance(rows, Mapping) and "path" in rows and (isinstance(rows["path"], str | Path) or rows.keys() <= DATA_KEYS):
+    if (
+        isinstance(rows, Mapping)
+        and "path" in rows
+        and (isinstance(rows["path"], str | Path) or rows.keys() <= DATA_KEYS)
+    ):
         return _table_values(dict(rows), root, name)
     if isinstance(rows, Run):
         return {"path": str(rows.pairs)}
@@ -61,7 +72,11 @@ def data_values(rows: Any, root: Path, name: str) -> Json | None:
         return {"path": [str(row) for row in rows]}
     lines = rows_in(rows, name)
     text = "".join(json.dumps(line, ensure_ascii=False, sort_keys=True) for line in lines)
-    path = root / "data" / f"{file_part(name.replace('.', '-'))}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+    path = (
+        root
+        / "data"
+        / f"{file_part(name.replace('.', '-'))}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+    )
     if not path.is_file():
         write_jsonl(path, lines)
     return {"path": str(path)}
@@ -70,20 +85,31 @@ def data_values(rows: Any, root: Path, name: str) -> Json | None:
 def _table_values(table: Json, root: Path, name: str) -> Json:
     """The keys of a `data` table, in whose `path` rows in memory may stand."""
     path = table["path"]
-    named = isinstance(path, str | Path) or (isinstance(path, list | tuple) and all(isinstance(one, str | Path) for one in path))
+    named = isinstance(path, str | Path) or (
+        isinstance(path, list | tuple) and all(isinstance(one, str | Path) for one in path)
+    )
     inner = {} if named else data_values(path, root, f"{name}.path")
     return {**table, **(inner or {})}
 
 
 def _source(path: str) -> str:
-    """A file as it is; `owner/name` that is no file is a data set of the hub, of which its training rows are meant."""
-    is_hub = path.count("/") == 1 and not Path(path).exists() and not Path(path).suffix and path[0] not in "./~$"
+    """A file as it is; `owner/name` that is no file is a data set of the hub, of which its training
+    rows are meant.
+    """
+    is_hub = (
+        path.count("/") == 1
+        and not Path(path).exists()
+        and not Path(path).suffix
+        and path[0] not in "./~$"
+    )
     return f"hub:{path}:train" if is_hub and not path.startswith(("hub:", "tether:")) else path
 
 
 def _is_file(row: Any) -> bool:
     """True for a path, and for the text of one that leads to a file."""
-    return isinstance(row, Path) or (isinstance(row, str) and len(row) < 1024 and row.isprintable() and Path(row).is_file())
+    return isinstance(row, Path) or (
+        isinstance(row, str) and len(row) < 1024 and row.isprintable() and Path(row).is_file()
+    )
 
 
 def are_conversations(rows: Any, values: Json | None) -> bool:
@@ -92,7 +118,11 @@ def are_conversations(rows: Any, values: Json | None) -> bool:
     Args:
         values: what `data_values` made of them.
     """
-    if values is None or isinstance(rows, str | Path | Run) or (isinstance(rows, Mapping) and "path" in rows):
+    if (
+        values is None
+        or isinstance(rows, str | Path | Run)
+        or (isinstance(rows, Mapping) and "path" in rows)
+    ):
         return False
     if not isinstance(values["path"], str):
         return False
@@ -102,13 +132,16 @@ def are_conversations(rows: Any, values: Json | None) -> bool:
 
 
 def reward_values(reward: Any, weights: Sequence[float] | None, *, conversations: bool) -> Json:
-    """The keys of a section that say what scores: a function, a run or the folder of a reward model, a classifier, or several.
+    """The keys of a section that say what scores: a function, a run or the folder of a reward
+    model, a classifier, or several.
 
-    Of several, runs, folders and classifiers are functions too: each is a model of its own, which scores texts.
+    Of several, runs, folders and classifiers are functions too: each is a model of its own, which
+    scores texts.
 
     Args:
         weights: of several rewards; None: 1 each.
-        conversations: the prompts are lists of messages, so a function in TRL's form gets completions of that shape.
+        conversations: the prompts are lists of messages, so a function in TRL's form gets
+            completions of that shape.
     """
     calls: str | list[str] | None = register(reward) if callable(reward) else None
     if isinstance(reward, Sequence) and not isinstance(reward, str):
@@ -129,30 +162,41 @@ def reward_values(reward: Any, weights: Sequence[float] | None, *, conversations
         trained = isinstance(reward, Run) or trained_scorer(str(source)) is not None
         return {"reward_model": str(source)} if trained else {"classifier": {"source": str(source)}}
     raise ConfigError(
-        f"reward is a {type(reward).__name__}: give a function (prompts, responses) -> a number for each, several of them, a run "
+        f"reward is a {type(reward).__name__}: give a function (prompts, responses) -> a number "
+        "for each, several of them, a run "
         "or the folder of a reward model, the hub id of a sequence classifier, or 'random'"
     )
 
 
 def _function(reward: Any) -> Callable[..., Any]:
-    """One of several rewards as a function: a function as it is, a run, a folder or a classifier as what scores texts.
+    """One of several rewards as a function: a function as it is, a run, a folder or a classifier as
+    what scores texts.
 
     Raises:
         ConfigError: it is something else.
     """
     if callable(reward):
         return reward
-    source = str(reward.path) if isinstance(reward, Run) else str(reward) if isinstance(reward, str | Path) else None
+    source = (
+        str(reward.path)
+        if isinstance(reward, Run)
+        else str(reward)
+        if isinstance(reward, str | Path)
+        else None
+    )
     if source in (None, "random"):
         raise ConfigError(
-            f"one of several rewards is {reward!r:.60}: each is a function (prompts, responses), a run or the folder of a reward "
+            f"one of several rewards is {reward!r:.60}: each is a function (prompts, responses), "
+            "a run or the folder of a reward "
             "model, or the hub id of a sequence classifier"
         )
     return scored_by(str(source))
 
 
 def scored_by(source: str) -> Callable[[Sequence[Any], Sequence[str]], list[float | None]]:
-    """A reward function that asks a trained reward model or a classifier; the model is opened at the first call."""
+    """A reward function that asks a trained reward model or a classifier; the model is opened at
+    the first call.
+    """
 
     def score(prompts: Sequence[Any], responses: Sequence[str]) -> list[float | None]:
         return _opened(source).score(prompts, responses)
@@ -167,7 +211,9 @@ def _opened(source: str) -> RewardModel:
 
 
 def settings_values(settings: Mapping[str, Any], root: Path, where: str) -> Json:
-    """Keys of a section, in which rows in memory and functions may stand wherever `data` and `judge` are keys."""
+    """Keys of a section, in which rows in memory and functions may stand wherever `data` and
+    `judge` are keys.
+    """
     values: Json = {}
     for key, value in settings.items():
         if key == "data":
@@ -177,7 +223,9 @@ def settings_values(settings: Mapping[str, Any], root: Path, where: str) -> Json
         elif isinstance(value, Mapping):
             values[key] = settings_values(value, root, f"{where}.{key}")
         elif callable(value) and not isinstance(value, type):
-            places = "a reward goes to reward=, a judge to judge=, what watches the steps to on_step="
+            places = (
+                "a reward goes to reward=, a judge to judge=, what watches the steps to on_step="
+            )
             raise ConfigError(f"{where}.{key} is a function: {places}")
         else:
             values[key] = value

@@ -1,4 +1,6 @@
-"""A function for every method: one call is one stage of a recipe, with the recipe's names, checks, folder and resume."""
+"""A function for every method: one call is one stage of a recipe, with the recipe's names, checks,
+folder and resume.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tether.api.given import are_conversations, data_values, model_values, reward_values, settings_values
+from tether.api.given import (
+    are_conversations,
+    data_values,
+    model_values,
+    reward_values,
+    settings_values,
+)
 from tether.api.runs import Run
 from tether.cli.progress import OnStep, bars
 from tether.cli.terminal import Terminal, print_error
@@ -28,7 +36,8 @@ from tether.run.recipe import BaseRecipe, read_recipe, recipe_type, run_recipe
 from tether.run.stage import remember
 
 FOREIGN = {
-    "train_dataset": "prompts or data", "reward_funcs": "reward", "args": "its own keys (steps=, optimizer={...})",
+    "train_dataset": "prompts or data", "reward_funcs": "reward", "args": ("its own keys (steps=, "
+                                                                          "optimizer={...})"),
     "peft_config": "lora={...}", "eval_dataset": "evaluate={'data': ...}", "processing_class": "of the model",
 }  # fmt: skip
 """Arguments of TRL's trainers, and what they are here."""
@@ -37,15 +46,23 @@ SHARED = ("seed", "track", "deterministic")
 
 
 def method(name: str) -> Callable[..., Run]:
-    """The function of a stage, or of a method that is a stage with one of its keys set (`tether.dpo`)."""
+    """The function of a stage, or of a method that is a stage with one of its keys set
+    (`tether.dpo`).
+    """
     places, _ = takes(name)
 
     def call(*arguments: Any, **given: Any) -> Run:
         by_place = dict(zip(places, arguments, strict=False))
         if any(key in FOREIGN for key in given):
             raise ConfigError(f"tether.{name}: {', '.join(_foreign(name, given))}")
-        if len(arguments) > len(places) or by_place.keys() & given.keys() or "model" not in {**by_place, **given}:
-            raise TypeError(f"tether.{name}({', '.join(places)}, *, ...): a model first, and each argument once")
+        if (
+            len(arguments) > len(places)
+            or by_place.keys() & given.keys()
+            or "model" not in {**by_place, **given}
+        ):
+            raise TypeError(
+                f"tether.{name}({', '.join(places)}, *, ...): a model first, and each argument once"
+            )
         return _start(name, **by_place, **given)
 
     call.__name__ = call.__qualname__ = name
@@ -55,7 +72,9 @@ def method(name: str) -> Callable[..., Run]:
 
 
 def _foreign(name: str, given: Mapping[str, Any]) -> Iterator[str]:
-    """Every argument that this method does not take, with its name here; arguments of TRL's trainers first."""
+    """Every argument that this method does not take, with its name here; arguments of TRL's
+    trainers first.
+    """
     yield from (f"{key} is {FOREIGN[key]} here" for key in given if key in FOREIGN)
     kind, (first, last) = _stage(name)[0], takes(name)
     taken = {*FOREIGN, *first, *last, *SHARED, *kind.section.model_fields}
@@ -78,10 +97,16 @@ def names() -> list[str]:
 
 
 def _doc(kind: StageKind, fixed: Json) -> str:
-    what = f"{kind.help}." if not fixed else f"{kind.help}: with {', '.join(f'{k} = {v!r}' for k, v in fixed.items())}."
+    what = (
+        f"{kind.help}."
+        if not fixed
+        else (f"{kind.help}: with {', '.join(f'{k} = {v!r}' for k, v in fixed.items())}.")
+    )
     return (
-        f"{what}\n\nOther arguments are the keys of the [{kind.name}] section (docs/recipes.md; `tether explain {kind.name}`).\n"
-        "Called again with the same arguments it goes on where it was; finished, it gives the result at once.\n"
+        f"{what}\n\nOther arguments are the keys of the [{kind.name}] section (docs/recipes.md; "
+        f"`tether explain {kind.name}`).\n"
+        "Called again with the same arguments it goes on where it was; finished, it gives the "
+        "result at once.\n"
         "docs/python.md tells what models, rows, rewards and judges may be.\n\n"
         "Raises:\n    TetherError: an argument does not fit; one sentence says which, and what to do.\n"
     )
@@ -100,7 +125,9 @@ def _start(
     progress: bool = True,
     **settings: Any,
 ) -> Run:
-    """One stage, in the run of its own or in that of `model`; a comparison of policies always in that of theirs."""
+    """One stage, in the run of its own or in that of `model`; a comparison of policies always in
+    that of theirs.
+    """
     kind, fixed = _stage(name)
     compares = kind.makes == "verdict"
     if compares and not isinstance(model, Run):
@@ -108,38 +135,61 @@ def _start(
     if isinstance(prompts, int):  # how many of them, where that is a key
         settings, prompts = {**settings, "prompts": prompts}, None
     if data is not None and prompts is not None:
-        raise ConfigError(f"tether.{name}: data and prompts are the same rows here: give one of them")
+        raise ConfigError(
+            f"tether.{name}: data and prompts are the same rows here: give one of them"
+        )
     rows = data if prompts is None else prompts
-    root = Path(run) if run is not None else model.path if isinstance(model, Run) else Path("runs") / name
+    root = (
+        Path(run)
+        if run is not None
+        else model.path
+        if isinstance(model, Run)
+        else Path("runs") / name
+    )
     top = {key: settings.pop(key) for key in SHARED if key in settings and not compares}
     seed = {"seed": top["seed"]} if "seed" in top and "seed" in kind.section.model_fields else {}
     section = {**fixed, **seed, **settings_values(settings, root, name)}
-    if rows is not None and not (isinstance(rows, Run) and rows.path == root):  # a run's own pairs need no name
+    # a run's own pairs need no name
+    if rows is not None and not (isinstance(rows, Run) and rows.path == root):
         section["data"] = data_values(rows, root, "data" if prompts is None else "prompts")
     if reward is not None or reward_weights is not None:
         if not _scored(name):
             raise ConfigError(f"tether.{name} takes no reward: it learns from its rows alone")
-        section |= reward_values(reward, reward_weights, conversations=are_conversations(rows, section.get("data")))
+        section |= reward_values(
+            reward, reward_weights, conversations=are_conversations(rows, section.get("data"))
+        )
     return _joined(kind.name, model, {**top, kind.name: section}, root, on_step, progress)
 
 
 def _scored(name: str) -> bool:
     """Whether a method has a reward of the caller's choice."""
     kind, fixed = _stage(name)
-    return "reward_source" in kind.section.model_fields and kind.section.model_construct(**fixed).scorer is not None
+    return (
+        "reward_source" in kind.section.model_fields
+        and kind.section.model_construct(**fixed).scorer is not None
+    )
 
 
-def _joined(name: str, model: Any, values: Json, root: Path, on_step: OnStep | None, progress: bool) -> Run:
+def _joined(
+    name: str, model: Any, values: Json, root: Path, on_step: OnStep | None, progress: bool
+) -> Run:
     """Run one stage in `root`, whose recipe it joins."""
     before = Run(root).sections() if (root / "command.json").is_file() else {}
-    others = {key: value for key, value in before.items() if key not in ("run", "track", "deterministic", name)}
+    others = {
+        key: value
+        for key, value in before.items()
+        if key not in ("run", "track", "deterministic", name)
+    }
     goes_on = isinstance(model, Run) and model.path == root
     base = before["model"] if goes_on else model_values(model)
     if before and base != before["model"]:
         raise ConfigError(
-            f"{root} holds a run of the model {before['model'].get('source')!r}: choose another folder with run=PATH"
+            f"{root} holds a run of the model {before['model'].get('source')!r}: choose another "
+            "folder with run=PATH"
         )
-    recipe = build(recipe_type(), {**others, "model": base, **values, "run": str(root)}, where=f"tether.{name}")
+    recipe = build(
+        recipe_type(), {**others, "model": base, **values, "run": str(root)}, where=f"tether.{name}"
+    )
     return _run(recipe, [name], on_step, progress)
 
 
@@ -150,14 +200,19 @@ def run(
     on_step: OnStep | None = None,
     progress: bool = True,
 ) -> Run:
-    """Run all stages of a recipe that are not done yet: a file, the name of a packaged one, or its tables as a dict.
+    """Run all stages of a recipe that are not done yet: a file, the name of a packaged one, or its
+    tables as a dict.
 
     Args:
         overrides: `"ppo.steps=3"`, as on the command line.
         budget: minutes of the whole run, as the recipe's key of that name.
     """
     if budget is not None:
-        minutes = budget["minutes"] if isinstance(budget, Mapping) and budget.keys() == {"minutes"} else budget
+        minutes = (
+            budget["minutes"]
+            if isinstance(budget, Mapping) and budget.keys() == {"minutes"}
+            else budget
+        )
         overrides = (*overrides, f"budget={minutes}")
     if isinstance(recipe, Mapping):
         config = build(recipe_type(), recipe, overrides, where="tether.run")
@@ -194,7 +249,9 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
             page = write_report(root)
     finally:
         release(root)
-    console.print(f"[dim]{root}: {', '.join(chosen)} done; page: {page}[/]", highlight=False, soft_wrap=True)
+    console.print(
+        f"[dim]{root}: {', '.join(chosen)} done; page: {page}[/]", highlight=False, soft_wrap=True
+    )
     if STAGES[chosen[-1]].makes != "pairs":
         show_verdict(console, root)
     return Run(root, chosen[-1])
@@ -202,7 +259,9 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
 
 @contextlib.contextmanager
 def _stopped_in_one_line() -> Iterator[None]:
-    """Ctrl-C in training ends a program with one line, as it ends a command; at a prompt of Python it goes on upwards."""
+    """Ctrl-C in training ends a program with one line, as it ends a command; at a prompt of Python
+    it goes on upwards.
+    """
     try:
         yield
     except Interrupted as stop:
@@ -220,7 +279,11 @@ def takes(name: str) -> tuple[list[str], list[str]]:
     first = ["model", "prompts" if rows is Prompt and "prompts" not in fields else "data"]
     first += [key for key, there in (("reward", scored), ("judge", "judge" in fields)) if there]
     last = ["reward_weights"] if scored else []
-    last += ["on_step", "progress"] if kind.makes == "verdict" else ["run", "seed", "track", "on_step", "progress"]
+    last += (
+        ["on_step", "progress"]
+        if kind.makes == "verdict"
+        else ["run", "seed", "track", "on_step", "progress"]
+    )
     hidden = {*fixed, "seed", "data", "judge", *(() if scored else REWARD_KEYS)}
     return first, [*last, *(key for key in fields if key not in hidden)]
 
@@ -229,6 +292,10 @@ def _signature(name: str) -> inspect.Signature:
     """What `help` and notebooks show."""
     first, last = takes(name)
     word, only = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(key, kind, default=None) for keys, kind in ((first, word), (last, only)) for key in keys]
+    parameters = [
+        inspect.Parameter(key, kind, default=None)
+        for keys, kind in ((first, word), (last, only))
+        for key in keys
+    ]
     parameters[0] = parameters[0].replace(default=inspect.Parameter.empty)
     return inspect.Signature(parameters)

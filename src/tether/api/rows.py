@@ -1,4 +1,6 @@
-"""Rows in memory as plain values of JSON: out of lists, generators, dicts of columns, frames, tables and data sets."""
+"""Rows in memory as plain values of JSON: out of lists, generators, dicts of columns, frames,
+tables and data sets.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ def rows_in(given: Any, name: str) -> list[Json]:
     """The rows of a container, as plain values of JSON.
 
     Args:
-        given: a list, tuple, generator or data set of rows; a dict of lists; a `datasets.Dataset`; a table of pandas, polars or
-            pyarrow. A row is a text, a list of messages, a dict of columns, a named tuple or a record of `tether.core.types`.
+        given: a list, tuple, generator or data set of rows; a dict of lists; a `datasets.Dataset`;
+            a table of pandas, polars or pyarrow. A row is a text, a list of messages, a dict of
+            columns, a named tuple or a record of `tether.core.types`.
         name: of the argument, for messages.
 
     Raises:
@@ -43,7 +46,9 @@ def rows_in(given: Any, name: str) -> list[Json]:
     except (TetherError, *STOPS):
         raise
     except BaseException as error:  # whatever the user's generator or data set does
-        raise ConfigError(f"{_source(given, name)} raised {error_words(error)} after {len(rows)} rows") from error
+        raise ConfigError(
+            f"{_source(given, name)} raised {error_words(error)} after {len(rows)} rows"
+        ) from error
     if not rows:
         raise ConfigError(f"{name} holds no row")
     return rows
@@ -52,7 +57,9 @@ def rows_in(given: Any, name: str) -> list[Json]:
 def _source(given: Any, name: str) -> str:
     """The words for what gives the rows: of a generator its function and file."""
     if inspect.isgenerator(given):
-        return f"{name}: the generator {given.__qualname__} ({Path(given.gi_code.co_filename).name})"
+        return (
+            f"{name}: the generator {given.__qualname__} ({Path(given.gi_code.co_filename).name})"
+        )
     return f"{name}: the {type(given).__name__}"
 
 
@@ -76,36 +83,47 @@ def _of_dict(given: Mapping[Any, Any], name: str) -> Iterable[Json]:
     """
     if splits := [str(key) for key, value in given.items() if _is_data_set(value)]:
         raise ConfigError(
-            f"{name} is a {type(given).__name__} with the splits {', '.join(splits)}: give one of them, {name}[{splits[0]!r}]"
+            f"{name} is a {type(given).__name__} with the splits {', '.join(splits)}: give one of "
+            f"them, {name}[{splits[0]!r}]"
         )
     columns = {str(key): jsonable(value, f"{name}[{key!r}]") for key, value in given.items()}
     rows = rows_of_columns(columns) if columns else []
     if rows is None:
         raise ConfigError(
-            f"{name} is a dict with the keys {', '.join(columns):.200}: give a list of such rows, a dict of columns (all its "
+            f"{name} is a dict with the keys {', '.join(columns):.200}: give a list of such rows, "
+            "a dict of columns (all its "
             "values are lists), or the keys of a data table with path"
         )
     return rows
 
 
 def _is_data_set(value: Any) -> bool:
-    return hasattr(value, "column_names") or hasattr(value, "iterrows") or hasattr(value, "iter_rows")
+    return (
+        hasattr(value, "column_names") or hasattr(value, "iterrows") or hasattr(value, "iter_rows")
+    )
 
 
 def _table(given: Any, name: str) -> Iterable[Mapping[str, Any]] | None:
     """The rows of a frame or a table as dicts; None if it is something else."""
     if hasattr(given, "iterrows"):  # pandas; an index with a name is a column
-        frame = given.reset_index() if any(label is not None for label in given.index.names) else given
+        frame = (
+            given.reset_index() if any(label is not None for label in given.index.names) else given
+        )
         if frame.columns.nlevels > 1:
-            raise ConfigError(f"{name} has columns of several levels: give it one level, as frame.columns = [...] does")
+            raise ConfigError(
+                f"{name} has columns of several levels: give it one level, as "
+                "frame.columns = [...] does"
+            )
         no_column_twice([str(column) for column in frame.columns], name)
         return ({str(key): value for key, value in row.items()} for row in frame.to_dict("records"))
     if hasattr(given, "iter_rows"):  # polars
         return given.iter_rows(named=True)
-    if (hasattr(given, "to_pylist") or hasattr(given, "read_all")) and hasattr(given, "schema"):  # pyarrow
+    # pyarrow
+    if (hasattr(given, "to_pylist") or hasattr(given, "read_all")) and hasattr(given, "schema"):
         no_column_twice(given.schema.names, name)
         return (given if hasattr(given, "to_pylist") else given.read_all()).to_pylist()
-    return given if hasattr(given, "column_names") and hasattr(given, "features") else None  # datasets
+    # datasets
+    return given if hasattr(given, "column_names") and hasattr(given, "features") else None
 
 
 def _items(given: Any, name: str) -> Iterable[Any]:
@@ -115,17 +133,28 @@ def _items(given: Any, name: str) -> Iterable[Any]:
         ConfigError: it holds none, or in no order.
     """
     if hasattr(given, "collate_fn") and hasattr(given, "dataset"):
-        raise ConfigError(f"{name} is a {type(given).__name__}, which gives batches: hand over its data set, {name}.dataset")
+        raise ConfigError(
+            f"{name} is a {type(given).__name__}, which gives batches: hand over "
+            f"its data set, {name}.dataset"
+        )
     if hasattr(given, "collect_schema") or hasattr(given, "collect"):
-        raise ConfigError(f"{name} is a {type(given).__name__}, which is not computed yet: give {name}.collect()")
+        raise ConfigError(
+            f"{name} is a {type(given).__name__}, which is not computed yet: give {name}.collect()"
+        )
     if isinstance(given, set | frozenset):
         raise ConfigError(f"{name} is a {type(given).__name__}, which has no order: give a list")
     if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray):
         return given
-    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, bytes | bytearray):
+    if (
+        hasattr(given, "__getitem__")
+        and hasattr(given, "__len__")
+        and not isinstance(given, bytes | bytearray)
+    ):
         return (given[place] for place in range(len(given)))  # torch's data sets with a length
     called = ". It is a function: hand over what it returns" if callable(given) else ""
-    raise ConfigError(f"{name} is a {type(given).__name__}: give a file, a hub data set, or rows{called}")
+    raise ConfigError(
+        f"{name} is a {type(given).__name__}: give a file, a hub data set, or rows{called}"
+    )
 
 
 def _row(row: Any, where: str) -> Json:
@@ -135,24 +164,33 @@ def _row(row: Any, where: str) -> Json:
         return {"prompt": str(row)}
     if isinstance(row, Mapping):
         return jsonable(row, where)
-    if isinstance(row, Prompt | Problem) and row.row:  # columns that came with it are metadata of the written row
+    # columns that came with it are metadata of the written row
+    if isinstance(row, Prompt | Problem) and row.row:
         row = dataclasses.replace(row, row={}, metadata={**row.row, **row.metadata})
     if dataclasses.is_dataclass(row) and not isinstance(row, type):
         return jsonable(dataclasses.asdict(row, dict_factory=_with_content), where)
     if (fields := _fields_of(row)) is not None:
         return jsonable(fields(), where)
-    turns: Any = row.tolist() if not isinstance(row, type) and hasattr(row, "tolist") else row  # an array of messages
-    if isinstance(turns, Sequence) and turns and all(isinstance(turn, Mapping) and "role" in turn for turn in turns):
+    # an array of messages
+    turns: Any = row.tolist() if not isinstance(row, type) and hasattr(row, "tolist") else row
+    if (
+        isinstance(turns, Sequence)
+        and turns
+        and all(isinstance(turn, Mapping) and "role" in turn for turn in turns)
+    ):
         return {"messages": [jsonable(turn, where) for turn in turns]}
     raise ConfigError(
-        f"{where} is {row!r:.60}: a row is a text, a list of messages ({{'role': …, 'content': …}}), a dict of columns, or a "
+        f"{where} is {row!r:.60}: a row is a text, a list of messages ({{'role': …, 'content': "
+        f"…}}), a dict of columns, or a "
         "record of tether.core.types"
     )
 
 
 def _fields_of(row: Any) -> Callable[[], Mapping[str, Any]] | None:
     """The method of a named tuple or of a pydantic model that gives its fields as a dict."""
-    return next((getattr(row, name) for name in ("_asdict", "model_dump") if hasattr(type(row), name)), None)
+    return next(
+        (getattr(row, name) for name in ("_asdict", "model_dump") if hasattr(type(row), name)), None
+    )
 
 
 def _with_content(values: Iterable[tuple[str, Any]]) -> Json:
@@ -160,7 +198,8 @@ def _with_content(values: Iterable[tuple[str, Any]]) -> Json:
     return {
         name: value
         for name, value in values
-        if name == "content" or (value not in (None, "", (), {}) and (name, value) != ("train", True))
+        if name == "content"
+        or (value not in (None, "", (), {}) and (name, value) != ("train", True))
     }
 
 
@@ -170,7 +209,8 @@ def _filled(row: Json) -> Json:
 
 
 def jsonable(value: Any, where: str) -> Any:
-    """A value as JSON has it: of numpy, torch and pandas what Python has for it, dates and paths as texts.
+    """A value as JSON has it: of numpy, torch and pandas what Python has for it, dates and paths as
+    texts.
 
     Raises:
         ConfigError: it is an image, a function or another object without such a form.
@@ -197,5 +237,6 @@ def jsonable(value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return jsonable(dataclasses.asdict(value), where)
     raise ConfigError(
-        f"{where} holds a {type(value).__name__}: a cell is a text, a number, true or false, a list or a dict. Take it out"
+        f"{where} holds a {type(value).__name__}: a cell is a text, a number, true or false, a "
+        "list or a dict. Take it out"
     )

@@ -1,4 +1,6 @@
-"""What a method leaves: the run's folder, with its numbers, its models, its page, and the way to go on."""
+"""What a method leaves: the run's folder, with its numbers, its models, its page, and the way to go
+on.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from tether.run.stage import remembered
 
 
 class Run:
-    """A run's folder. `metrics`, `samples` and `alarms` are of `stage`: the one that a call has run, else the last that trained.
+    """A run's folder. `metrics`, `samples` and `alarms` are of `stage`: the one that a call has
+    run, else the last that trained.
 
     A run is a recipe that grows: handed to the next method as its model, it gets one more stage.
     """
@@ -39,7 +42,9 @@ class Run:
     @property
     def stages(self) -> list[str]:
         """Names of the finished stages, in the order of a recipe."""
-        return [name for name in STAGES if (stage_folder(self.path, name) / "summary.json").is_file()]
+        return [
+            name for name in STAGES if (stage_folder(self.path, name) / "summary.json").is_file()
+        ]
 
     @property
     def _folder(self) -> Path:
@@ -79,7 +84,9 @@ class Run:
         return RewardModel(self.path)
 
     def report(self, *others: Run) -> Report:
-        """Write the run's page, or with others one that lays all of them over each other; in a notebook the page is shown."""
+        """Write the run's page, or with others one that lays all of them over each other; in a
+        notebook the page is shown.
+        """
         from tether.report.overlay import write_overlay
         from tether.report.page import write_report
 
@@ -87,7 +94,8 @@ class Run:
         return Report(write_overlay(paths) if others else write_report(self.path))
 
     def export(self, folder: str | Path, **options: Any) -> Path:
-        """Write the newest policy as a plain folder of transformers (`adapter=True`: of peft), with a model card; its path.
+        """Write the newest policy as a plain folder of transformers (`adapter=True`: of peft), with
+        a model card; its path.
 
         Args:
             options: `adapter`, `dtype`, `shard_size`, as of `tether export`.
@@ -100,18 +108,24 @@ class Run:
         return Path(export_model(str(self.path), Path(folder), **options)["folder"])
 
     def start(self) -> Json:
-        """The `[model]` section of a run elsewhere that starts from this one's SFT model, or from its base.
+        """The `[model]` section of a run elsewhere that starts from this one's SFT model, or from
+        its base.
 
         Raises:
             ConfigError: it has trained a policy, which is an adapter and must be exported first.
         """
         if trained := [name for name in self.stages if STAGES[name].trains_policy]:
             raise ConfigError(
-                f"{self.path} has trained a policy ({trained[-1]}): to start another run from it, export it, "
+                f"{self.path} has trained a policy ({trained[-1]}): to start another run from it, "
+                "export it, "
                 "model=run.export('folder'); from its SFT model, model='RUN/sft/model'"
             )
         config = build(ModelConfig, self.sections()["model"], where="model")
-        return after_sft(config, self.path).model_dump() if "sft" in self.stages else self.sections()["model"]
+        return (
+            after_sft(config, self.path).model_dump()
+            if "sft" in self.stages
+            else self.sections()["model"]
+        )
 
     def sections(self) -> Json:
         """The recipe that was run here so far.
@@ -128,8 +142,14 @@ class Run:
         from tether.report.narrative import conclusion, loop_conclusion
         from tether.report.reading import read_journey, read_loop
 
-        verdict = loop_conclusion(loop) if (loop := read_loop(self.path)) else conclusion(read_journey(self.path))
-        lines = "".join(f"<p>{escape(text)}</p>" for text in (*verdict.sentences, *verdict.warnings))
+        verdict = (
+            loop_conclusion(loop)
+            if (loop := read_loop(self.path))
+            else conclusion(read_journey(self.path))
+        )
+        lines = "".join(
+            f"<p>{escape(text)}</p>" for text in (*verdict.sentences, *verdict.warnings)
+        )
         return f"<h4>{escape(verdict.headline)}</h4>{lines}<p><code>{escape(str(self.path))}</code></p>"
 
 
@@ -138,7 +158,10 @@ class Report(str):
 
     def _repr_html_(self) -> str:
         page = escape(Path(self).read_text(encoding="utf-8"), quote=True)
-        return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 1px solid #8888" title="report"></iframe>'
+        return (
+            f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 1px solid '
+            '#8888" title="report"></iframe>'
+        )
 
 
 class Policy:
@@ -160,7 +183,8 @@ class Policy:
         top_k: int = 0,
         seed: int = 0,
     ) -> Any:
-        """Answers: a text for a prompt, a list for a list of prompts; with `samples` > 1 a list of so many in a text's place.
+        """Answers: a text for a prompt, a list for a list of prompts; with `samples` > 1 a list of
+        so many in a text's place.
 
         Args:
             prompts: texts, or conversations (lists of messages).
@@ -169,7 +193,10 @@ class Policy:
             seed: the same seed gives the same answers.
         """
         single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], Mapping))
-        rows = [Prompt(turns(row, "user", "prompts"), str(n)) for n, row in enumerate([prompts] if single else prompts)]
+        rows = [
+            Prompt(turns(row, "user", "prompts"), str(n))
+            for n, row in enumerate([prompts] if single else prompts)
+        ]
         sampling = Sampling(max_new_tokens, temperature, top_k, top_p)
         groups = self.engine.generate(rows, sampling, num_samples=samples, seed=seed)
         answers = [[rollout.text for rollout in group.rollouts] for group in groups]
@@ -197,8 +224,13 @@ class RewardModel:
         """
         rollouts: dict[int, Rollout] = {}
         for place, (prompt, text) in enumerate(zip(prompts, responses, strict=True)):
-            messages = prompt.messages if isinstance(prompt, Prompt) else turns(prompt, "user", "prompts")
-            with contextlib.suppress(DataError):  # an empty response, or a prompt that the template refuses
+            messages = (
+                prompt.messages if isinstance(prompt, Prompt) else turns(prompt, "user", "prompts")
+            )
+            # an empty response, or a prompt that the template refuses
+            with contextlib.suppress(DataError):
                 rollouts[place] = as_rollout((*messages, assistant(text)), self.encoder)
-        scores = dict(zip(rollouts, self.source.score([*rollouts.values()]) if rollouts else (), strict=True))
+        scores = dict(
+            zip(rollouts, self.source.score([*rollouts.values()]) if rollouts else (), strict=True)
+        )
         return [scores[place].value if place in scores else None for place in range(len(responses))]

@@ -1,4 +1,6 @@
-"""The parts of a training loop of one's own: a model, its roles, an engine and a learner (docs/python.md, "Below the door")."""
+"""The parts of a training loop of one's own: a model, its roles, an engine and a learner
+(docs/python.md, "Below the door").
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,14 @@ class Workbench:
         self.loaded, self.encoder = loaded, encoder_of(loaded)
 
     def role(self, name: str | None = None, *, seed: int = 0, **lora: Any) -> Role:
-        """A role: with a name an adapter of its own (keys of `[lora]`: rank, alpha, ...), without one the bare frozen model."""
-        return Role(self.loaded.model) if name is None else new_role(self.loaded, name, LoraConfig(**lora), seed=seed)
+        """A role: with a name an adapter of its own (keys of `[lora]`: rank, alpha, ...), without
+        one the bare frozen model.
+        """
+        return (
+            Role(self.loaded.model)
+            if name is None
+            else new_role(self.loaded, name, LoraConfig(**lora), seed=seed)
+        )
 
     def value(self, role: Role) -> Role:
         """A value on the same pass as `role`: a head that starts at zero."""
@@ -36,18 +44,32 @@ class Workbench:
         """What samples from a role, with the weights that are being trained."""
         return local_engine(role, self.loaded, max_rows=max_rows)
 
-    def learner(self, *roles: Role, learning_rate: float, updates: int, **optimizer: Any) -> LocalLearner:
-        """AdamW on float32 masters of what the roles train; other keys are those of `optimizer` in a recipe."""
-        parameters = list(dict.fromkeys(parameter for role in roles for parameter in role.parameters()))
-        return LocalLearner(parameters, OptimizerConfig(learning_rate=learning_rate, **optimizer), updates)
+    def learner(
+        self, *roles: Role, learning_rate: float, updates: int, **optimizer: Any
+    ) -> LocalLearner:
+        """AdamW on float32 masters of what the roles train; other keys are those of `optimizer` in
+        a recipe.
+        """
+        parameters = list(
+            dict.fromkeys(parameter for role in roles for parameter in role.parameters())
+        )
+        return LocalLearner(
+            parameters, OptimizerConfig(learning_rate=learning_rate, **optimizer), updates
+        )
 
     def prompts(self, rows: Sequence[Any]) -> list[Prompt]:
         """Texts, or conversations (lists of messages), as prompts."""
-        return [Prompt(turns(row, "user", "prompts"), str(number)) for number, row in enumerate(rows)]
+        return [
+            Prompt(turns(row, "user", "prompts"), str(number)) for number, row in enumerate(rows)
+        ]
 
     def batch(self, rollouts: Sequence[Rollout]) -> TokenBatch:
-        """Responses with their prompts as tensors; a response's tokens are what counts, its stop token among them."""
-        encoded = [self.encoder.rollout(rollout.prompt_ids, rollout.response_ids) for rollout in rollouts]
+        """Responses with their prompts as tensors; a response's tokens are what counts, its stop
+        token among them.
+        """
+        encoded = [
+            self.encoder.rollout(rollout.prompt_ids, rollout.response_ids) for rollout in rollouts
+        ]
         return make_batch(encoded, self.encoder.pad_id).to(self.loaded.model.device)
 
 

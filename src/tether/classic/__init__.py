@@ -1,4 +1,6 @@
-"""The interface of the textbooks (TRL 0.7 to 0.11) over tether's own learner and steps: docs/classic.md."""
+"""The interface of the textbooks (TRL 0.7 to 0.11) over tether's own learner and steps:
+docs/classic.md.
+"""
 
 from tether.classic.config import PPOConfig, RewardConfig, SFTConfig
 from tether.classic.models import AutoModelForCausalLMWithValueHead, create_reference_model

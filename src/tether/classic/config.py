@@ -1,4 +1,6 @@
-"""The classic interface's configuration objects: its names and its defaults, for what tether does under names of its own."""
+"""The classic interface's configuration objects: its names and its defaults, for what tether does
+under names of its own.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,15 @@ from tether.run.trackers import TrackerNames
 from tether.stages.policy_config import PolicyConfig
 
 Row = Mapping[str, Any]
-Trackers = Annotated[TrackerNames, BeforeValidator(lambda names: () if names in (None, "none") else names)]
+Trackers = Annotated[
+    TrackerNames, BeforeValidator(lambda names: () if names in (None, "none") else names)
+]
 
 
 class ClassicConfig(Config):
-    """Keyword arguments under their classic names. What has no counterpart here is refused like any unknown key."""
+    """Keyword arguments under their classic names. What has no counterpart here is refused like any
+    unknown key.
+    """
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -36,14 +42,18 @@ class PPOConfig(ClassicConfig):
 
     learning_rate: float = Field(default=1.41e-5, gt=0)
     batch_size: int = Field(default=128, ge=1, description="responses a step")
-    mini_batch_size: int = Field(default=128, ge=1, description="responses of one pass; never more than the batch")
+    mini_batch_size: int = Field(
+        default=128, ge=1, description=("responses of one pass; never more than the batch")
+    )
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     ppo_epochs: int = Field(default=4, ge=1)
     seed: int = 0
     init_kl_coef: float = Field(default=0.2, ge=0)
     adap_kl_ctrl: bool = True
     kl_penalty: Literal["kl"] = "kl"
-    target: float = Field(default=6.0, gt=0, description="nats a response that the coefficient is steered to")
+    target: float = Field(
+        default=6.0, gt=0, description=("nats a response that the coefficient is steered to")
+    )
     horizon: float = Field(default=10_000.0, gt=0)
     gamma: float = Field(default=1.0, gt=0, le=1)
     lam: float = Field(default=0.95, ge=0, le=1)
@@ -52,9 +62,13 @@ class PPOConfig(ClassicConfig):
     vf_coef: float = Field(default=0.1, ge=0)
     max_grad_norm: float | None = Field(default=None, gt=0)
     early_stopping: bool = False
-    target_kl: float = Field(default=1.0, gt=0, description="1.5 times this KL(old || new) a token ends the epochs")
+    target_kl: float = Field(
+        default=1.0, gt=0, description=("1.5 times this KL(old || new) a token ends the epochs")
+    )
     score_clip: float | None = Field(default=None, gt=0)
-    output_dir: str = Field(default="ppo_output", description="what log_stats writes goes to a run directory there")
+    output_dir: str = Field(
+        default="ppo_output", description=("what log_stats writes goes to a run directory there")
+    )
     log_with: Trackers = ()
     model_name: str | None = Field(default=None, description="for the reader's own use")
 
@@ -67,7 +81,8 @@ class PPOConfig(ClassicConfig):
     def model_post_init(self, context: object) -> None:
         if "target_kl" in self.model_fields_set and not self.early_stopping:
             warnings.warn(
-                f"target_kl is the threshold of early stopping, which is off; the KL is steered to target = {self.target:g}",
+                "target_kl is the threshold of early stopping, which is off; the KL is steered "
+                f"to target = {self.target:g}",
                 stacklevel=4,
             )
 
@@ -79,7 +94,12 @@ class PPOConfig(ClassicConfig):
         """The same in tether's own names."""
         minibatches = self.batch_size // (self.mini_batch * self.gradient_accumulation_steps)
         norm = self.max_grad_norm or math.inf
-        adam = OptimizerConfig(learning_rate=self.learning_rate, max_grad_norm=norm, schedule="constant", warmup_fraction=0.0)
+        adam = OptimizerConfig(
+            learning_rate=self.learning_rate,
+            max_grad_norm=norm,
+            schedule="constant",
+            warmup_fraction=0.0,
+        )
         kl: Json = {"coefficient": self.init_kl_coef}
         if self.adap_kl_ctrl and self.init_kl_coef:
             kl |= {"mode": "adaptive", "target": self.target, "horizon": self.horizon}
@@ -90,7 +110,12 @@ class PPOConfig(ClassicConfig):
             "minibatches": minibatches,
             "epochs": self.ppo_epochs,
         }
-        terms: Json = {"normalize_scores": False, "kl": kl, "value_coefficient": self.vf_coef, "value_trains_trunk": True}
+        terms: Json = {
+            "normalize_scores": False,
+            "kl": kl,
+            "value_coefficient": self.vf_coef,
+            "value_trains_trunk": True,
+        }
         clips: Json = {"clip_range": self.cliprange, "value_clip_range": self.cliprange_value}
         if self.early_stopping:
             clips["target_kl"] = 1.5 * self.target_kl
@@ -109,20 +134,27 @@ class TrainingConfig(ClassicConfig):
     learning_rate: float = Field(default=5e-5, gt=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
-    warmup_steps: float = Field(default=0, ge=0, description="updates, or below 1 a share; goes before warmup_ratio")
+    warmup_steps: float = Field(
+        default=0, ge=0, description=("updates, or below 1 a share; goes before warmup_ratio")
+    )
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
-    bf16: bool = Field(default=False, description="weights in bfloat16, with float32 masters in the optimizer")
+    bf16: bool = Field(
+        default=False, description=("weights in bfloat16, with float32 masters in the optimizer")
+    )
     use_cpu: bool = False
     seed: int = 42
     save_steps: int = Field(default=500, ge=1)
     logging_steps: int = Field(default=500, ge=1)
     report_to: Trackers = ()
-    remove_unused_columns: bool = Field(default=True, description="no column is removed, and none but the named ones is read")
+    remove_unused_columns: bool = Field(
+        default=True, description=("no column is removed, and none but the named ones is read")
+    )
 
     @classmethod
     def of(cls, args: Any, **overrides: Any) -> Any:
-        """The settings in an object of this class, in transformers' TrainingArguments, or the defaults.
+        """The settings in an object of this class, in transformers' TrainingArguments, or the
+        defaults.
 
         Raises:
             ConfigError: TrainingArguments set something that has no counterpart here.
@@ -134,16 +166,22 @@ class TrainingConfig(ClassicConfig):
         return cls(**{**changed, "use_cpu": args.use_cpu, **overrides})
 
     def optimizer(self, updates: int) -> OptimizerConfig:
-        """The optimizer of a training of so many updates; the learning rate falls to 0 unless it is constant."""
+        """The optimizer of a training of so many updates; the learning rate falls to 0 unless it is
+        constant.
+        """
         warmup = self.warmup_steps or self.warmup_ratio
         warmup = warmup if warmup < 1 else warmup / updates
         same = self.model_dump(include={"learning_rate", "weight_decay", "max_grad_norm"})
         decay: Json = {} if self.lr_scheduler_type == "constant" else {"final_fraction": 0.0}
-        return OptimizerConfig(schedule=self.lr_scheduler_type, warmup_fraction=min(0.999, warmup), **same, **decay)
+        return OptimizerConfig(
+            schedule=self.lr_scheduler_type, warmup_fraction=min(0.999, warmup), **same, **decay
+        )
 
 
 class SFTConfig(TrainingConfig):
-    """Lengths are in tokens. Packed texts do not see each other, so that `packing` changes the speed alone."""
+    """Lengths are in tokens. Packed texts do not see each other, so that `packing` changes the
+    speed alone.
+    """
 
     max_seq_length: int = Field(default=1024, ge=8, description="longer texts are cut there")
     dataset_text_field: str = "text"

@@ -16,12 +16,18 @@ from tether.run.tracking import TrackerThread
 
 
 def numbered_run(
-    output_dir: str, settings: ClassicConfig, trackers: tuple[TrackerName, ...], stage: dict[str, Config], model: Any
+    output_dir: str,
+    settings: ClassicConfig,
+    trackers: tuple[TrackerName, ...],
+    stage: dict[str, Config],
+    model: Any,
 ) -> RunDirectory:
-    """The next of `runs/001` and so on in `output_dir`; a tracker whose package is missing is left out with a warning.
+    """The next of `runs/001` and so on in `output_dir`; a tracker whose package is missing is left
+    out with a warning.
 
     Args:
-        stage: by the name of a recipe's section the settings that tether's own stage runs by, for `tether report` and `doctor`.
+        stage: by the name of a recipe's section the settings that tether's own stage runs by, for
+            `tether report` and `doctor`.
     """
     runs = Path(output_dir) / "runs"
     number = 1 + len(list(runs.glob("*")))
@@ -33,5 +39,8 @@ def numbered_run(
         if find_spec(tracker):
             atexit.register(TrackerThread(tracker, run.path).finish)
         else:
-            warnings.warn(f"{tracker} is not installed, so that statistics go to {run.path} alone", stacklevel=3)
+            warnings.warn(
+                f"{tracker} is not installed, so that statistics go to {run.path} alone",
+                stacklevel=3,
+            )
     return run

@@ -20,19 +20,27 @@ HEAD_FILE = "v_head.safetensors"
 
 
 class AutoModelForCausalLMWithValueHead(nn.Module):
-    """`pretrained_model`, and `v_head` on its last hidden states; what this class lacks is looked up on the model."""
+    """`pretrained_model`, and `v_head` on its last hidden states; what this class lacks is looked
+    up on the model.
+    """
 
     def __init__(self, pretrained_model: Any) -> None:
         super().__init__()
         output = pretrained_model.get_output_embeddings()
         if output is None:
-            raise ModelError(f"{type(pretrained_model).__name__} has no language model head. Give a causal language model.")
+            raise ModelError(
+                f"{type(pretrained_model).__name__} has no language model head. Give "
+                "a causal language model."
+            )
         self.pretrained_model = pretrained_model
         self.v_head = ScalarHead(output.weight.shape[-1]).to(output.weight.device)
 
     @classmethod
-    def from_pretrained(cls, name_or_model: Any, *, peft_config: Any = None, **kwargs: Any) -> AutoModelForCausalLMWithValueHead:
-        """A folder, a hub id or a loaded model; a head saved beside the model is taken up, a new one starts at zero.
+    def from_pretrained(
+        cls, name_or_model: Any, *, peft_config: Any = None, **kwargs: Any
+    ) -> AutoModelForCausalLMWithValueHead:
+        """A folder, a hub id or a loaded model; a head saved beside the model is taken up, a new
+        one starts at zero.
 
         Args:
             peft_config: put a new adapter of peft's on the model and train that alone.
@@ -56,28 +64,38 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     def is_peft_model(self) -> bool:
         return isinstance(self.pretrained_model, PeftModel)
 
-    def forward(self, input_ids: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+    def forward(
+        self, input_ids: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """(logits in float32, loss or None, values (batch, time))."""
         output = self.pretrained_model(input_ids=input_ids, output_hidden_states=True, **kwargs)
         return output.logits.float(), output.loss, self.v_head(output.hidden_states[-1])
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """A plain transformers folder (for an adapter peft's), with the value head in a file beside it."""
+        """A plain transformers folder (for an adapter peft's), with the value head in a file beside
+        it.
+        """
         with quiet():
             self.pretrained_model.save_pretrained(save_directory, **kwargs)
         save_file(self.v_head.state_dict(), Path(save_directory) / HEAD_FILE)
 
 
-def create_reference_model(model: AutoModelForCausalLMWithValueHead) -> AutoModelForCausalLMWithValueHead:
+def create_reference_model(
+    model: AutoModelForCausalLMWithValueHead,
+) -> AutoModelForCausalLMWithValueHead:
     """A frozen copy."""
     return copy.deepcopy(model).requires_grad_(False).eval()
 
 
 class TrainableRole(Role):
-    """A model, or of one that peft has wrapped its adapter. What users have frozen themselves stays as it is."""
+    """A model, or of one that peft has wrapped its adapter. What users have frozen themselves stays
+    as it is.
+    """
 
     def __init__(self, model: Any, head: ScalarHead | None = None) -> None:
-        super().__init__(model, model.active_adapters[0] if isinstance(model, PeftModel) else None, head)
+        super().__init__(
+            model, model.active_adapters[0] if isinstance(model, PeftModel) else None, head
+        )
 
     def parameters(self) -> list[nn.Parameter]:
         return list(dict.fromkeys(p for p in super().parameters() if p.requires_grad))
@@ -87,7 +105,8 @@ def causal_model(name_or_model: Any, peft_config: Any = None, **kwargs: Any) -> 
     """A causal language model, or with an adapter what peft makes of it; safetensors only.
 
     Args:
-        peft_config: of a new adapter, which comes in the model's own dtype: the learner keeps float32 masters.
+        peft_config: of a new adapter, which comes in the model's own dtype: the learner keeps
+            float32 masters.
     """
     model = name_or_model
     if not isinstance(model, nn.Module):

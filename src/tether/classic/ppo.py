@@ -16,7 +16,12 @@ from torch.utils.data import DataLoader
 
 from tether.classic.config import PPOConfig, Row
 from tether.classic.log import numbered_run
-from tether.classic.models import AutoModelForCausalLMWithValueHead, TrainableRole, create_reference_model, on_device
+from tether.classic.models import (
+    AutoModelForCausalLMWithValueHead,
+    TrainableRole,
+    create_reference_model,
+    on_device,
+)
 from tether.core.errors import ConfigError, DataError, ModelError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Json, Prompt, Rollout, Sampling, Score, StopReason, user
@@ -30,10 +35,18 @@ from tether.monitoring.watch import Watch
 from tether.stages.policy_gradient import PolicyGradient
 
 PURE: Json = {
-    **{"do_sample": True, "num_beams": 1, "min_length": 0, "min_new_tokens": None, "no_repeat_ngram_size": 0},
+    **{
+        "do_sample": True,
+        "num_beams": 1,
+        "min_length": 0,
+        "min_new_tokens": None,
+        "no_repeat_ngram_size": 0,
+    },
     **{"top_k": 0, "top_p": 1.0, "min_p": None, "typical_p": 1.0, "repetition_penalty": 1.0},
 }
-"""Sampling from the policy itself, whatever a model's generation_config.json recommends for chatting."""
+"""Sampling from the policy itself, whatever a model's generation_config.json recommends for
+chatting.
+"""
 CLASSIC = {
     "objective/kl": "kl/policy_reference_k1",
     "objective/kl_coef": "kl/coefficient",
@@ -58,7 +71,9 @@ Scores = Sequence[Tensor | float]
 
 
 class Unlogged(NamedTuple):
-    """What the last steps measured that is not written down yet: the numbers of the last one, and all alarms."""
+    """What the last steps measured that is not written down yet: the numbers of the last one, and
+    all alarms.
+    """
 
     metrics: Json
     alarms: list[Alarm]
@@ -82,14 +97,24 @@ class PPOTrainer:
         data_collator: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         if not isinstance(model, AutoModelForCausalLMWithValueHead):
-            raise ModelError("PPOTrainer trains a value head too: load the model with AutoModelForCausalLMWithValueHead")
+            raise ModelError(
+                "PPOTrainer trains a value head too: load the model with "
+                "AutoModelForCausalLMWithValueHead"
+            )
         if tokenizer is None:
             raise ConfigError("PPOTrainer needs the model's tokenizer: give tokenizer=...")
         torch.manual_seed(config.seed)
         self.warned_of_updates = False
-        self.config, self.tokenizer, self.dataset, self.data_collator = config, tokenizer, dataset, data_collator or _lists
+        self.config, self.tokenizer, self.dataset, self.data_collator = (
+            config,
+            tokenizer,
+            dataset,
+            data_collator or _lists,
+        )
         self.current_device, self.current_step = pick_device("auto"), 0
-        self.accelerator = SimpleNamespace(device=self.current_device, num_processes=1, is_main_process=True)
+        self.accelerator = SimpleNamespace(
+            device=self.current_device, num_processes=1, is_main_process=True
+        )
         self.model = on_device(model)
         self.ref_model = self._reference(ref_model)
         self.encoder = ChatEncoder(tokenizer, eos_ids(tokenizer, model.generation_config))
@@ -102,21 +127,38 @@ class PPOTrainer:
             return None if self.model.is_peft_model else create_reference_model(self.model)
         trained = {p.data_ptr() for p in self.model.parameters() if p.requires_grad}
         if trained & {p.data_ptr() for p in ref_model.parameters()}:
-            raise ModelError("ref_model shares weights that are trained, so it would move along and the KL would always be 0")
+            raise ModelError(
+                "ref_model shares weights that are trained, so it would move along "
+                "and the KL would always be 0"
+            )
         return on_device(ref_model).requires_grad_(False).eval()
 
     def _stage(self) -> PolicyGradient:
         """Without a reference of its own the policy's model plays it, its adapter switched off."""
         absent = cast(Any, None)  # sampling and scoring are the caller's
-        policy, value = (TrainableRole(self.model.pretrained_model, head) for head in (None, self.model.v_head))
+        policy, value = (
+            TrainableRole(self.model.pretrained_model, head) for head in (None, self.model.v_head)
+        )
         other = self.model if self.ref_model is None else self.ref_model
-        reference = Role(other.pretrained_model if isinstance(other, AutoModelForCausalLMWithValueHead) else other)
-        return PolicyGradient(self.config.policy_config(), policy, reference, value, absent, absent, self.encoder)
+        reference = Role(
+            other.pretrained_model
+            if isinstance(other, AutoModelForCausalLMWithValueHead)
+            else other
+        )
+        return PolicyGradient(
+            self.config.policy_config(), policy, reference, value, absent, absent, self.encoder
+        )
 
     @cached_property
     def run(self) -> RunDirectory:
         """Made when it is first written to."""
-        return numbered_run(self.config.output_dir, self.config, self.config.log_with, {"ppo": self.stage.config}, self.model)
+        return numbered_run(
+            self.config.output_dir,
+            self.config,
+            self.config.log_with,
+            {"ppo": self.stage.config},
+            self.model,
+        )
 
     @property
     def dataloader(self) -> DataLoader[Any]:
@@ -127,12 +169,30 @@ class PPOTrainer:
         """
         size = self.config.batch_size
         if len(self.dataset or ()) < size:
-            raise DataError(f"dataloader needs at least batch_size = {size} rows: give PPOTrainer a dataset of them")
+            raise DataError(
+                f"dataloader needs at least batch_size = {size} rows: give PPOTrainer "
+                "a dataset of them"
+            )
         order = torch.Generator().manual_seed(self.config.seed + self.current_step)
-        return DataLoader(self.dataset, size, shuffle=True, drop_last=True, collate_fn=self.data_collator, generator=order)
+        return DataLoader(
+            self.dataset,
+            size,
+            shuffle=True,
+            drop_last=True,
+            collate_fn=self.data_collator,
+            generator=order,
+        )
 
-    def generate(self, query_tensor: Tensor | Tokens, *, batch_size: int = 4, return_prompt: bool = True, **options: Any) -> Any:
-        """Sample a response to each query with transformers' own generate, from the bare policy unless told otherwise.
+    def generate(
+        self,
+        query_tensor: Tensor | Tokens,
+        *,
+        batch_size: int = 4,
+        return_prompt: bool = True,
+        **options: Any,
+    ) -> Any:
+        """Sample a response to each query with transformers' own generate, from the bare policy
+        unless told otherwise.
 
         `step` divides the logits by the temperature that the latest call used.
 
@@ -145,7 +205,10 @@ class PPOTrainer:
         """
         queries = [query_tensor] if isinstance(query_tensor, Tensor) else list(query_tensor)
         if any(q.dim() > 1 and len(q) > 1 for q in queries):
-            raise DataError("each query is one sequence without padding: give a list of tensors of shape (time,)")
+            raise DataError(
+                "each query is one sequence without padding: give a list of tensors "
+                "of shape (time,)"
+            )
         for place, query in enumerate(queries):
             self._ids(query, f"query_tensor[{place}]")
         stops = {"pad_token_id": self.encoder.pad_id, "eos_token_id": list(self.encoder.stop_ids)}
@@ -153,9 +216,14 @@ class PPOTrainer:
         settings["min_length"] = max(0, settings["min_length"] or 0)
         self.temperature = float(settings["temperature"] or 1.0) if settings["do_sample"] else 1.0
         self.prompts_returned = return_prompt
-        if other := {name: settings[name] for name, pure in PURE.items() if settings[name] not in (pure, None)}:
+        if other := {
+            name: settings[name]
+            for name, pure in PURE.items()
+            if settings[name] not in (pure, None)
+        }:
             warnings.warn(
-                f"{other} samples from another distribution than the policy whose ratios and KL step() has: docs/classic.md",
+                f"{other} samples from another distribution than the policy whose ratios and KL "
+                "step() has: docs/classic.md",
                 stacklevel=2,
             )
         rows: list[Tensor] = []
@@ -166,7 +234,10 @@ class PPOTrainer:
     def _respond(self, queries: Tokens, return_prompt: bool, settings: Row) -> list[Tensor]:
         flat = [q.reshape(-1).to(self.current_device) for q in queries]
         pad = partial(pad_sequence, batch_first=True, padding_side="left")
-        ids, mask = pad(flat, padding_value=self.encoder.pad_id), pad([torch.ones_like(q) for q in flat])
+        ids, mask = (
+            pad(flat, padding_value=self.encoder.pad_id),
+            pad([torch.ones_like(q) for q in flat]),
+        )
         model = self.model.pretrained_model.eval()
         answers = model.generate(input_ids=ids, attention_mask=mask, **settings)[:, ids.shape[1] :]
         stops = torch.tensor(settings["eos_token_id"], device=answers.device).reshape(-1)
@@ -182,35 +253,57 @@ class PPOTrainer:
         """One PPO step on these responses; returns statistics under their classic names.
 
         Args:
-            queries, responses: tensors of token ids. Responses that generate() returned with their prompts lose them here.
-            scores: one number each; one that is not finite is told of, and its response teaches nothing.
+            queries, responses: tensors of token ids. Responses that generate() returned with their
+                prompts lose them here.
+            scores: one number each; one that is not finite is told of, and its response teaches
+                nothing.
 
         Raises:
-            DataError: the lists do not fit each other or the batch size, a query or a response is empty or holds what is no
-                token's id, or scores are no numbers.
+            DataError: the lists do not fit each other or the batch size, a query or a response is
+                empty or holds what is no token's id, or scores are no numbers.
         """
         stage, limit = self.stage, self.config.batch_size
         if not 0 < len(queries) == len(responses) == len(scores) <= limit:
             given = f"{len(queries)} queries, {len(responses)} responses and {len(scores)} scores"
-            raise DataError(f"step needs one of each for every response and at most batch_size = {limit}; got {given}")
+            raise DataError(
+                "step needs one of each for every response and at most batch_size = "
+                f"{limit}; got {given}"
+            )
         if len(queries) < limit:
             warnings.warn(
-                f"step got {len(queries)} rows, and batch_size is {limit}: this update has fewer to learn from than the others",
+                f"step got {len(queries)} rows, and batch_size is {limit}: this update has fewer "
+                "to learn from than the others",
                 stacklevel=2,
             )
         prompts = [self._ids(query, f"queries[{place}]") for place, query in enumerate(queries)]
-        answers = [self._ids(response, f"responses[{place}]") for place, response in enumerate(responses)]
-        if self.prompts_returned and all(a[: len(p)] == p for p, a in zip(prompts, answers, strict=True)):
+        answers = [
+            self._ids(response, f"responses[{place}]") for place, response in enumerate(responses)
+        ]
+        if self.prompts_returned and all(
+            a[: len(p)] == p for p, a in zip(prompts, answers, strict=True)
+        ):
             warnings.warn(
-                "responses of generate() begin with their queries unless return_prompt=False: here the queries are taken off",
+                "responses of generate() begin with their queries unless return_prompt=False: "
+                "here the queries are taken off",
                 stacklevel=2,
             )
-            answers = [answer[len(prompt) :] for prompt, answer in zip(prompts, answers, strict=True)]
+            answers = [
+                answer[len(prompt) :] for prompt, answer in zip(prompts, answers, strict=True)
+            ]
         if not all(answers):
-            raise DataError(f"responses[{answers.index(())}] is its query alone: a response needs at least one token")
+            raise DataError(
+                f"responses[{answers.index(())}] is its query alone: a response needs "
+                "at least one token"
+            )
         rated = self._rated(scores)
-        widest = max(padded_tokens([self.encoder.rollout(p, a)]) for p, a in zip(prompts, answers, strict=True))
-        changes = {"temperature": self.temperature, "micro_batch_tokens": self.config.mini_batch * widest}
+        widest = max(
+            padded_tokens([self.encoder.rollout(p, a)])
+            for p, a in zip(prompts, answers, strict=True)
+        )
+        changes = {
+            "temperature": self.temperature,
+            "micro_batch_tokens": self.config.mini_batch * widest,
+        }
         stage.config = stage.config.model_copy(update=changes)
         rollouts = [*map(self._rollout, prompts, answers)]
         metrics = stage.learn(rollouts, rated, self.current_step)
@@ -228,11 +321,18 @@ class PPOTrainer:
         if not len(values):
             raise DataError(f"{name} is empty: it needs at least one token")
         if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-            raise DataError(f"{name} holds {values.dtype} and not token ids: give integers, as the tokenizer makes them")
-        size, ids = self.model.pretrained_model.get_input_embeddings().num_embeddings, tuple(values.tolist())
+            raise DataError(
+                f"{name} holds {values.dtype} and not token ids: give integers, as "
+                "the tokenizer makes them"
+            )
+        size, ids = (
+            self.model.pretrained_model.get_input_embeddings().num_embeddings,
+            tuple(values.tolist()),
+        )
         if wrong := [i for i in ids if not 0 <= i < size]:
             raise DataError(
-                f"{name} holds the id {wrong[0]}, and the model's vocabulary ends at {size - 1}: tokenize with the model's own "
+                f"{name} holds the id {wrong[0]}, and the model's vocabulary ends at {size - 1}: "
+                "tokenize with the model's own "
                 "tokenizer, and take padding and labels such as -100 off"
             )
         return ids
@@ -246,23 +346,36 @@ class PPOTrainer:
         values = [_number(score, f"scores[{place}]") for place, score in enumerate(scores)]
         rated = [Score(value).finite("the caller", value) for value in values]
         if missing := [place for place, score in enumerate(rated) if score.value is None]:
-            which = f"{len(missing)} of {len(rated)} scores are not finite: scores[{missing[0]}] is {values[missing[0]]}"
+            which = (
+                f"{len(missing)} of {len(rated)} scores are not finite: scores[{missing[0]}] "
+                f"is {values[missing[0]]}"
+            )
             if len(missing) == len(rated):
                 raise DataError(f"{which}. There is nothing to learn from: look at the reward")
-            warnings.warn(f"{which}. Their responses teach nothing in step {self.current_step + 1}", stacklevel=3)
+            warnings.warn(
+                f"{which}. Their responses teach nothing in step {self.current_step + 1}",
+                stacklevel=3,
+            )
         return rated
 
     def _look(self, metrics: Json, rollouts: list[Rollout], rated: list[Score]) -> None:
-        """Note what `log_stats` writes beside the statistics, and warn of what the detectors find and of updates too long."""
+        """Note what `log_stats` writes beside the statistics, and warn of what the detectors find
+        and of updates too long.
+        """
         alarms = self.watch.observe(self.current_step, metrics, rollouts, rated)
         self.unlogged = Unlogged(metrics, [*self.unlogged.alarms, *alarms])
         for alarm in alarms:
-            warnings.warn(f"step {self.current_step}: {alarm.message}. {alarm.advice}", stacklevel=3)
+            warnings.warn(
+                f"step {self.current_step}: {alarm.message}. {alarm.advice}", stacklevel=3
+            )
         fault = check_update(metrics)
         if fault and not self.warned_of_updates:
             self.warned_of_updates = True
             advice = "lower ppo_epochs or learning_rate, or set early_stopping=True"
-            warnings.warn(f"step {self.current_step}: {fault.message} {fault.evidence}: {advice}", stacklevel=3)
+            warnings.warn(
+                f"step {self.current_step}: {fault.message} {fault.evidence}: {advice}",
+                stacklevel=3,
+            )
 
     def _rollout(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> Rollout:
         reason = StopReason.STOP_TOKEN if answer[-1] in self.encoder.stop_ids else StopReason.LENGTH
@@ -270,14 +383,27 @@ class PPOTrainer:
         query = Prompt((user(self.encoder.decode(prompt)),))
         return Rollout(prompt, answer, (), reason, text, 0, self.current_step, sampling, query)
 
-    def log_stats(self, stats: Row, batch: Row, rewards: Scores, columns_to_log: Iterable[str] = ("query", "response")) -> None:
-        """Write the numbers to run directory and tracker, and of the batch the columns that it has to samples.jsonl.
+    def log_stats(
+        self,
+        stats: Row,
+        batch: Row,
+        rewards: Scores,
+        columns_to_log: Iterable[str] = ("query", "response"),
+    ) -> None:
+        """Write the numbers to run directory and tracker, and of the batch the columns that it has
+        to samples.jsonl.
 
-        They stand there under their classic names and under tether's, by which `tether report` and `tether doctor` know them.
+        They stand there under their classic names and under tether's, by which `tether report` and
+        `tether doctor` know them.
         """
-        values = torch.tensor([_number(reward, f"rewards[{place}]") for place, reward in enumerate(rewards)])
+        values = torch.tensor(
+            [_number(reward, f"rewards[{place}]") for place, reward in enumerate(rewards)]
+        )
         finite = values[values.isfinite()]
-        moments = {"env/reward_mean": float(finite.mean()), "env/reward_std": float(finite.std(correction=0))}
+        moments = {
+            "env/reward_mean": float(finite.mean()),
+            "env/reward_std": float(finite.std(correction=0)),
+        }
         numbers = {name: value for name, value in stats.items() if isinstance(value, (int, float))}
         self.run.log({**self.unlogged.metrics, **numbers, **moments}, self.current_step)
         self.run.alarm(self.unlogged.alarms)
@@ -286,10 +412,14 @@ class PPOTrainer:
             names = ("prompt" if name == "query" else name for name in columns)
             rows = zip(*(batch[name] for name in columns), values.tolist(), strict=True)
             keys = (*names, "proxy")
-            self.run.sample({"step": self.current_step, **dict(zip(keys, row, strict=True))} for row in rows)
+            self.run.sample(
+                {"step": self.current_step, **dict(zip(keys, row, strict=True))} for row in rows
+            )
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """The model as its own save_pretrained writes it, and the tokenizer; what was logged so far counts as a finished run."""
+        """The model as its own save_pretrained writes it, and the tokenizer; what was logged so far
+        counts as a finished run.
+        """
         self.model.save_pretrained(save_directory)
         self.tokenizer.save_pretrained(save_directory)
         if "run" in vars(self):
@@ -309,9 +439,15 @@ def _number(value: Any, name: str) -> float:
         what = f"a tensor of shape {tuple(tensor.shape)}"
     except (TypeError, ValueError, RuntimeError):
         what = f"{value!r:.60}"
-    raise DataError(f"{name} is {what}: give one number for each response; float('nan') is one that could not be scored")
+    raise DataError(
+        f"{name} is {what}: give one number for each response; float('nan') is one "
+        "that could not be scored"
+    )
 
 
 def _lists(rows: list[Row]) -> dict[str, list[Any]]:
     """Columns as lists; token ids as tensors, each as long as it is."""
-    return {name: [torch.as_tensor(row[name]) if name == "input_ids" else row[name] for row in rows] for name in rows[0]}
+    return {
+        name: [torch.as_tensor(row[name]) if name == "input_ids" else row[name] for row in rows]
+        for name in rows[0]
+    }

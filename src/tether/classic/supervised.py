@@ -34,12 +34,14 @@ from tether.stages.supervised import SupervisedLoop, headline
 
 
 class _Trainer:
-    """The calls of transformers' Trainer over a stage; subclasses say which one, and encode a row for it.
+    """The calls of transformers' Trainer over a stage; subclasses say which one, and encode a row
+    for it.
 
     Args:
         model: on the CPU or a GPU.
         args: settings, or transformers' TrainingArguments.
-        tokenizer, processing_class: two names of one thing; neither: the one that belongs to the model's name.
+        tokenizer, processing_class: two names of one thing; neither: the one that belongs to the
+            model's name.
         settings: over those in `args`.
     """
 
@@ -58,10 +60,19 @@ class _Trainer:
         **settings: Any,
     ) -> None:
         self.args = self.config.of(args, **settings)
-        self.tokenizer: Any = tokenizer or processing_class or AutoTokenizer.from_pretrained(model.config._name_or_path)
-        self.model = on_device(cast(model, torch.bfloat16) if self.args.bf16 else model, "cpu" if self.args.use_cpu else "auto")
+        self.tokenizer: Any = (
+            tokenizer
+            or processing_class
+            or AutoTokenizer.from_pretrained(model.config._name_or_path)
+        )
+        self.model = on_device(
+            cast(model, torch.bfloat16) if self.args.bf16 else model,
+            "cpu" if self.args.use_cpu else "auto",
+        )
         ends = eos_ids(self.tokenizer, model.generation_config if model.can_generate() else None)
-        self.encoder = ChatEncoder(self.tokenizer, ends, context_length=TrainableRole(self.model).context_length)
+        self.encoder = ChatEncoder(
+            self.tokenizer, ends, context_length=TrainableRole(self.model).context_length
+        )
         self.stage = self._stage()
         self.train_rows, self.eval_rows = self._usable(train_dataset), self._usable(eval_dataset)
 
@@ -84,23 +95,40 @@ class _Trainer:
         args, rows, start = self.args, self.train_rows, time.perf_counter()
         if not rows:
             raise DataError("train_dataset has no row that can be used")
-        run = numbered_run(args.output_dir, args, args.report_to, {self.section: self.stage.config}, self.model)
+        run = numbered_run(
+            args.output_dir, args, args.report_to, {self.section: self.stage.config}, self.model
+        )
         rows_per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps
         plan = plan_updates(len(rows), rows_per_update, args.num_train_epochs, args.seed)
-        config = SupervisedConfig(optimizer=args.optimizer(len(plan)), checkpoint_every=args.save_steps, seed=args.seed)
+        config = SupervisedConfig(
+            optimizer=args.optimizer(len(plan)), checkpoint_every=args.save_steps, seed=args.seed
+        )
 
         def progress(done: int, total: int, metrics: Mapping[str, float]) -> None:
             if done % args.logging_steps == 0:
                 epoch = round(args.num_train_epochs * done / total, 2)
-                print({"loss": round(metrics["loss"], 4), "learning_rate": metrics["learning_rate"], "epoch": epoch})
+                print(
+                    {
+                        "loss": round(metrics["loss"], 4),
+                        "learning_rate": metrics["learning_rate"],
+                        "epoch": epoch,
+                    }
+                )
 
-        loop = SupervisedLoop(self.stage, Split(rows, (), {}), plan, config, run, progress=progress).train()
-        metrics = {"train_runtime": time.perf_counter() - start, "train_loss": statistics.fmean(loop.losses)}
+        loop = SupervisedLoop(
+            self.stage, Split(rows, (), {}), plan, config, run, progress=progress
+        ).train()
+        metrics = {
+            "train_runtime": time.perf_counter() - start,
+            "train_loss": statistics.fmean(loop.losses),
+        }
         run.finish(metrics)
         return TrainOutput(len(plan), metrics["train_loss"], metrics)
 
     def evaluate(self) -> dict[str, float]:
-        """The loss on `eval_dataset`, for texts in nats a counted token, and of pairs the accuracy."""
+        """The loss on `eval_dataset`, for texts in nats a counted token, and of pairs the
+        accuracy.
+        """
         return headline(self.stage, self.eval_rows)
 
     def save_model(self, output_dir: str | Path | None = None) -> None:
@@ -111,36 +139,47 @@ class _Trainer:
 
 
 class SFTTrainer(_Trainer):
-    """Fine-tunes on rows of texts (every token counts), or of conversations and prompts with responses (the assistant's count).
+    """Fine-tunes on rows of texts (every token counts), or of conversations and prompts with
+    responses (the assistant's count).
 
     Args:
         model: a causal language model, or the folder or id of one.
-        args: SFTConfig or transformers' TrainingArguments; more keywords are settings of SFTConfig over those in it.
+        args: SFTConfig or transformers' TrainingArguments; more keywords are settings of SFTConfig
+            over those in it.
         peft_config: train a new adapter of peft's instead of the model.
         data: train_dataset, eval_dataset, tokenizer or processing_class.
     """
 
     config, section = SFTConfig, "sft"
 
-    def __init__(self, model: Any, args: Any = None, *, peft_config: Any = None, **data: Any) -> None:
+    def __init__(
+        self, model: Any, args: Any = None, *, peft_config: Any = None, **data: Any
+    ) -> None:
         super().__init__(causal_model(model, peft_config), args, **data)
 
     def _stage(self) -> sft.SFT:
         settings, rows = self.args, self.args.per_device_train_batch_size
-        config = sft.SFTConfig(packing=settings.packing, row_tokens=settings.max_seq_length, rows_per_micro_batch=rows)
+        config = sft.SFTConfig(
+            packing=settings.packing, row_tokens=settings.max_seq_length, rows_per_micro_batch=rows
+        )
         return sft.SFT(config, TrainableRole(self.model), self.encoder)
 
     def _encode(self, row: Row) -> list[Encoded]:
-        """Token ids of a row, cut at max_seq_length; some templates need several sequences, see `ChatEncoder.conversations`."""
+        """Token ids of a row, cut at max_seq_length; some templates need several sequences, see
+        `ChatEncoder.conversations`.
+        """
         limit = min(self.args.max_seq_length, self.encoder.context_length)
         field, bos = self.args.dataset_text_field, self.tokenizer.bos_token
         if field in row:
-            rendered = bool(bos) and row[field].startswith(bos)  # by a chat template, which has put the BOS there
+            # by a chat template, which has put the BOS there
+            rendered = bool(bos) and row[field].startswith(bos)
             ids = tuple(self.tokenizer(row[field], add_special_tokens=not rendered)["input_ids"])
             sequences = [Encoded(ids, (False, *(True for _ in ids[1:])))]
         else:
             layout = detect([dict(row)], Demonstration, "this row")
-            (demonstration,) = kind_reader(layout, Demonstration, "this row", [dict(row)])(dict(row))
+            (demonstration,) = kind_reader(layout, Demonstration, "this row", [dict(row)])(
+                dict(row)
+            )
             sequences = self.encoder.conversations(demonstration.messages)
         cut = [Encoded(sequence.ids[:limit], sequence.trained[:limit]) for sequence in sequences]
         if not any(sequence.num_trained for sequence in cut):
@@ -149,13 +188,16 @@ class SFTTrainer(_Trainer):
 
 
 class RewardTrainer(_Trainer):
-    """Fits a sequence classifier with one label to pairs: whole texts `chosen` and `rejected`, or their token ids.
+    """Fits a sequence classifier with one label to pairs: whole texts `chosen` and `rejected`, or
+    their token ids.
 
-    Texts are tokenized as they stand, so that the saved model scores a text just as it was trained on it.
+    Texts are tokenized as they stand, so that the saved model scores a text just as it was trained
+    on it.
 
     Args:
         model: AutoModelForSequenceClassification with num_labels=1 over a decoder.
-        args: RewardConfig or transformers' TrainingArguments; more keywords are settings of RewardConfig over those in it.
+        args: RewardConfig or transformers' TrainingArguments; more keywords are settings of
+            RewardConfig over those in it.
         data: train_dataset, eval_dataset, tokenizer or processing_class.
     """
 
@@ -165,21 +207,37 @@ class RewardTrainer(_Trainer):
         model, settings = self.model, self.args
         score = dict(model.named_children()).get("score")
         if not isinstance(score, nn.Linear) or score.out_features != 1:
-            raise ModelError("a reward model is a decoder with one score: load a sequence classifier with num_labels=1")
-        model.config.problem_type = "regression"  # else the text-classification pipeline reports sigmoid(score)
-        if model.config.pad_token_id is None:  # the classifier's own forward pass reads the last token that is not this one
+            raise ModelError(
+                "a reward model is a decoder with one score: load a sequence "
+                "classifier with num_labels=1"
+            )
+        # else the text-classification pipeline reports sigmoid(score)
+        model.config.problem_type = "regression"
+        # the classifier's own forward pass reads the last token that is not this one
+        if model.config.pad_token_id is None:
             model.config.pad_token_id = self.tokenizer.pad_token_id
         head = ScalarHead(score.in_features)
         head.linear = score.float()
-        tokens, centering = 2 * settings.per_device_train_batch_size * settings.max_length, settings.center_rewards_coefficient
-        config = reward.RewardConfig(micro_batch_tokens=tokens, use_margin=True, centering=centering)
-        return reward.RewardModeling(config, TrainableRole(model, head.to(model.device)), self.encoder)
+        tokens, centering = (
+            2 * settings.per_device_train_batch_size * settings.max_length,
+            settings.center_rewards_coefficient,
+        )
+        config = reward.RewardConfig(
+            micro_batch_tokens=tokens, use_margin=True, centering=centering
+        )
+        return reward.RewardModeling(
+            config, TrainableRole(model, head.to(model.device)), self.encoder
+        )
 
     def _encode(self, row: Row) -> list[Ranking]:
         """One pair; what stands after the common beginning counts as the response."""
         texts = [self._ids(row, side) for side in ("chosen", "rejected")]
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
-        sides = tuple(Encoded(ids, tuple(i >= max(1, shared) for i in range(len(ids)))) for ids in texts)
+        shared = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
+        )
+        sides = tuple(
+            Encoded(ids, tuple(i >= max(1, shared) for i in range(len(ids)))) for ids in texts
+        )
         within(max(sides, key=len), limit_of(self.encoder, self.args.max_length, "max_length"))
         if texts[0] == texts[1]:
             raise DataError("both sides are the same tokens")
@@ -189,7 +247,11 @@ class RewardTrainer(_Trainer):
         """Of a side's text or token ids, without padding."""
         if side not in row and f"input_ids_{side}" not in row:
             raise DataError(f"no text in column {side}, and no column input_ids_{side}")
-        ids = row[f"input_ids_{side}"] if f"input_ids_{side}" in row else self.tokenizer(row[side])["input_ids"]
+        ids = (
+            row[f"input_ids_{side}"]
+            if f"input_ids_{side}" in row
+            else self.tokenizer(row[side])["input_ids"]
+        )
         ids = [*compress(ids, row.get(f"attention_mask_{side}") or repeat(1))]
         while ids and ids[-1] == self.model.config.pad_token_id:
             ids.pop()

@@ -38,7 +38,9 @@ class _Group(_FlagsWithoutType, TyperGroup):
 
 
 class Commands(_Group):
-    """Knows what other libraries call a command, and the groups in which one may be; lists commands by panel."""
+    """Knows what other libraries call a command, and the groups in which one may be; lists commands
+    by panel.
+    """
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(self.commands, key=[*PANEL_OF, *self.commands].index)
@@ -54,7 +56,10 @@ class Commands(_Group):
 
 GROUPS = {"data": ("inspect",), "prefs": prefs.COMMANDS}
 PANELS = {
-    "Train": "quickstart sft reward process direct dpo kto ppo grpo reinforce rloo best-of-n online-direct rounds",
+    "Train": (
+        "quickstart sft reward process direct dpo kto ppo grpo reinforce rloo best-of-n "
+        "online-direct rounds"
+    ),
     "Data": "data",
     "Preferences": "pairs prefs",
     "Judge": "evaluate judge constitution reward-bench",
@@ -68,12 +73,17 @@ LOOK = {"no_args_is_help": True, "pretty_exceptions_enable": False, "rich_markup
 app = typer.Typer(
     name="tether",
     cls=Commands,
-    context_settings={"help_option_names": ["--help", "-h"], "token_normalize_func": lambda word: word.replace("_", "-")},
+    context_settings={
+        "help_option_names": ["--help", "-h"],
+        "token_normalize_func": lambda word: word.replace("_", "-"),
+    },
     help="Align language models with human preferences, and know whether they got better.",
     **LOOK,
 )
 data_app = typer.Typer(cls=_Group, help="Look at data before training on it.", **LOOK)
-prefs_app = typer.Typer(cls=_Group, help="Ask people which answer is better, and export what they say.", **LOOK)
+prefs_app = typer.Typer(
+    cls=_Group, help="Ask people which answer is better, and export what they say.", **LOOK
+)
 for name, group in (("data", data_app), ("prefs", prefs_app)):
     app.add_typer(group, name=name, rich_help_panel=PANEL_OF[name])
 
@@ -83,11 +93,18 @@ def _add(name: str, command: Any, **words: Any) -> None:
 
 
 for kind in STAGES.values():
-    where = f"{kind.help}: the \\[{kind.name}] section of a recipe, as `tether run RECIPE {kind.name}` does it."
+    where = (
+        f"{kind.help}: the \\[{kind.name}] section of a recipe, as `tether run RECIPE "
+        f"{kind.name}` does it."
+    )
     _add(kind.name.replace("_", "-"), journeys.stage(kind.name), help=where, short_help=kind.help)
 for method, (section, key, value) in METHODS.items():
     where = f"{STAGES[section].help}: the \\[{section}] section of a recipe with {key} = {value!r}."
-    shown = {"help": where, "short_help": f"{STAGES[section].help}: {method.upper()}", "hidden": method not in PANEL_OF}
+    shown = {
+        "help": where,
+        "short_help": (f"{STAGES[section].help}: {method.upper()}"),
+        "hidden": method not in PANEL_OF,
+    }
     _add(method.replace("_", "-"), journeys.stage(section, method), **shown)
 for name, command in (
     ("quickstart", journeys.quickstart), ("export", trained.export_result), ("prove", examine.prove_recipe),
@@ -110,12 +127,19 @@ def _print_versions(wanted: bool) -> None:
         import platform
         from importlib import metadata
 
-        versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
+        versions = ", ".join(
+            f"{name} {metadata.version(name)}" for name in ("torch", "transformers")
+        )
         print(f"tether {__version__} (Python {platform.python_version()}, {versions})")
         raise typer.Exit
 
 
-VERSION = typer.Option("--version", callback=_print_versions, is_eager=True, help="Versions of tether and of what it stands on.")
+VERSION = typer.Option(
+    "--version",
+    callback=_print_versions,
+    is_eager=True,
+    help=("Versions of tether and of what it stands on."),
+)
 
 
 @app.callback()
@@ -129,7 +153,8 @@ ADVICE = {
     errno.EROFS: ". Choose a run directory that can be written to, with run=PATH.",
     errno.EACCES: ". Change its permissions, or choose another path (of the run: run=PATH).",
     errno.ENOMEM: (
-        "Lower the stage's micro_batch_tokens (rows_per_micro_batch), engine_rows or max_new_tokens, or set model.recompute=true "
+        "Lower the stage's micro_batch_tokens (rows_per_micro_batch), engine_rows or "
+        "max_new_tokens, or set model.recompute=true "
         f"(`tether plan RECIPE` says what each saves) and {stopping.AGAIN}"
     ),
 }
@@ -137,7 +162,9 @@ ADVICE = {
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 a fault of tether's, 2 something the user can mend, 130 and 143 interrupted."""
+    """Exit codes: 0 done, 1 a fault of tether's, 2 something the user can mend, 130 and 143
+    interrupted.
+    """
     begin_program()
     log_to_terminal()
     try:
@@ -169,7 +196,11 @@ def _explain(error: BaseException) -> None:
         error.show()  # type: ignore[attr-defined]
         raise SystemExit(2) from None
     if (fault := database_fault(error)) is not None:
-        _leave(f"the database cannot be used: {fault}. Wait until no other program holds it, and {stopping.AGAIN}", 2)
+        _leave(
+            f"the database cannot be used: {fault}. Wait until no other program holds it, and "
+            f"{stopping.AGAIN}",
+            2,
+        )
     if (wanting := memory_error(error)) is not None:
         _leave(f"out of memory: {wanting}. {ADVICE[errno.ENOMEM]}", 2)
 

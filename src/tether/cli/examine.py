@@ -10,7 +10,18 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from tether.cli.options import Columns, Format, Output, Overrides, Pairs, RecipeArgument, Talker, Words, as_options, columns_of
+from tether.cli.options import (
+    Columns,
+    Format,
+    Output,
+    Overrides,
+    Pairs,
+    RecipeArgument,
+    Talker,
+    Words,
+    as_options,
+    columns_of,
+)
 from tether.cli.progress import bars, starting
 from tether.cli.tables import save, show_table
 from tether.cli.terminal import Terminal
@@ -28,16 +39,22 @@ def inspect(
     format: Format = "auto",
     columns: Columns = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if any row had to be set aside.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help=("Exit with 2 if any row had to be set aside."))
+    ] = False,
 ) -> None:
-    """Say what a file holds: format, counts, lengths, length bias, duplicates, bad rows, examples."""
+    """Say what a file holds: format, counts, lengths, length bias, duplicates, bad rows,
+    examples.
+    """
     from tether.data.inspection import inspect_data, inspection_tables
 
     with as_options():
         inspection = inspect_data(path, format=format, limit=limit, columns=columns_of(columns))
     Terminal().print(inspection_tables(inspection))
     if strict and (bad := inspection.quarantine.count):
-        raise DataError(f"{path}: {bad} rows cannot be used, and --strict was given. The reasons stand above.")
+        raise DataError(
+            f"{path}: {bad} rows cannot be used, and --strict was given. The reasons stand above."
+        )
 
 
 def info() -> None:
@@ -48,13 +65,22 @@ def info() -> None:
 
 
 def report(
-    directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run directory; several go on one page.")],
+    directories: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help=("A run directory; several go on one page.")),
+    ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The page; default: report.html in the run, or comparison.html in the first."),
+        typer.Option(
+            "--output",
+            "-o",
+            help=("The page; default: report.html in the run, or comparison.html in the first."),
+        ),
     ] = None,
 ) -> None:
-    """Write one page with the curves, numbers and answers of a run, or with the curves and verdicts of several."""
+    """Write one page with the curves, numbers and answers of a run, or with the curves and verdicts
+    of several.
+    """
     from tether.report.about import anchor
     from tether.report.overlay import write_overlay
     from tether.report.page import whole_run, write_report
@@ -64,15 +90,27 @@ def report(
         return
     (directory,) = directories
     page = write_report(directory, output)
-    typer.echo(str(page) if whole_run(directory) == directory else f"{page}#{anchor(directory.name)}")
+    typer.echo(
+        str(page) if whole_run(directory) == directory else f"{page}#{anchor(directory.name)}"
+    )
 
 
 def doctor(
-    subject: Annotated[str, typer.Argument(help="A recipe, before training; or the folder of a run or of one of its stages.")],
+    subject: Annotated[
+        str,
+        typer.Argument(
+            help=("A recipe, before training; or the folder of a run or of one of its stages.")
+        ),
+    ],
     overrides: Overrides = None,
-    everything: Annotated[bool, typer.Option("--all", help="List what is healthy, and what could not be examined, too.")] = False,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help=("List what is healthy, and what could not be examined, too.")),
+    ] = False,
 ) -> None:
-    """Find faults of a recipe or a run: encodings that differ, answers that never end, a failing reward ... (exit 2)."""
+    """Find faults of a recipe or a run: encodings that differ, answers that never end, a failing
+    reward ... (exit 2).
+    """
     with starting():
         from tether.monitoring.doctor import Finding
         from tether.run.doctor import examine_recipe, examine_run
@@ -80,35 +118,70 @@ def doctor(
 
     is_run = Path(subject).is_dir()
     if is_run and overrides:
-        raise ConfigError(f"{subject} is a run: its config is settled, and overrides such as {overrides[0]!r} have no effect")
+        raise ConfigError(
+            f"{subject} is a run: its config is settled, and overrides such as "
+            f"{overrides[0]!r} have no effect"
+        )
     with Terminal(stderr=True).status("examining: a model is loaded and asked for a few answers"):
-        results = examine_run(Path(subject)) if is_run else examine_recipe(read_recipe(subject, overrides or ()))
+        results = (
+            examine_run(Path(subject))
+            if is_run
+            else examine_recipe(read_recipe(subject, overrides or ()))
+        )
     table = findings_table(results, everything)
     Terminal().print(table if table.rows else str(table.title))
-    if any(isinstance(result, Finding) and result.severity == "error" for stage in results.values() for result in stage):
+    if any(
+        isinstance(result, Finding) and result.severity == "error"
+        for stage in results.values()
+        for result in stage
+    ):
         raise SystemExit(2)
 
 
 def findings_table(results: Mapping[str, Sequence[Result]], everything: bool = True) -> Table:
-    """The verdict as title, findings with their advice, and with `everything` what is healthy or could not be examined."""
+    """The verdict as title, findings with their advice, and with `everything` what is healthy or
+    could not be examined.
+    """
     from tether.monitoring.doctor import Finding, Healthy
 
     rows = []
-    for stage, result in ((stage, result) for stage, of_stage in results.items() for result in of_stage):
+    for stage, result in (
+        (stage, result) for stage, of_stage in results.items() for result in of_stage
+    ):
         if isinstance(result, Finding):
-            kind, text = result.severity, f"[bold]{escape(result.message)}[/] {escape(result.evidence)}\n{escape(result.advice)}"
+            kind, text = (
+                result.severity,
+                (
+                    f"[bold]{escape(result.message)}[/] "
+                    f"{escape(result.evidence)}\n{escape(result.advice)}"
+                ),
+            )
         elif isinstance(result, Healthy):
             kind, text = "healthy", escape(result.evidence)
         else:
             kind, text = "unknown", escape(result.reason)
         rows.append((kind, stage, result.check, text))
     kinds = [kind for kind, *_ in rows]
-    counts = [f"{kinds.count(kind)} {kind}{'s' * (kinds.count(kind) != 1)}" for kind in ("error", "warning")]
+    counts = [
+        f"{kinds.count(kind)} {kind}{'s' * (kinds.count(kind) != 1)}"
+        for kind in ("error", "warning")
+    ]
     title = ", ".join(counts) if {"error", "warning"} & set(kinds) else "Nothing found."
     if not everything:
-        title += f" {kinds.count('healthy')} checks are healthy, {kinds.count('unknown')} could not be made (--all lists them)."
+        title += (
+            f" {kinds.count('healthy')} checks are healthy, {kinds.count('unknown')} could "
+            "not be made (--all lists them)."
+        )
         rows = [row for row in rows if row[0] in ("error", "warning")]
-    table = Table("stage", "verdict", "check", "what was seen", title=title, title_justify="left", show_lines=False)
+    table = Table(
+        "stage",
+        "verdict",
+        "check",
+        "what was seen",
+        title=title,
+        title_justify="left",
+        show_lines=False,
+    )
     for kind, stage, check, text in sorted(rows, key=lambda row: list(COLOURS).index(row[0])):
         table.add_row(stage, f"[{COLOURS[kind]}]{kind}[/]", check, text)
     return table
@@ -117,7 +190,10 @@ def findings_table(results: Mapping[str, Sequence[Result]], everything: bool = T
 def prove_recipe(
     recipe: RecipeArgument,
     words: Words = None,
-    keep: Annotated[Path | None, typer.Option(help="Leave both runs in this folder instead of a temporary one.")] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help=("Leave both runs in this folder instead of a temporary one.")),
+    ] = None,
 ) -> None:
     """Run a stage twice, once interrupted, and compare weights and records bit for bit (exit 1)."""
     import tempfile
@@ -130,27 +206,58 @@ def prove_recipe(
     with tempfile.TemporaryDirectory(prefix="tether-prove-") as temporary:
         rows = prove(config, keep or Path(temporary), chosen)
     title = f"{sum(CUTS)} steps in one go and {'+'.join(map(str, CUTS))}"
-    cells = [(row.stage, row.what, f"{row.count:,}", f"no: {row.difference}" if row.difference else "yes") for row in rows]
+    cells = [
+        (
+            row.stage,
+            row.what,
+            f"{row.count:,}",
+            (f"no: {row.difference}") if row.difference else "yes",
+        )
+        for row in rows
+    ]
     show_table(Terminal(), title, cells, ("stage", "compared", "values", "the same"))
     raise typer.Exit(int(any(row.difference for row in rows)))
 
 
 def reward_bench(
-    model: Annotated[str, typer.Argument(help="A run with a reward model, a trained role's folder, or a hub classifier.")],
-    files: Annotated[list[str], typer.Argument(help="Comparisons that it never saw, in any format that tether reads.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help=("A run with a reward model, a trained role's folder, or a hub classifier.")
+        ),
+    ],
+    files: Annotated[
+        list[str],
+        typer.Argument(help=("Comparisons that it never saw, in any format that tether reads.")),
+    ],
     format: Format = "auto",
     limit: Pairs = None,
-    label: Annotated[str | None, typer.Option(help="Of a classifier with several outputs: the one that is a reward.")] = None,
-    max_length: Annotated[int, typer.Option(min=8, help="Tokens; longer pairs are left out and counted.")] = 2048,
+    label: Annotated[
+        str | None,
+        typer.Option(help=("Of a classifier with several outputs: the one that is a reward.")),
+    ] = None,
+    max_length: Annotated[
+        int, typer.Option(min=8, help=("Tokens; longer pairs are left out and counted."))
+    ] = 2048,
     output: Output = None,
 ) -> None:
-    """Test a reward model on comparisons: accuracy by slice, calibration, what length alone would say."""
+    """Test a reward model on comparisons: accuracy by slice, calibration, what length alone would
+    say.
+    """
     from tether.report.numbers import listing
     from tether.run.judging import bench_rewards
 
     console = Terminal()
     with bars(console) as announce:
-        results = bench_rewards(model, files, format=format, limit=limit, label=label, max_length=max_length, announce=announce)
+        results = bench_rewards(
+            model,
+            files,
+            format=format,
+            limit=limit,
+            label=label,
+            max_length=max_length,
+            announce=announce,
+        )
     for name, result in results.items():
         slices = {f"{row['kind']}: {row['name']}": row["accuracy"] for row in result["slices"]}
         show_table(console, name, listing({**result, **slices}))
@@ -162,11 +269,15 @@ def _seen(result: Mapping[str, Any]) -> str:
     """How far the figures of a reward model are those of prompts that it has learned from."""
     seen, count = result["seen_in_training"], result["num_pairs"]
     if seen is None:
-        return "[dim]The prompts that this model was trained on are not known: compare with the rows of its training yourself.[/]"
+        return (
+            "[dim]The prompts that this model was trained on are not known: compare with the "
+            "rows of its training yourself.[/]"
+        )
     if not seen:
         return "None of these prompts is one that the model was trained on."
     return (
-        f"[bold yellow]{seen:,} pairs have prompts that the model was trained on: their figures say nothing of new prompts.[/] "
+        f"[bold yellow]{seen:,} pairs have prompts that the model was trained on: their figures "
+        "say nothing of new prompts.[/] "
         f"accuracy_on_new_prompts is that of the other pairs (of {count:,} with a better side)."
     )
 
@@ -182,13 +293,26 @@ SYCOPHANCY = {
 def sycophancy(
     model: Talker,
     first: Annotated[
-        Path | None, typer.Argument(help="Prompts in which one kind of person asks questions with two options; unset: tether's.")
+        Path | None,
+        typer.Argument(
+            help=(
+                "Prompts in which one kind of person asks questions with "
+                "two options; unset: tether's."
+            )
+        ),
     ] = None,
-    second: Annotated[Path | None, typer.Argument(help="The same questions, row by row, asked by the opposite kind.")] = None,
-    pairs: Annotated[int | None, typer.Option(min=4, help="Only this many rows, evenly from all questions.")] = None,
+    second: Annotated[
+        Path | None,
+        typer.Argument(help=("The same questions, row by row, asked by the opposite kind.")),
+    ] = None,
+    pairs: Annotated[
+        int | None, typer.Option(min=4, help=("Only this many rows, evenly from all questions."))
+    ] = None,
     output: Output = None,
 ) -> None:
-    """Test whether answers depend on who asks: the same questions with opposite premises about the asker."""
+    """Test whether answers depend on who asks: the same questions with opposite premises about the
+    asker.
+    """
     from tether.data.sources import Quarantine
     from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
     from tether.report.numbers import listing
@@ -197,14 +321,26 @@ def sycophancy(
     from tether.run.roles import encoder_of, load_policy
 
     if first is not None and second is None:
-        raise ConfigError("give two files, whose rows go together, or none: then the pairs that come with tether are asked")
+        raise ConfigError(
+            "give two files, whose rows go together, or none: then the pairs that "
+            "come with tether are asked"
+        )
     files, bad = premise_files() if first is None else (str(first), str(second)), Quarantine()
     read_premise_pairs(files, pairs)  # faults of the files come before the model is loaded
     role, loaded = load_policy(model)
-    questions = usable_premises(files, pairs, encoder_of(loaded), loaded.context_length, bad, "sycophancy")
+    questions = usable_premises(
+        files, pairs, encoder_of(loaded), loaded.context_length, bad, "sycophancy"
+    )
     measured = Sycophancy(role, encoder_of(loaded), questions)()
-    title = f"{len({pair.question for pair in questions}):,} questions, {len(questions):,} pairs of askers"
+    title = (
+        f"{len({pair.question for pair in questions}):,} questions, {len(questions):,} pairs "
+        "of askers"
+    )
     console = Terminal()
     show_table(console, title, listing({what: measured[name] for name, what in SYCOPHANCY.items()}))
     left_out = {"left_out": bad.summary()} if bad.count else {}
-    save(console, output, {**{name: estimate.as_dict() for name, estimate in measured.items()}, **left_out})
+    save(
+        console,
+        output,
+        {**{name: estimate.as_dict() for name, estimate in measured.items()}, **left_out},
+    )

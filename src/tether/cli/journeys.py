@@ -21,27 +21,41 @@ from tether.core.synonyms import METHODS
 if TYPE_CHECKING:
     from tether.run.recipe import BaseRecipe
 
-ARMS = {"beta0": "arms.beta0.ppo.kl={mode='fixed', coefficient=0.0}", "random": "arms.random.ppo.reward_source=random"}
+ARMS = {
+    "beta0": "arms.beta0.ppo.kl={mode='fixed', coefficient=0.0}",
+    "random": "arms.random.ppo.reward_source=random",
+}
 """What the quickstart's policy is compared with: no KL penalty, and a random reward."""
 
 
 def quickstart(
     overrides: Overrides = None,
     arms: Annotated[
-        str, typer.Option(help="Comma-separated runs: ppo, beta0 (no KL penalty), random (a random reward).")
+        str,
+        typer.Option(
+            help=("Comma-separated runs: ppo, beta0 (no KL penalty), random (a random reward).")
+        ),
     ] = "ppo",
     budget: BudgetMinutes = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="The same stages on a tiny random model: under a minute, no download.")
+        bool,
+        typer.Option(
+            "--smoke", help=("The same stages on a tiny random model: under a minute, no download.")
+        ),
     ] = False,
 ) -> None:
-    """The whole pipeline on a small model: SFT, preferences, reward model, PPO, report. The same command resumes."""
+    """The whole pipeline on a small model: SFT, preferences, reward model, PPO, report. The same
+    command resumes.
+    """
     chosen = [arm.strip() for arm in arms.split(",") if arm.strip() and arm.strip() != "ppo"]
     if unknown := [arm for arm in chosen if arm not in ARMS]:
         raise ConfigError(f"no arm is called {unknown[0]!r}; there are: ppo, {', '.join(ARMS)}")
     if smoke:
         typer.echo("A tiny random model: this shows that everything runs here, and nothing more.")
-    _run("smoke" if smoke else "quickstart", [*(ARMS[arm] for arm in chosen), *_timed(overrides, budget)])
+    _run(
+        "smoke" if smoke else "quickstart",
+        [*(ARMS[arm] for arm in chosen), *_timed(overrides, budget)],
+    )
 
 
 def _timed(overrides: Sequence[str] | None, budget: float | None) -> list[str]:
@@ -52,13 +66,17 @@ def _timed(overrides: Sequence[str] | None, budget: float | None) -> list[str]:
 def stage(section: str, method: str = "") -> Callable[[str, list[str] | None, float | None], None]:
     """The command of one of them; of a method, that sets what makes the stage this method."""
 
-    def command(recipe: RecipeArgument, overrides: Overrides = None, budget: BudgetMinutes = None) -> None:
+    def command(
+        recipe: RecipeArgument, overrides: Overrides = None, budget: BudgetMinutes = None
+    ) -> None:
         _run(recipe, [section, *_timed(overrides, budget)], method)
 
     return command
 
 
-def run(recipe: RecipeArgument, words: Words = None, on: On = None, budget: BudgetMinutes = None) -> None:
+def run(
+    recipe: RecipeArgument, words: Words = None, on: On = None, budget: BudgetMinutes = None
+) -> None:
     """Run all stages of a recipe in order, or the named ones. The same command resumes."""
     _run(recipe, [*_timed(words, budget), *([f"on={on}"] if on else [])])
 
@@ -68,19 +86,30 @@ def _run(recipe: str, words: list[str], method: str = "") -> None:
     with starting():
         from tether.run.recipe import read_recipe
 
-        names, overrides = [word for word in words if "=" not in word], [word for word in words if "=" in word]
+        names, overrides = (
+            [word for word in words if "=" not in word],
+            [word for word in words if "=" in word],
+        )
         config = read_recipe(recipe, overrides)
         if method:
             config = read_recipe(recipe, [*overrides, *_what_makes(method, config, recipe)])
         if not (chosen := names or config.stages):
-            raise ConfigError(f"{recipe} has no section of a stage, so there is nothing to do. Add one, such as [sft].")
+            raise ConfigError(
+                f"{recipe} has no section of a stage, so there is nothing to do. "
+                "Add one, such as [sft]."
+            )
     if config.on in ("local", "ray"):
         _stages(config, chosen, began, [recipe, *overrides])
         return
     from tether.run.launching import submit
 
     there = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
-    raise typer.Exit(submit(config, ["run", there, *names, *(word for word in overrides if not word.startswith("on="))]))
+    raise typer.Exit(
+        submit(
+            config,
+            ["run", there, *names, *(word for word in overrides if not word.startswith("on="))],
+        )
+    )
 
 
 def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
@@ -93,12 +122,17 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
     section = config.section(name)
     if section is None:
         how = f"`tether {method}` runs [{name}] with {key} = {value!r}"
-        raise ConfigError(f'{how}, and {recipe} has no such section. Add one, with data = {{ path = "..." }} in it.')
+        raise ConfigError(
+            f"{how}, and {recipe} has no such section. Add one, with data = {{ path "
+            f'= "..." }} in it.'
+        )
     if (own := getattr(section, key)) == value:
         return []
     if key in section.model_fields_set:
         right = f"start it with `tether {name.replace('_', '-')}`, or add {name}.{key}={value}"
-        raise ConfigError(f"{recipe} says {name}.{key} = {own!r}, and `tether {method}` is {value!r}: {right}.")
+        raise ConfigError(
+            f"{recipe} says {name}.{key} = {own!r}, and `tether {method}` is {value!r}: {right}."
+        )
     return [f"{name}.{key}={value}"]
 
 
@@ -127,9 +161,16 @@ def _trained(config: BaseRecipe, chosen: list[str], began: float, given: Sequenc
     from tether.run.recipe import run_recipe
 
     console, root = Terminal(), Path(config.run)
-    left = [name for name in config.stages if config.repeat or not (root / name / "summary.json").is_file()]
+    left = [
+        name
+        for name in config.stages
+        if config.repeat or not (root / name / "summary.json").is_file()
+    ]
     if not set(chosen) & set(left):
-        console.print("Finished before: nothing is trained again. For a new run, name another folder with run=PATH.")
+        console.print(
+            "Finished before: nothing is trained again. For a new run, name another "
+            "folder with run=PATH."
+        )
     try:
         with bars(console) as announce:
             results = run_recipe(config, chosen, announce, began=began)
@@ -160,9 +201,12 @@ def _smaller(config: BaseRecipe, chosen: list[str]) -> str:
 
     alone = config.model_copy(update={name: None for name in STAGES if name not in chosen})
     made = make(alone, machine_for(config.model.device), advise=True)
-    changes = "; ".join(f"{what} ({peak / 1e9:.2f} GB)" for what, peak in made.advice[:3] if peak < made.peak)
+    changes = "; ".join(
+        f"{what} ({peak / 1e9:.2f} GB)" for what, peak in made.advice[:3] if peak < made.peak
+    )
     return (
-        f"The planner counts {made.peak / 1e9:.2f} GB at the peak; what lowers it most: {changes or 'a smaller model'}. Start "
+        f"The planner counts {made.peak / 1e9:.2f} GB at the peak; what lowers it most: "
+        f"{changes or 'a smaller model'}. Start "
         "the same command again with one of them and another run directory."
     )
 
@@ -181,7 +225,9 @@ def resume(
 
         root, started = remembered(run)
         values = {**started["config"], "run": str(root)}
-        config = build(recipe_type(), values, _timed(overrides, budget), where=str(root / "command.json"))
+        config = build(
+            recipe_type(), values, _timed(overrides, budget), where=str(root / "command.json")
+        )
     _stages(config, started["stages"], began)
 
 
@@ -189,17 +235,31 @@ def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     gpu_memory: Annotated[
-        float | None, typer.Option("--gpu-memory", min=1, help="GB of that GPU; default: what its kind has.")
+        float | None,
+        typer.Option("--gpu-memory", min=1, help=("GB of that GPU; default: what its kind has.")),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="Plan for a GPU: a100, h100, l40s, rtx4090 ...; default: this machine.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help=("Plan for a GPU: a100, h100, l40s, rtx4090 ...; default: this machine.")
+        ),
+    ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Plan for another model: a well-known shape such as llama-2-7b, or a config.json.")
+        str | None,
+        typer.Option(
+            help=(
+                "Plan for another model: a well-known shape such as llama-2-7b, or a config.json."
+            )
+        ),
     ] = None,
     prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Length of the prompts; default: as the data has them.")
+        int | None,
+        typer.Option(min=1, help="Length of the prompts; default: as the data has them."),
     ] = None,
 ) -> None:
-    """Say how much memory and time a recipe needs, and what to change where it does not fit (exit 1)."""
+    """Say how much memory and time a recipe needs, and what to change where it does not fit (exit
+    1).
+    """
     with starting():
         from tether.run import devices
         from tether.run import plan as planner
@@ -208,31 +268,48 @@ def plan(
 
         config = read_recipe(recipe, overrides or ())
     console = Terminal()
-    device = devices.machine_for(config.model.device) if gpu_memory is None and gpu is None else devices.gpu(gpu_memory, gpu)
+    device = (
+        devices.machine_for(config.model.device)
+        if gpu_memory is None and gpu is None
+        else devices.gpu(gpu_memory, gpu)
+    )
     sizes = row_sizes(config, config.stages, prompt_tokens)
-    made = planner.plan(config, device, shape=shape, prompt_tokens=prompt_tokens or 128, sizes=sizes)
+    made = planner.plan(
+        config, device, shape=shape, prompt_tokens=prompt_tokens or 128, sizes=sizes
+    )
     title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}"
     rows = []
     for stage in made.stages:
         for phase in stage.phases:
-            largest = sorted(((size, name) for name, size in phase.bytes.items() if size >= 5e6), reverse=True)[:2]
+            largest = sorted(
+                ((size, name) for name, size in phase.bytes.items() if size >= 5e6), reverse=True
+            )[:2]
             shares = ", ".join(f"{name} {size / 1e9:.2f}" for size, name in largest)
             size = f"{phase.total / 1e9:.2f}{' peak' if phase.total == stage.peak else ''}"
             rate = "" if stage.learning_rate is None else f"{stage.learning_rate:g}"
             name = "log-probabilities" if phase.name == "evaluate" else phase.name
             seconds = f"{phase.seconds:,.2g}" if phase.seconds < 10 else f"{phase.seconds:,.0f}"
             rows.append((stage.name, rate, name, size, shares, seconds))
-    show_table(console, title, rows, ("stage", "learning rate", "phase", "GB", "most of it", "s/update"))
+    show_table(
+        console, title, rows, ("stage", "learning rate", "phase", "GB", "most of it", "s/update")
+    )
     for line in Price(costs(config, made, sizes)).lines():
         console.print(line, highlight=False, markup=False)
     if device.gpu:
-        shares = f"{devices.EFFICIENCY} of its products and {devices.DECODING_EFFICIENCY} of its bandwidth"
-        console.print(f"A GPU's times are not measured: they assume {shares}, by its maker's data sheet.", highlight=False)
+        shares = (
+            f"{devices.EFFICIENCY} of its products and {devices.DECODING_EFFICIENCY} of its "
+            "bandwidth"
+        )
+        console.print(
+            f"A GPU's times are not measured: they assume {shares}, by its maker's data sheet.",
+            highlight=False,
+        )
     if made.fits:
         console.print(f"It fits: {made.peak / 1e9:.1f} GB of {device.memory / 1e9:.0f}.")
         return
     console.print(
-        f"It does not fit: {made.peak / 1e9:.1f} GB are needed, {device.memory / 1e9:.0f} are there. One change at a time:"
+        f"It does not fit: {made.peak / 1e9:.1f} GB are needed, {device.memory / 1e9:.0f} are "
+        "there. One change at a time:"
     )
     for change, peak in made.advice:
         verdict = "fits" if peak <= device.memory else "not enough by itself"

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from tether.preferences.judge import PairJudge
 
 
-def _opened(model: str, cache: Path | None, reasoning_tokens: int = 0, **server: str | float | None) -> ChatModel:
-    """A model in this process, or where `server` has an address, the one of that name there; its answers are remembered."""
+def _opened(
+    model: str, cache: Path | None, reasoning_tokens: int = 0, **server: str | float | None
+) -> ChatModel:
+    """A model in this process, or where `server` has an address, the one of that name there; its
+    answers are remembered.
+    """
     from tether.core.config import build
     from tether.judges.server_config import JudgeServerConfig
     from tether.models.packaged import cache_folder
@@ -31,30 +35,58 @@ def _opened(model: str, cache: Path | None, reasoning_tokens: int = 0, **server:
         option = next(iter(given)).replace("_", "-")
         raise ConfigError(f"--{option} has no effect on a model in this process: give --url too")
     source = build(JudgeServerConfig, {**given, "model": model}, where="server") if given else model
-    return chat_model(source, cache or cache_folder() / "answers.sqlite", reasoning_tokens=reasoning_tokens)
+    return chat_model(
+        source, cache or cache_folder() / "answers.sqlite", reasoning_tokens=reasoning_tokens
+    )
 
 
 def judge_pairs(
     model: options.Asked,
     files: Annotated[
-        list[str], typer.Argument(help="Comparisons, in any format that tether reads. With --prompts: the second model.")
+        list[str],
+        typer.Argument(
+            help=("Comparisons, in any format that tether reads. With --prompts: the second model.")
+        ),
     ],
     prompts: Annotated[
-        list[str] | None, typer.Option(help="Compare two models on these prompts: tether judge A B --prompts FILE --judge MODEL.")
+        list[str] | None,
+        typer.Option(
+            help=(
+                "Compare two models on these prompts: tether judge A "
+                "B --prompts FILE --judge MODEL."
+            )
+        ),
     ] = None,
-    judge: Annotated[str | None, typer.Option(help="With --prompts: who judges, a model as MODEL is.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="With --prompts: longest answer, in tokens.")] = 512,
-    answer_temperature: Annotated[float, typer.Option(min=0, help="With --prompts: of both models' answers; 0 is greedy.")] = 0.7,
-    page: Annotated[Path | None, typer.Option(help="With --prompts: write a page of figures and answers here.")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="With --prompts: who judges, a model as MODEL is.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help=("With --prompts: longest answer, in tokens."))
+    ] = 512,
+    answer_temperature: Annotated[
+        float, typer.Option(min=0, help=("With --prompts: of both models' answers; 0 is greedy."))
+    ] = 0.7,
+    page: Annotated[
+        Path | None,
+        typer.Option(help=("With --prompts: write a page of figures and answers here.")),
+    ] = None,
     seed: options.Seed = 0,
     rubric: Annotated[
-        str, typer.Option(help="What is better: a text file, helpful, harmless; or a .toml of principles.")
+        str,
+        typer.Option(
+            help=("What is better: a text file, helpful, harmless; or a .toml of principles.")
+        ),
     ] = "helpful",
     format: options.Format = "auto",
     limit: options.Pairs = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the soft labels here, as JSON lines.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help=("Write the soft labels here, as JSON lines.")),
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")] = None,
-    temperature: Annotated[float, typer.Option(min=0.01, help="Divides the log-odds: above 1 for a judge too sure.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, help=("Divides the log-odds: above 1 for a judge too sure."))
+    ] = 1.0,
     reasoning_tokens: options.ReasoningTokens = 0,
     cache: options.Cache = None,
     url: options.Url = None,
@@ -65,7 +97,9 @@ def judge_pairs(
     max_requests: options.MaxRequests = None,
     max_tokens: options.MaxTokens = None,
 ) -> None:
-    """Let a language model label comparisons, with its agreement with people; or compare two models (A B --prompts FILE)."""
+    """Let a language model label comparisons, with its agreement with people; or compare two models
+    (A B --prompts FILE).
+    """
     from tether.cli.results import show_agreement, show_usage
     from tether.core.types import Sampling
     from tether.preferences.constitution import read_rubric
@@ -74,7 +108,12 @@ def judge_pairs(
     from tether.run.judging import judge_files
 
     console, words = Terminal(), read_rubric(rubric)
-    server = {"url": url, "key_variable": key_variable, "concurrency": concurrency, "reply_tokens": reply_tokens}
+    server = {
+        "url": url,
+        "key_variable": key_variable,
+        "concurrency": concurrency,
+        "reply_tokens": reply_tokens,
+    }
     server |= {"time_limit": time_limit, "max_requests": max_requests, "max_tokens": max_tokens}
     _check_duel(prompts, judge, files)
     chat = _opened(judge or model, cache, reasoning_tokens, **server)
@@ -82,16 +121,31 @@ def judge_pairs(
     if prompts:
         sampling = Sampling(max_new_tokens, answer_temperature)
         _compare(
-            (model, files[0]), prompts, pair_judge, sampling, seed=seed, limit=limit, output=output, report=report, page=page
+            (model, files[0]),
+            prompts,
+            pair_judge,
+            sampling,
+            seed=seed,
+            limit=limit,
+            output=output,
+            report=report,
+            page=page,
         )
         return
     with bars(console) as announce:
-        labels, results = judge_files(pair_judge, files, format=format, limit=limit, announce=announce)
+        labels, results = judge_files(
+            pair_judge, files, format=format, limit=limit, announce=announce
+        )
     for place, (name, result) in enumerate(results.items(), 1):
-        show_agreement(console, name, result, warn=place == len(results))  # the last is that of all files
+        # the last is that of all files
+        show_agreement(console, name, result, warn=place == len(results))
     usage = dict(chat.usage())
     show_usage(console, usage)
-    save(console, report, {"judge": pair_judge.name, "rubric": rubric, "files": results, "usage": usage})
+    save(
+        console,
+        report,
+        {"judge": pair_judge.name, "rubric": rubric, "files": results, "usage": usage},
+    )
     if output:
         write_rows(output, labels)
         point_to(console, f"{len(labels):,} labels", output)
@@ -99,7 +153,9 @@ def judge_pairs(
 
 def _check_duel(prompts: list[str] | None, judge: str | None, files: list[str]) -> None:
     if prompts and (judge is None or len(files) != 1):
-        raise ConfigError("two models are compared with: tether judge A B --prompts FILE --judge MODEL")
+        raise ConfigError(
+            "two models are compared with: tether judge A B --prompts FILE --judge MODEL"
+        )
     if judge is not None and not prompts:
         raise ConfigError("--judge belongs to the comparison of two models: give --prompts too")
 
@@ -116,7 +172,9 @@ def _compare(
     report: Path | None,
     page: Path | None,
 ) -> None:
-    """Two models against each other, as tables, as JSON in `report` and with all answers as JSON lines in `output`."""
+    """Two models against each other, as tables, as JSON in `report` and with all answers as JSON
+    lines in `output`.
+    """
     from tether.cli.results import show_usage
     from tether.core.rundir import write_jsonl
     from tether.report.duel import COLUMNS, fact_rows, result_rows, write_duel
@@ -128,7 +186,11 @@ def _compare(
         figures, rows = duel(models, prompts, judge, sampling, seed=seed, announce=announce)
     title = f"{models[0]} against {models[1]}, judged by {judge.name}"
     show_table(console, title, result_rows(figures), COLUMNS)
-    repeated = [("repeated prompts, asked once", f"{count:,}")] if (count := left_out["repeated_prompts"]) else []
+    repeated = (
+        [("repeated prompts, asked once", f"{count:,}")]
+        if (count := left_out["repeated_prompts"])
+        else []
+    )
     show_table(console, "", [*fact_rows(figures), *repeated])
     usage = dict(judge.model.usage())
     show_usage(console, usage)
@@ -144,10 +206,13 @@ def _compare(
 def constitution(
     model: options.Asked,
     prompts: Annotated[str, typer.Argument(help="Prompts, in any format that tether reads.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Write demonstrations here, as JSON lines.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help=("Write demonstrations here, as JSON lines."))
+    ],
     principles: Annotated[str, typer.Option(help="A .toml file of principles.")] = "constitution",
     comparisons: Annotated[
-        Path | None, typer.Option(help="Write comparisons of two sampled answers to each prompt here.")
+        Path | None,
+        typer.Option(help="Write comparisons of two sampled answers to each prompt here."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Critiques and revisions of each answer.")] = 1,
     max_new_tokens: options.MaxNewTokens = 256,
@@ -165,7 +230,9 @@ def constitution(
     max_requests: options.MaxRequests = None,
     max_tokens: options.MaxTokens = None,
 ) -> None:
-    """Let a model criticise and rewrite its answers by principles (Constitutional AI); writes demonstrations."""
+    """Let a model criticise and rewrite its answers by principles (Constitutional AI); writes
+    demonstrations.
+    """
     from tether.cli.results import counted, show_usage
     from tether.core.types import Prompt, Sampling
     from tether.data.sources import read
@@ -175,13 +242,29 @@ def constitution(
     from tether.run.judging import judged_pairs, reasons
 
     console, chosen = Terminal(), read_constitution(principles)
-    questions, sampling = list(read(prompts, Prompt, limit=limit)), Sampling(max_new_tokens, temperature, top_p=top_p)
-    server = {"url": url, "key_variable": key_variable, "concurrency": concurrency, "reply_tokens": reply_tokens}
+    questions, sampling = (
+        list(read(prompts, Prompt, limit=limit)),
+        Sampling(max_new_tokens, temperature, top_p=top_p),
+    )
+    server = {
+        "url": url,
+        "key_variable": key_variable,
+        "concurrency": concurrency,
+        "reply_tokens": reply_tokens,
+    }
     server |= {"time_limit": time_limit, "max_requests": max_requests, "max_tokens": max_tokens}
     chat = _opened(model, cache, **server)
     with bars(console) as announce:
         bar, total = announce("revise"), len(questions) * (1 + 2 * rounds)
-        made, failed = revise(chat, chosen, questions, sampling, rounds=rounds, seed=seed, told=lambda done: bar(done, total, {}))
+        made, failed = revise(
+            chat,
+            chosen,
+            questions,
+            sampling,
+            rounds=rounds,
+            seed=seed,
+            told=lambda done: bar(done, total, {}),
+        )
     changed = sum(row.metadata["initial"] != row.messages[-1].content for row in made)
     rows = [("demonstrations", f"{len(made):,} of {len(questions):,} prompts")]
     rows += [*counted("none", failed), ("answers that changed", f"{changed:,}")]
@@ -189,13 +272,21 @@ def constitution(
         write_rows(output, made)
     if comparisons is not None:
         pairs, failures = sampled_pairs(chat, questions, sampling, seed=seed)
-        judge = PairJudge(Reasoning(chat, reasoning_tokens) if reasoning_tokens else chat, chosen.rubric)
+        judge = PairJudge(
+            Reasoning(chat, reasoning_tokens) if reasoning_tokens else chat, chosen.rubric
+        )
         with bars(console) as announce:
             judgments = judged_pairs(judge, pairs, announce("compare"))
         labels = judge.label(pairs, judgments)
         follow = sum(bool(judgment.follows_place) for judgment in judgments)
-        rows += [("comparisons", f"{len(labels):,} of {len(questions):,} prompts"), *counted("none", failures)]
-        rows += [*counted("not judged", reasons(judgments)), ("  verdict follows the place", f"{follow:,} of {len(pairs):,}")]
+        rows += [
+            ("comparisons", f"{len(labels):,} of {len(questions):,} prompts"),
+            *counted("none", failures),
+        ]
+        rows += [
+            *counted("not judged", reasons(judgments)),
+            ("  verdict follows the place", f"{follow:,} of {len(pairs):,}"),
+        ]
         if labels:
             write_rows(comparisons, labels)
     show_table(console, "critique and revision", rows)

@@ -30,7 +30,10 @@ def complete_stage(incomplete: str) -> list[str]:
 
 RecipeArgument = Annotated[
     str,
-    typer.Argument(help="A recipe: a .toml file, or the name of one of `tether recipes`.", autocompletion=complete_recipe),
+    typer.Argument(
+        help=("A recipe: a .toml file, or the name of one of `tether recipes`."),
+        autocompletion=complete_recipe,
+    ),
 ]
 Words = Annotated[
     list[str] | None,
@@ -42,38 +45,94 @@ Words = Annotated[
 ]
 On = Annotated[
     str | None,
-    typer.Option(help="Where: local; ray (this machine's cluster); ray://HOST:PORT; slurm, or slurm:nodes=2,partition=gpu."),
+    typer.Option(
+        help=(
+            "Where: local; ray (this machine's cluster); ray://HOST:PORT; slurm, or "
+            "slurm:nodes=2,partition=gpu."
+        )
+    ),
 ]
 BudgetMinutes = Annotated[
     float | None,
-    typer.Option("--budget", min=0.01, help="Minutes: training ends at a whole step, evaluated and reported, in time."),
+    typer.Option(
+        "--budget",
+        min=0.01,
+        help=("Minutes: training ends at a whole step, evaluated and reported, in time."),
+    ),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as ppo.kl.coefficient=0.1 or run=runs/mine.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help=("Overrides such as ppo.kl.coefficient=0.1 or run=runs/mine.")),
+]
 Talker = Annotated[str, typer.Argument(help="A model folder, a hub id, or a run directory.")]
 Format = Annotated[str, typer.Option(help="Name of a format; auto finds out.")]
-Columns = Annotated[str, typer.Option(help="Names of a format for the file's columns: prompt=question,chosen=good,rejected=bad.")]
+Columns = Annotated[
+    str,
+    typer.Option(
+        help=("Names of a format for the file's columns: prompt=question,chosen=good,rejected=bad.")
+    ),
+]
 Pairs = Annotated[int | None, typer.Option(min=1, help="Only the first pairs of each file.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write everything as JSON here.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Write everything as JSON here.")
+]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
-TopP = Annotated[float, typer.Option(min=0.01, max=1.0, help="Sample from the likeliest tokens of this share; 1: all.")]
-Seed = Annotated[int, typer.Option(help="Of the sampling; the same seed gives the same answers.")]
-Asked = Annotated[str, typer.Argument(help="Who is asked: a model folder, hub id or run; with --url, the server's name of it.")]
-Url = Annotated[str | None, typer.Option(help="An OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")]
-KeyVariable = Annotated[str | None, typer.Option(help="Environment variable with the server's key; the key itself goes nowhere.")]
-Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests to the server at once; default 8.")]
-ReplyTokens = Annotated[
-    int | None, typer.Option(min=1, help="Longest verdict of a server's model, its thought included; default 8.")
+TopP = Annotated[
+    float,
+    typer.Option(
+        min=0.01, max=1.0, help=("Sample from the likeliest tokens of this share; 1: all.")
+    ),
 ]
-TimeLimit = Annotated[float | None, typer.Option(min=0.1, help="Seconds that one request to the server may take; default 120.")]
-MaxRequests = Annotated[int | None, typer.Option(min=0, help="Budget: requests to the server, repeated ones counted.")]
-MaxTokens = Annotated[int | None, typer.Option(min=0, help="Budget: tokens of prompts and replies.")]
-Cache = Annotated[Path | None, typer.Option(help="Where answers are kept, so none is asked for twice; default: tether's cache.")]
-ReasoningTokens = Annotated[int, typer.Option(min=0, help="Tokens of the reasons before each verdict; 0: a verdict at once.")]
+Seed = Annotated[int, typer.Option(help="Of the sampling; the same seed gives the same answers.")]
+Asked = Annotated[
+    str,
+    typer.Argument(
+        help=("Who is asked: a model folder, hub id or run; with --url, the server's name of it.")
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(help=("An OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")),
+]
+KeyVariable = Annotated[
+    str | None,
+    typer.Option(help=("Environment variable with the server's key; the key itself goes nowhere.")),
+]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, help=("Requests to the server at once; default 8."))
+]
+ReplyTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help=("Longest verdict of a server's model, its thought included; default 8.")
+    ),
+]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(min=0.1, help=("Seconds that one request to the server may take; default 120.")),
+]
+MaxRequests = Annotated[
+    int | None, typer.Option(min=0, help=("Budget: requests to the server, repeated ones counted."))
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=0, help=("Budget: tokens of prompts and replies."))
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        help=("Where answers are kept, so none is asked for twice; default: tether's cache.")
+    ),
+]
+ReasoningTokens = Annotated[
+    int,
+    typer.Option(min=0, help=("Tokens of the reasons before each verdict; 0: a verdict at once.")),
+]
 
 
 def columns_of(words: str) -> dict[str, str] | None:
-    """The names in the option `--columns`: name=column,name=column, or an inline table as recipes have them.
+    """The names in the option `--columns`: name=column,name=column, or an inline table as recipes
+    have them.
 
     Raises:
         ConfigError: it is neither.
@@ -85,7 +144,10 @@ def columns_of(words: str) -> dict[str, str] | None:
             given = dict(part.split("=", 1) for part in words.split(",") if part.strip())
     except ValueError:
         given = {"": ""}
-    columns = {name.strip(): column.strip() if isinstance(column, str) else "" for name, column in given.items()}
+    columns = {
+        name.strip(): column.strip() if isinstance(column, str) else ""
+        for name, column in given.items()
+    }
     if not all(name and column for name, column in columns.items()):
         raise ConfigError(f"--columns names columns as name=column,name=column, not {words!r}")
     return columns or None

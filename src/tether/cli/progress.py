@@ -11,7 +11,15 @@ from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.status import Status
 from rich.table import Column
 from rich.text import Text
@@ -20,7 +28,9 @@ from tether.cli.terminal import Terminal
 from tether.core.pace import Crowd, Expected, Forecast
 
 OnStep = Callable[[str, int, Mapping[str, Any]], None]
-"""(stage, step, metrics): called after every step; what it raises ends the training, which goes on from its last checkpoint."""
+"""(stage, step, metrics): called after every step; what it raises ends the training, which goes on
+from its last checkpoint.
+"""
 SHOWN = (
     ("loss", "loss {:.3f}"),
     ("accuracy", "training accuracy {:.2f}"),
@@ -39,7 +49,9 @@ def starting(what: str = "starting") -> Status:
 
 
 EVERY = 30.0
-"""Seconds between two lines where nothing can move: in a log, or in a notebook without ipywidgets."""
+"""Seconds between two lines where nothing can move: in a log, or in a notebook without
+ipywidgets.
+"""
 LOOK_AFTER = 1.0
 """Seconds between two looks at whether a line is due."""
 CLEAR = 1.3
@@ -55,7 +67,8 @@ class TimeLeft(ProgressColumn):
 
 
 class Bar:
-    """One phase's updater (done, total, metrics): on the screen, with its clock running, from the moment that it is announced.
+    """One phase's updater (done, total, metrics): on the screen, with its clock running, from the
+    moment that it is announced.
 
     Until the first step has ended, and after the last, `doing` says what is being done.
     """
@@ -69,24 +82,49 @@ class Bar:
         self.doing("loading")
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
-        """Show what is being done; before the first step and after the last it stands in the place of the numbers."""
+        """Show what is being done; before the first step and after the last it stands in the place
+        of the numbers.
+        """
         self.forecast.part(self.screen.now, done, total)
         self.what = f"{what}, {done} of {total} …" if total else f"{what} …"
         self._show(note="  ".join([*self.notes.values(), f"[dim]{self.what}[/]"]))
 
     def left(self) -> str:
         """The time that is left, in a few characters."""
-        seconds, later = self.forecast.left(self.screen.now), self.screen.later(self.phase) * self.forecast.slowness
+        seconds, later = (
+            self.forecast.left(self.screen.now),
+            self.screen.later(self.phase) * self.forecast.slowness,
+        )
         if seconds is None:
-            return "longer than expected" if self.forecast.expected and self.forecast.done < (self.forecast.total or 1) else ""
+            return (
+                "longer than expected"
+                if self.forecast.expected and self.forecast.done < (self.forecast.total or 1)
+                else ""
+            )
         return f"{_clock(seconds)} left" + (f", all {_clock(seconds + later)}" if later else "")
 
     @property
     def line(self) -> str:
         """All of it in one line of a log."""
-        done, total, passed = self.forecast.done, self.forecast.total, self.screen.now - self.forecast.begun
+        done, total, passed = (
+            self.forecast.done,
+            self.forecast.total,
+            self.screen.now - self.forecast.begun,
+        )
         noted = "  ".join(Text.from_markup(note).plain for note in self.notes.values())
-        return "  ".join(filter(None, (self.phase, f"{done}/{total or '?'}", _clock(passed), self.left(), self.what, noted)))
+        return "  ".join(
+            filter(
+                None,
+                (
+                    self.phase,
+                    f"{done}/{total or '?'}",
+                    _clock(passed),
+                    self.left(),
+                    self.what,
+                    noted,
+                ),
+            )
+        )
 
     def _look_around(self) -> None:
         """Write once that other programs make the steps slow."""
@@ -105,17 +143,28 @@ class Bar:
         first, before = not self.forecast.pace.count, self.forecast.expected
         self.forecast.step(self.screen.now, done, total, metrics.get("time/step"))
         whole = self.forecast.whole(self.screen.now)
-        if first and before and not before.timed and whole and not 1 / CLEAR <= whole / before.seconds <= CLEAR:
+        if (
+            first
+            and before
+            and not before.timed
+            and whole
+            and not 1 / CLEAR <= whole / before.seconds <= CLEAR
+        ):
             from tether.report.numbers import duration
 
             self.screen.note(
-                f"{self.phase}: about {duration(whole)} by its first step; {duration(before.seconds)} were expected."
+                f"{self.phase}: about {duration(whole)} by its first step; "
+                f"{duration(before.seconds)} were expected."
             )
         self._look_around()
         self.alarms += int(metrics.get("alarms", 0))
         if self.alarms:
-            self.notes["alarms"] = f"[bold yellow]{self.alarms} alarm{'s' if self.alarms > 1 else ''}[/]"
-        self.notes.update({key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None})
+            self.notes["alarms"] = (
+                f"[bold yellow]{self.alarms} alarm{'s' if self.alarms > 1 else ''}[/]"
+            )
+        self.notes.update(
+            {key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None}
+        )
         self.what = ""
         self._show(completed=done, total=total, note="  ".join(self.notes.values()))
         if self.screen.on_step is not None:
@@ -123,10 +172,17 @@ class Bar:
 
 
 class Screen:
-    """Speaks core.protocols.Announcer: a bar a phase where a screen can move, else a line every half minute and at its end."""
+    """Speaks core.protocols.Announcer: a bar a phase where a screen can move, else a line every
+    half minute and at its end.
+    """
 
     def __init__(self, console: Console, progress: Progress, on_step: OnStep | None) -> None:
-        self.console, self.progress, self.on_step, self.shows = console, progress, on_step, not console.quiet
+        self.console, self.progress, self.on_step, self.shows = (
+            console,
+            progress,
+            on_step,
+            not console.quiet,
+        )
         self.expected: Mapping[str, Expected] = {}
         self.bar: Bar | None = None
         self._lock = threading.Lock()
@@ -158,9 +214,15 @@ class Screen:
         return sum(self.expected[name].seconds for name in after)
 
     def tick(self) -> None:
-        """Write the line of the bar in hand, where nothing moves and the last line is half a minute old."""
+        """Write the line of the bar in hand, where nothing moves and the last line is half a minute
+        old.
+        """
         with self._lock:
-            if self.bar is not None and self.progress.disable and self.now - self.bar.written >= EVERY:
+            if (
+                self.bar is not None
+                and self.progress.disable
+                and self.now - self.bar.written >= EVERY
+            ):
                 self._write(self.bar)
 
     def close(self) -> None:
@@ -180,7 +242,9 @@ class Screen:
 
 @contextlib.contextmanager
 def bars(console: Console, on_step: OnStep | None = None) -> Iterator[Screen]:
-    """Yields what opens a bar for a phase; on a quiet console nothing is drawn, and `on_step` alone is called."""
+    """Yields what opens a bar for a phase; on a quiet console nothing is drawn, and `on_step` alone
+    is called.
+    """
     columns = (
         TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True, min_width=15)),
         BarColumn(bar_width=8),
@@ -189,7 +253,9 @@ def bars(console: Console, on_step: OnStep | None = None) -> Iterator[Screen]:
         TimeLeft(Column(no_wrap=True, min_width=5)),
         TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=console, disable=console.quiet or not moves(console)) as progress:
+    with Progress(
+        *columns, console=console, disable=console.quiet or not moves(console)
+    ) as progress:
         screen, ended = Screen(console, progress, on_step), threading.Event()
         threading.Thread(target=_look, args=(screen, ended), daemon=True).start()
         try:
@@ -206,8 +272,12 @@ def _look(screen: Screen, ended: threading.Event) -> None:
 
 
 def moves(console: Console) -> bool:
-    """True if what was drawn can be drawn again: on a terminal, and in a notebook that has ipywidgets."""
-    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
+    """True if what was drawn can be drawn again: on a terminal, and in a notebook that has
+    ipywidgets.
+    """
+    return console.is_terminal or (
+        console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+    )
 
 
 def _clock(seconds: float) -> str:

@@ -24,7 +24,9 @@ METHOD_NAMES = [*METHODS, *SECTIONS, *STAGES]
 
 
 def list_recipes(
-    name: Annotated[str | None, typer.Argument(help="Print this one.", autocompletion=complete_recipe)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Print this one.", autocompletion=complete_recipe)
+    ] = None,
 ) -> None:
     """List the recipes that come with tether, or print one."""
     from tether.core.config import packaged_recipe, packaged_recipes
@@ -35,12 +37,18 @@ def list_recipes(
     heads = {title: _head(path) for title, path in sorted(packaged_recipes().items())}
     show_table(Terminal(), "recipes that come with tether", heads.items())
     typer.echo("Print one: tether recipes NAME    Run it: tether run NAME")
-    typer.echo(f"Begin your own: tether new {' | '.join(sorted({*METHODS, *(path.stem for path in BEGINNINGS.glob('*.toml'))}))}")
+    typer.echo(
+        "Begin your own: tether new "
+        f"{' | '.join(sorted({*METHODS, *(path.stem for path in BEGINNINGS.glob('*.toml'))}))}"
+    )
 
 
 def _head(path: Path) -> str:
     """The first comment of a recipe, up to the end of its sentence."""
-    lines = [line.removeprefix("# ") for line in path.read_text(encoding="utf-8").split("\nrun =")[0].splitlines()]
+    lines = [
+        line.removeprefix("# ")
+        for line in path.read_text(encoding="utf-8").split("\nrun =")[0].splitlines()
+    ]
     return " ".join(lines).partition(". ")[0].rstrip(".")
 
 
@@ -51,32 +59,61 @@ def _complete_method(incomplete: str) -> list[str]:
 def new(
     method: Annotated[
         str,
-        typer.Argument(help="sft, dpo, kto, reward, ppo, grpo, rloo, prm ...", autocompletion=_complete_method),
+        typer.Argument(
+            help="sft, dpo, kto, reward, ppo, grpo, rloo, prm ...", autocompletion=_complete_method
+        ),
     ],
-    file: Annotated[Path | None, typer.Argument(help="Where to write it; default: METHOD.toml here.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Where to write it; default: METHOD.toml here.")
+    ] = None,
 ) -> None:
     """Write a small recipe that runs as it is, to put your own data into."""
     word = method.lower().replace("-", "_")
     section, key, value = METHODS.get(word, (SECTIONS.get(word, word), "", ""))
-    source = next((path for name in (word, section) if (path := BEGINNINGS / f"{name}.toml").is_file()), None)
+    source = next(
+        (path for name in (word, section) if (path := BEGINNINGS / f"{name}.toml").is_file()), None
+    )
     if source is None:
-        near, names = alike(word, METHOD_NAMES, cutoff=0.6), ", ".join(sorted(path.stem for path in BEGINNINGS.glob("*.toml")))
-        raise ConfigError(f"no method is called {method!r}{f' ({near})' if near else ''}; there are recipes for {names}")
-    text = re.sub(rf'^{key} = "\w+"', f'{key} = "{value}"', source.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        near, names = (
+            alike(word, METHOD_NAMES, cutoff=0.6),
+            ", ".join(sorted(path.stem for path in BEGINNINGS.glob("*.toml"))),
+        )
+        raise ConfigError(
+            f"no method is called {method!r}{f' ({near})' if near else ''}; there "
+            f"are recipes for {names}"
+        )
+    text = re.sub(
+        rf'^{key} = "\w+"',
+        f'{key} = "{value}"',
+        source.read_text(encoding="utf-8"),
+        flags=re.MULTILINE,
+    )
     path = file or Path(f"{word}.toml")
     try:
         with path.open("x", encoding="utf-8") as written:
             written.write(text.replace(f'"runs/{source.stem}"', f'"runs/{word}"'))
     except FileExistsError:
-        raise ConfigError(f"{path} is there already, and is left as it is. Name another: tether new {method} FILE") from None
+        raise ConfigError(
+            f"{path} is there already, and is left as it is. Name another: tether new {method} FILE"
+        ) from None
     typer.echo(f"{path} is written. It runs as it is; put your own data into it then.")
     typer.echo(f"  tether plan {path}      how much memory and time it needs")
     typer.echo(f"  tether run {path}       train")
-    typer.echo(f"  tether explain {section}{' ' * max(1, len(str(path)) - len(section) + 2)}every key of its section")
+    typer.echo(
+        f"  tether explain {section}{' ' * max(1, len(str(path)) - len(section) + 2)}every "
+        "key of its section"
+    )
 
 
 def explain_key(
-    key: Annotated[str, typer.Argument(help="A section, a key such as ppo.kl or clip_range, a metric, or a word of the report.")],
+    key: Annotated[
+        str,
+        typer.Argument(
+            help=(
+                "A section, a key such as ppo.kl or clip_range, a metric, or a word of the report."
+            )
+        ),
+    ],
 ) -> None:
     """Say what a key of a recipe means, or a metric of a log, or a word of a report."""
     from tether.core.config import key_hint
@@ -86,7 +123,9 @@ def explain_key(
         from tether.run.recipe import recipe_type
 
     parts, keys = _sections(key), list(keys_of(recipe_type()))
-    exact = [one for one in keys if list(one.path) == parts] or [one for one in keys if one.path[-1] == parts[-1]]
+    exact = [one for one in keys if list(one.path) == parts] or [
+        one for one in keys if one.path[-1] == parts[-1]
+    ]
     words = meanings(key)
     if not exact or (len(parts) > 1 and list(exact[0].path) != parts):
         if not words and not alike(key, {one.path[-1] for one in keys}, cutoff=CLOSE):
@@ -95,7 +134,11 @@ def explain_key(
             _show_words(words)
             return
         inside = len(parts) > 1 and any(one.path[0] == parts[0] for one in keys)
-        hint = key_hint(recipe_type(), tuple(parts), {}, None) if inside else _alike(key, {one.path[-1] for one in keys})
+        hint = (
+            key_hint(recipe_type(), tuple(parts), {}, None)
+            if inside
+            else _alike(key, {one.path[-1] for one in keys})
+        )
         raise ConfigError(f"no key is called {key!r}: {hint}")
     _show_words(words)
     console = Terminal(highlight=False)

@@ -1,4 +1,6 @@
-"""The results of training and judging, as commands show them at their end; loaded by then, not before."""
+"""The results of training and judging, as commands show them at their end; loaded by then, not
+before.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,31 @@ from tether.report.brief import brief
 from tether.report.narrative import Conclusion, loop_conclusion
 from tether.report.numbers import duration, gigabytes, listing
 from tether.report.reading import read_journey, read_loop, read_sub_run
-from tether.report.tiles import ARM_COLUMNS, ROUND_COLUMNS, ROUND_OF_PAIRS, arm_table, pair_rounds, round_rows
+from tether.report.tiles import (
+    ARM_COLUMNS,
+    ROUND_COLUMNS,
+    ROUND_OF_PAIRS,
+    arm_table,
+    pair_rounds,
+    round_rows,
+)
 
 Facts = Mapping[str, Any]
 """A summary, or a part of one, as its file has it."""
 Rows = Iterator[tuple[str, str]]
 FLAT = 100.0
-"""A fitted temperature above which nothing is left of a verdict: log-odds of 5 become a probability of 0.51."""
+"""A fitted temperature above which nothing is left of a verdict: log-odds of 5 become a probability
+of 0.51.
+"""
 
 
 def show_run(console: Console, run: Path) -> None:
-    """The end of a whole recipe: its policies side by side and the verdict, or those of its rounds; the page has the numbers."""
+    """The end of a whole recipe: its policies side by side and the verdict, or those of its rounds;
+    the page has the numbers.
+    """
     if loop := read_loop(run):
-        wide = console if console.is_terminal else Terminal(width=170)  # a file or a pipe has no edge
+        # a file or a pipe has no edge
+        wide = console if console.is_terminal else Terminal(width=170)
         show_table(wide, "rounds", round_rows(loop), ROUND_COLUMNS)
         show_conclusion(console, loop_conclusion(loop))
     else:
@@ -41,14 +55,27 @@ def show_run(console: Console, run: Path) -> None:
 
 
 def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[str]) -> None:
-    """The commands that make sense after these stages, ready to be copied; `again` runs the next stage."""
+    """The commands that make sense after these stages, ready to be copied; `again` runs the next
+    stage.
+    """
     kinds = [STAGES[name] for name in done if name in STAGES]
     made = {kind.makes for kind in kinds}
-    trained, rewarded = any(kind.answers or kind.makes == "verdict" for kind in kinds), "reward" in done
+    trained, rewarded = (
+        any(kind.answers or kind.makes == "verdict" for kind in kinds),
+        "reward" in done,
+    )
     against = f'a recipe to train against it, with reward_model = "{run}" in [ppo]'
     commands = (
-        ("pairs" in made, f"tether data inspect {stage_folder(run, 'pairs') / 'pairs.jsonl'}", "look at the comparisons"),
-        (rewarded, f"tether reward-bench {run} FILES", "test the reward model on other comparisons"),
+        (
+            "pairs" in made,
+            f"tether data inspect {stage_folder(run, 'pairs') / 'pairs.jsonl'}",
+            "look at the comparisons",
+        ),
+        (
+            rewarded,
+            f"tether reward-bench {run} FILES",
+            "test the reward model on other comparisons",
+        ),
         (bool(again), shlex.join(again), "the next stage"),
         (rewarded and not again and made <= {"sft", "pairs", "reward"}, "tether new ppo", against),
         (trained, f"tether chat {run}", "talk to the result"),
@@ -63,7 +90,8 @@ def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[
 
 
 def to_judge(run: Path, given: Sequence[str] = ()) -> str:
-    """What has a finished policy's answers judged: a command where the run has a recipe, else a line of Python.
+    """What has a finished policy's answers judged: a command where the run has a recipe, else a
+    line of Python.
 
     Args:
         given: the recipe and its overrides, as the command line had them.
@@ -81,7 +109,12 @@ def show_verdict(console: Console, run: Path) -> None:
         show_conclusion(console, loop_conclusion(loop))
     else:
         show_conclusion(console, brief(read_journey(run), to_judge(run)))
-    console.print(f"Look further: tether report {run}; tether doctor {run}", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"Look further: tether report {run}; tether doctor {run}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def show_conclusion(console: Console, conclusion: Conclusion) -> None:
@@ -91,13 +124,18 @@ def show_conclusion(console: Console, conclusion: Conclusion) -> None:
 
 
 def show_stage(console: Console, run: Path, summary: Facts, how: str = "") -> None:
-    """The summary of a stage, its verdict and warnings; collected pairs have none. `how` judges a policy's answers."""
+    """The summary of a stage, its verdict and warnings; collected pairs have none. `how` judges a
+    policy's answers.
+    """
     costs = (
         ("time", summary.get("seconds"), duration),
         ("peak memory", summary.get("peak_rss_bytes"), gigabytes),
         ("peak memory of the GPU", summary.get("peak_gpu_bytes"), gigabytes),
     )
-    rows = [*listing(summary), *((name, show(value)) for name, value, show in costs if value is not None)]
+    rows = [
+        *listing(summary),
+        *((name, show(value)) for name, value, show in costs if value is not None),
+    ]
     show_table(console, run.name, rows)
     show_table(console, "rounds", pair_rounds(read_sub_run(run, [])), ROUND_OF_PAIRS)
     if not (run / "pairs.jsonl").is_file():
@@ -114,10 +152,14 @@ def show_agreement(console: Console, name: str, result: Facts, *, warn: bool = T
 
 AGREEMENT = {
     "accuracy": "agrees with the labels", "accuracy_once": "  asked once", "accuracy_shown_first": "  chosen shown first",
-    "accuracy_shown_second": "  chosen shown last", "kappa": "Cohen's kappa", "kappa_once": "  asked once in one order",
+    "accuracy_shown_second": "  chosen shown last", "kappa": "Cohen's kappa", "kappa_once": ("  "
+                                                                                            "asked once in one order"),
     "length_only": "the longer answer agrees with the labels", "annotators": "people", "bias": "the first place adds, in nats",
     "names_first": "verdicts for the first place", "follows_place": "verdict follows the place",
-    "first_share": "first of a drawn order wins", "undecided": "undecided after averaging", "mass": "probability of any verdict",
+    "first_share": "first of a drawn order wins", "undecided": ("undecided after "
+                                                               "averaging"), "mass": ("probability "
+                                                                                     "of any "
+                                                                                     "verdict"),
     "calibration_error": "calibration error",
 }  # fmt: skip
 """What a judge's report measures, in the order of its table."""
@@ -125,15 +167,25 @@ AGREEMENT = {
 
 def _agreement_rows(result: Facts) -> Rows:
     yield "judged in both orders", f"{result['num_judged']:,} of {result['num_pairs']:,} pairs"
-    yield from ((f"  not judged: {reason}", f"{count:,}") for reason, count in result["failures"].items())
+    yield from (
+        (f"  not judged: {reason}", f"{count:,}") for reason, count in result["failures"].items()
+    )
     if result["num_parsed"]:
-        yield "  read off written replies", f"{result['num_parsed']:,}: their labels are 0, 1/2 or 1"
+        yield (
+            "  read off written replies",
+            f"{result['num_parsed']:,}: their labels are 0, 1/2 or 1",
+        )
     agreement = result["agreement"] or {}
     measured = {**result, **(result["position"] or {}), **agreement}
     yield from listing({name: measured[key] for key, name in AGREEMENT.items() if key in measured})
     if (temperature := agreement.get("temperature")) is not None:
         after = f"{agreement['calibration_error_after']:.3f} by --temperature {temperature:.2f}"
-        yield "  mended", "by no temperature: its verdicts say nothing of these labels" if temperature > FLAT else after
+        yield (
+            "  mended",
+            ("by no temperature: its verdicts say nothing of these labels")
+            if temperature > FLAT
+            else after,
+        )
 
 
 def _warnings(result: Facts) -> Iterator[str]:
@@ -141,18 +193,29 @@ def _warnings(result: Facts) -> Iterator[str]:
     if agreement is None:
         yield "There are no labels to agree with: nothing is known of how good these verdicts are."
     elif (accuracy := agreement["accuracy"])["high"] is not None and accuracy["high"] < 0.5:
-        yield "This judge is worse than a coin on these pairs, it prefers what people reject: do not train on its labels."
+        yield (
+            "This judge is worse than a coin on these pairs, it prefers what people reject: do "
+            "not train on its labels."
+        )
     elif accuracy["low"] is None or accuracy["low"] <= 0.5:
         yield "This judge cannot be told from a coin on these pairs: do not train on its labels."
     if cut_off:
         yield (
-            f"{cut_off:,} pairs have no label because a reply was cut off at its greatest length: give --reply-tokens a larger "
-            "number. A model that thinks before its verdict may need thousands, and a longer --time-limit."
+            f"{cut_off:,} pairs have no label because a reply was cut off at its greatest length: "
+            "give --reply-tokens a larger "
+            "number. A model that thinks before its verdict may need thousands, and a longer "
+            "--time-limit."
         )
     if left := result["num_pairs"] - result["num_judged"] - lasting - cut_off:
-        yield f"{left:,} pairs have no label. Give the same command again to ask for them; what is known is not asked again."
+        yield (
+            f"{left:,} pairs have no label. Give the same command again to ask for them; what "
+            "is known is not asked again."
+        )
     if lasting:
-        yield f"{lasting:,} pairs get no label from this judge, however often it is asked: the table says why."
+        yield (
+            f"{lasting:,} pairs get no label from this judge, however often it is asked: the "
+            "table says why."
+        )
 
 
 def counted(what: str, failures: Counter[str]) -> list[tuple[str, str]]:
@@ -162,5 +225,7 @@ def counted(what: str, failures: Counter[str]) -> list[tuple[str, str]]:
 
 def show_usage(console: Console, usage: Mapping[str, int]) -> None:
     """What was asked of a model, and what it cost."""
-    counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in usage.items() if count)
+    counts = ", ".join(
+        f"{count:,} {name.replace('_', ' ')}" for name, count in usage.items() if count
+    )
     console.print(f"asked: {counts}", highlight=False)

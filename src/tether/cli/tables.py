@@ -11,8 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 
 
-def show_table(console: Console, title: str, rows: Iterable[Sequence[str]], columns: Sequence[str] = ()) -> None:
-    """Print a table, without columns one of names and what is known of them; nothing without rows."""
+def show_table(
+    console: Console, title: str, rows: Iterable[Sequence[str]], columns: Sequence[str] = ()
+) -> None:
+    """Print a table, without columns one of names and what is known of them; nothing without
+    rows.
+    """
     table = Table(*columns, title=title or None, title_justify="left", show_header=bool(columns))
     for row in rows:
         table.add_row(*map(escape, row))

@@ -1,7 +1,8 @@
-"""The terminal of a program: texts of data, models, templates and rewards are shown there, and none of them may act.
+"""The terminal of a program: texts of data, models, templates and rewards are shown there, and none
+of them may act.
 
-Everything that tether's commands print goes through `Terminal`, an error's sentence through `print_error`, and what is logged
-through the handler of `log_to_terminal`.
+Everything that tether's commands print goes through `Terminal`, an error's sentence through
+`print_error`, and what is logged through the handler of `log_to_terminal`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ from tether.core.visible import visible
 
 
 class Terminal(Console):
-    """rich's console, on which control characters of texts are shown as signs. Its own colours and movements still act."""
+    """rich's console, on which control characters of texts are shown as signs. Its own colours and
+    movements still act.
+    """
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """See rich."""
         for segment in super().render(renderable, options):
             text, style, control = segment
-            yield segment if control or text.isprintable() else Segment(visible(text), style, control)
+            yield (
+                segment if control or text.isprintable() else Segment(visible(text), style, control)
+            )
 
 
 class _Shown(logging.Formatter):
@@ -39,7 +46,9 @@ class _ToStandardError(logging.Handler):
 
 
 def log_to_terminal() -> None:
-    """Write warnings and errors of tether's log to standard error, as their messages stand, secrets left out."""
+    """Write warnings and errors of tether's log to standard error, as their messages stand, secrets
+    left out.
+    """
     log: Any = logging.getLogger("tether")
     if not any(isinstance(handler.formatter, _Shown) for handler in log.handlers):
         handler = _ToStandardError(logging.WARNING)

@@ -1,4 +1,6 @@
-"""Commands that use what was trained: it answers, it talks, it becomes a folder that other programs load."""
+"""Commands that use what was trained: it answers, it talks, it becomes a folder that other programs
+load.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,28 @@ if TYPE_CHECKING:
 
 def generate(
     model: options.Talker,
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What to answer.")] = None,
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="The same, as an option.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="A file of prompts, in any format that tether reads.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSON lines here instead of text.")] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROMPT]...", help=("What to answer."))
+    ] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help=("The same, as an option."))
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help=("A file of prompts, in any format that tether reads.")),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help=("Write JSON lines here instead of text."))
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 1,
     max_new_tokens: options.MaxNewTokens = 128,
     temperature: options.Temperature = 0.7,
     top_p: options.TopP = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0,
     seed: options.Seed = 0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts of the file.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first prompts of the file.")
+    ] = None,
 ) -> None:
     """Answer prompts with a model or with the result of a run."""
     from tether.core.rundir import write_jsonl
@@ -45,7 +58,9 @@ def generate(
     from tether.run.roles import load_policy, local_engine
 
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p)
-    rows = [Prompt((user(text),), f"p{n}") for n, text in enumerate([*(prompts or ()), *(prompt or ())])]
+    rows = [
+        Prompt((user(text),), f"p{n}") for n, text in enumerate([*(prompts or ()), *(prompt or ())])
+    ]
     rows += [] if file is None else list(read(str(file), Prompt, limit=limit))
     if not rows:
         raise ConfigError("nothing to answer: give a prompt, in quotes, or --file PATH")
@@ -55,7 +70,15 @@ def generate(
         groups = engine.generate(rows, sampling, num_samples=samples, seed=seed)
     if output is not None:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        fields = ({"id": r.prompt.id, "prompt": r.prompt.text, "response": r.text, "stop": r.stop_reason.value} for r in rollouts)
+        fields = (
+            {
+                "id": r.prompt.id,
+                "prompt": r.prompt.text,
+                "response": r.text,
+                "stop": r.stop_reason.value,
+            }
+            for r in rollouts
+        )
         write_jsonl(output, fields)
         return
     console = Terminal()
@@ -64,7 +87,10 @@ def generate(
         for number, rollout in enumerate(group.rollouts, 1):
             if samples > 1:
                 console.print(f"[dim]{number}[/]")
-            console.print(escape(visible(rollout.text)) + ("" if rollout.finished else " [dim]…[/]"), highlight=False)
+            console.print(
+                escape(visible(rollout.text)) + ("" if rollout.finished else (" [dim]…[/]")),
+                highlight=False,
+            )
 
 
 def chat(
@@ -74,7 +100,9 @@ def chat(
     top_p: options.TopP = 0.95,
     seed: options.Seed = 0,
 ) -> None:
-    """Talk with a model or with the result of a run. An empty line or Ctrl-D ends it; /new starts over."""
+    """Talk with a model or with the result of a run. An empty line or Ctrl-D ends it; /new starts
+    over.
+    """
     from tether.core.types import Prompt, Sampling, assistant, user
     from tether.run.export import standing
     from tether.run.roles import load_policy, local_engine
@@ -91,7 +119,9 @@ def chat(
         if not text:
             return
         messages.append(user(text))
-        reply = engine.generate([Prompt(tuple(messages))], sampling, seed=seed, ordinals=[turn])[0].rollouts[0]
+        reply = engine.generate([Prompt(tuple(messages))], sampling, seed=seed, ordinals=[turn])[
+            0
+        ].rollouts[0]
         messages.append(assistant(reply.text))
         console.print(f"[bold green]model>[/] {escape(visible(reply.text))}", highlight=False)
 
@@ -99,19 +129,30 @@ def chat(
 def _line(console: Console) -> str:
     """What the user types next; empty at the end of the input."""
     try:
-        return (console.input("[bold cyan]you> ") if sys.stdin.isatty() else sys.stdin.readline()).strip()
+        return (
+            console.input("[bold cyan]you> ") if sys.stdin.isatty() else sys.stdin.readline()
+        ).strip()
     except EOFError:
         return ""
 
 
 def read_again(kind: str, difference: float) -> str:
-    """How far an exported model is from what was trained, and what that means; more than rounding is an error of the export."""
+    """How far an exported model is from what was trained, and what that means; more than rounding
+    is an error of the export.
+    """
     unit = "nats a token" if kind == "policy" else "units of its score"
     differs = f"Read again, it differs by at most {difference:.2g} {unit}"
     if difference < ROUNDED:
         return f"{differs}."
-    meaning = f", a factor of {math.exp(difference):.2f} in one token's probability" if kind == "policy" else ""
-    return f"{differs}{meaning}: the rounding of merged weights to 16 bits, expected; --dtype float32 avoids it."
+    meaning = (
+        (f", a factor of {math.exp(difference):.2f} in one token's probability")
+        if kind == "policy"
+        else ""
+    )
+    return (
+        f"{differs}{meaning}: the rounding of merged weights to 16 bits, expected; --dtype "
+        "float32 avoids it."
+    )
 
 
 ROUNDED = 0.01
@@ -119,20 +160,40 @@ ROUNDED = 0.01
 
 
 def export_result(
-    source: Annotated[str, typer.Argument(help="The folder of a run, stage, trained role or checkpoint; or a model source.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help=("The folder of a run, stage, trained role or checkpoint; or a model source.")
+        ),
+    ],
     output: Annotated[Path, typer.Argument(help="A new folder.")],
-    adapter: Annotated[bool, typer.Option("--adapter", help="Keep the adapter apart, for peft, instead of merging it.")] = False,
-    dtype: Annotated[str, typer.Option(help="auto (as it was trained), float32, bfloat16 or float16.")] = "auto",
+    adapter: Annotated[
+        bool,
+        typer.Option(
+            "--adapter", help=("Keep the adapter apart, for peft, instead of merging it.")
+        ),
+    ] = False,
+    dtype: Annotated[
+        str, typer.Option(help=("auto (as it was trained), float32, bfloat16 or float16."))
+    ] = "auto",
     shard_size: Annotated[str, typer.Option(help="Largest size of one file of weights.")] = "5GB",
-    push: Annotated[str | None, typer.Option(help="Upload the folder to the hub, as owner/name.")] = None,
-    private: Annotated[bool, typer.Option("--private", help="The repository of --push is private.")] = False,
+    push: Annotated[
+        str | None, typer.Option(help=("Upload the folder to the hub, as owner/name."))
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help=("The repository of --push is private."))
+    ] = False,
 ) -> None:
-    """Write a policy or reward model as a plain folder for transformers, vLLM, TRL or peft, with a model card."""
+    """Write a policy or reward model as a plain folder for transformers, vLLM, TRL or peft, with a
+    model card.
+    """
     from tether.run.export import export_model
     from tether.run.push import open_hub, push_folder
 
     if private and push is None:
-        raise ConfigError("--private has no effect without --push owner/name. Add that, or leave it out")
+        raise ConfigError(
+            "--private has no effect without --push owner/name. Add that, or leave it out"
+        )
     hub = open_hub(push) if push else None
     console = Terminal(soft_wrap=True, highlight=False)
     with starting("loading, writing and reading again"):
@@ -140,22 +201,44 @@ def export_result(
     console.print(f"{made['kind']} of {made['source']}: {made['folder']}")
     console.print(read_again(made["kind"], made["difference"]))
     if made["constant"]:
-        console.print(f"Scores lack a constant of {made['constant']:.6g}, which tether adds again; differences are right.")
+        console.print(
+            f"Scores lack a constant of {made['constant']:.6g}, which tether adds "
+            "again; differences are right."
+        )
     if not made["same_ids"]:
-        console.print("[yellow]The chat template's text, tokenized at once, does not always give the ids that were trained on.")
+        console.print(
+            "[yellow]The chat template's text, tokenized at once, does not always give "
+            "the ids that were trained on."
+        )
     if push is not None:
         console.print(f"Uploaded to {push_folder(hub, output, push, private=private)}")
 
 
 def engine(
-    model: Annotated[str, typer.Option(help="A model's folder or name: the base under the adapters that a run sends.")],
-    host: Annotated[str, typer.Option(help="Where to listen; only within a network that is trusted.")] = "127.0.0.1",
+    model: Annotated[
+        str,
+        typer.Option(
+            help=("A model's folder or name: the base under the adapters that a run sends.")
+        ),
+    ],
+    host: Annotated[
+        str, typer.Option(help=("Where to listen; only within a network that is trusted."))
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16; as in the run that it samples for.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help=("auto, float32 or bfloat16; as in the run that it samples for."))
+    ] = "auto",
     rows: Annotated[int, typer.Option(min=1, help="Responses decoded at once.")] = 64,
-    alone: Annotated[bool, typer.Option(help="Decode each prompt by itself: slower, and the same bits whatever meets.")] = False,
+    alone: Annotated[
+        bool,
+        typer.Option(
+            help=("Decode each prompt by itself: slower, and the same bits whatever meets.")
+        ),
+    ] = False,
 ) -> None:
-    """Serve tether's engine to runs with engine.addresses. It takes adapters, or whole models, from folders that it can read."""
+    """Serve tether's engine to runs with engine.addresses. It takes adapters, or whole models, from
+    folders that it can read.
+    """
     with starting("loading the model"):
         from tether.core.config import build
         from tether.models.config import ModelConfig
@@ -163,19 +246,29 @@ def engine(
         from tether.run.models import open_model
         from tether.servers.http import new_token
 
-        loaded = open_model(build(ModelConfig, {"source": model, "dtype": dtype}, where="tether engine"))
+        loaded = open_model(
+            build(ModelConfig, {"source": model, "dtype": dtype}, where=("tether engine"))
+        )
     server = engine_server(loaded, (host, port), rows, new_token(), alone=alone)
     _announce("Sampling", server)
     server.serve_forever()
 
 
 def rewards(
-    recipe: Annotated[str, typer.Argument(help="A recipe, or the settings that a run wrote for its servers.")],
-    stage: Annotated[str | None, typer.Argument(help="Which of its stages; unset: the one that samples.")] = None,
-    host: Annotated[str, typer.Option(help="Where to listen; only within a network that is trusted.")] = "127.0.0.1",
+    recipe: Annotated[
+        str, typer.Argument(help=("A recipe, or the settings that a run wrote for its servers."))
+    ],
+    stage: Annotated[
+        str | None, typer.Argument(help=("Which of its stages; unset: the one that samples."))
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help=("Where to listen; only within a network that is trusted."))
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8100,
 ) -> None:
-    """Serve a stage's reward to runs with reward_servers.addresses. It runs the reward function that the recipe names."""
+    """Serve a stage's reward to runs with reward_servers.addresses. It runs the reward function
+    that the recipe names.
+    """
     with starting("loading what scores"):
         from tether.run.reward_servers import server_of
         from tether.servers.http import new_token
@@ -186,7 +279,9 @@ def rewards(
 
 
 def _announce(work: str, server: JsonServer) -> None:
-    """Print the address of a server that was started by hand and, where it made one, the token that runs need."""
+    """Print the address of a server that was started by hand and, where it made one, the token that
+    runs need.
+    """
     from tether.servers.http import TOKEN
 
     if TOKEN not in os.environ:

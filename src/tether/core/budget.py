@@ -1,7 +1,8 @@
-"""Budgets of wall-clock time: a training ends at a whole step, and its schedules are drawn over the steps that fit.
+"""Budgets of wall-clock time: a training ends at a whole step, and its schedules are drawn over the
+steps that fit.
 
-As in Lightning's `Timer`, the seconds of earlier starts count. Once schedules are drawn they stay: a start that goes on has the
-schedule of the one before.
+As in Lightning's `Timer`, the seconds of earlier starts count. Once schedules are drawn they stay:
+a start that goes on has the schedule of the one before.
 """
 
 from __future__ import annotations
@@ -24,18 +25,26 @@ logger = logging.getLogger(__name__)
 BUDGET = "budget"
 """The key of a config and of a summary. It may change from one start to the next."""
 MEASURED, AT_LEAST, AT_MOST = 3, 0.1, 0.25
-"""Schedules are drawn after so many steps and this share of the time, and as soon as steps have taken the larger share."""
+"""Schedules are drawn after so many steps and this share of the time, and as soon as steps have
+taken the larger share.
+"""
 
 
 class BudgetConfig(Config):
     """Wall-clock time after which a training ends."""
 
-    minutes: float = Field(gt=0, description="of all starts together; evaluation, saving and the report count")
+    minutes: float = Field(
+        gt=0, description=("of all starts together; evaluation, saving and the report count")
+    )
 
 
 def _minutes(value: Any) -> Any:
     """A bare number means minutes."""
-    return {"minutes": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+    return (
+        {"minutes": value}
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else value
+    )
 
 
 Budget = Annotated[BudgetConfig | None, BeforeValidator(_minutes)]
@@ -46,8 +55,10 @@ class TimeLimit:
 
     Args:
         seconds: of all starts together.
-        minutes: of the budgets that a person gave, by which a start that goes on knows whether they changed; 0: none.
-        after: seconds that what follows the last step is expected to take, where a step takes `each`.
+        minutes: of the budgets that a person gave, by which a start that goes on knows whether they
+            changed; 0: none.
+        after: seconds that what follows the last step is expected to take, where a step takes
+            `each`.
         closing: seconds of the report.
         clock: seconds that only grow.
         began: the time on that clock from which seconds count; unset: now.
@@ -64,7 +75,13 @@ class TimeLimit:
         clock: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        self.seconds, self.minutes, self.after, self.each, self.clock = seconds, minutes, after, each, clock
+        self.seconds, self.minutes, self.after, self.each, self.clock = (
+            seconds,
+            minutes,
+            after,
+            each,
+            clock,
+        )
         self.began, self.closing = clock() if began is None else began, closing
         self.before = self.measured = 0.0
         """Seconds of earlier starts; and of what follows the last step, where that was measured."""
@@ -81,7 +98,11 @@ class TimeLimit:
     @property
     def reserve(self) -> float:
         """Seconds to keep for what follows the last step."""
-        slowness = self.pace.step / self.each if self.pace.count > 1 and self.pace.step and self.each else 1.0
+        slowness = (
+            self.pace.step / self.each
+            if self.pace.count > 1 and self.pace.step and self.each
+            else 1.0
+        )
         return max(self.measured, self.after * slowness) + self.closing
 
     @property
@@ -94,14 +115,25 @@ class TimeLimit:
         self.done, self.total, self._last = done, total, self.clock()
 
     def step(self, done: int) -> bool:
-        """Note that a step has ended; True where schedules are to be drawn over `drawn` steps from now on."""
+        """Note that a step has ended; True where schedules are to be drawn over `drawn` steps from
+        now on.
+        """
         now, self.done = self.clock(), done
         self.pace.add(now - self._last)
         self._last = now
-        if self.drawn is not None or not self.bounded or done >= self.total or self.pace.count < 2 or not self.pace.step:
+        if (
+            self.drawn is not None
+            or not self.bounded
+            or done >= self.total
+            or self.pace.count < 2
+            or not self.pace.step
+        ):
             return False
         measured = self.pace.count * self.pace.step
-        if not (self.pace.count >= MEASURED and self.spent >= AT_LEAST * self.seconds) and measured < AT_MOST * self.seconds:
+        if (
+            not (self.pace.count >= MEASURED and self.spent >= AT_LEAST * self.seconds)
+            and measured < AT_MOST * self.seconds
+        ):
             return False
         fits = done + math.floor((self.seconds - self.spent - self.reserve) / self.pace.step)
         self.drawn = min(self.total, max(done + 1, fits))
@@ -126,7 +158,8 @@ class TimeLimit:
         }
 
     def load_state(self, values: Mapping[str, Any], *, bound: bool, place: object) -> None:
-        """Go on where `state` was taken. A larger budget has no effect on schedules that are drawn, and a line says so.
+        """Go on where `state` was taken. A larger budget has no effect on schedules that are drawn,
+        and a line says so.
 
         Args:
             bound: whether anything of the training depends on the number of its steps.
@@ -156,8 +189,10 @@ def is_short(values: Mapping[str, Any]) -> bool:
 def stays_short(place: object, values: Mapping[str, Any]) -> str:
     """A sentence: more time cannot be used, and the way to use it."""
     return (
-        f"{place} keeps its budget of {values['minutes']:g} minutes: its learning rate was drawn over {values['drawn']} of "
-        f"{values['total']} steps, and more steps would not give what a longer run gives. To train longer, start anew with "
+        f"{place} keeps its budget of {values['minutes']:g} minutes: its learning rate was drawn "
+        f"over {values['drawn']} of "
+        f"{values['total']} steps, and more steps would not give what a longer run gives. To "
+        "train longer, start anew with "
         "run=PATH."
     )
 
@@ -182,13 +217,17 @@ def time_limit() -> TimeLimit:
 
 @contextlib.contextmanager
 def shared_time(number: int, count: int) -> Iterator[None]:
-    """Within this block the training in hand is the one at place `number` of `count`, which share what is left alike."""
+    """Within this block the training in hand is the one at place `number` of `count`, which share
+    what is left alike.
+    """
     whole = time_limit()
     if not whole.bounded:
         yield
         return
     left = max(0.0, whole.seconds - whole.spent) / (count - number)
-    part = TimeLimit(left, minutes=whole.minutes, after=whole.after / count, each=whole.each, clock=whole.clock)
+    part = TimeLimit(
+        left, minutes=whole.minutes, after=whole.after / count, each=whole.each, clock=whole.clock
+    )
     with limited_by(part):
         yield
     if part.ended:

@@ -1,4 +1,6 @@
-"""Recipes: TOML files become frozen pydantic models, with dotted overrides, and nothing unknown slips through."""
+"""Recipes: TOML files become frozen pydantic models, with dotted overrides, and nothing unknown
+slips through.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +50,22 @@ class Layered(Json):
 def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> Layered:
     """The table `above` on top of the defaults `below`, tables within tables too."""
     tables = {key: value for key, value in below.items() if isinstance(value, Mapping)}
-    inner = {key: layered(table, above.get(key, {})) for key, table in tables.items() if isinstance(above.get(key, {}), Mapping)}
+    inner = {
+        key: layered(table, above.get(key, {}))
+        for key, table in tables.items()
+        if isinstance(above.get(key, {}), Mapping)
+    }
     both = Layered({**below, **above, **inner})
     both.below = frozenset(both.keys() - (above.keys() - getattr(above, "below", frozenset())))
     return both
 
 
 class Config(BaseModel):
-    """The base of every config: frozen, an unknown key is an error, true is no number, and what a recipe says is finite.
+    """The base of every config: frozen, an unknown key is an error, true is no number, and what a
+    recipe says is finite.
 
-    A table in which some keys are given keeps, for the others, the defaults of the place where it belongs.
+    A table in which some keys are given keeps, for the others, the defaults of the place where it
+    belongs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -65,7 +73,10 @@ class Config(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _number(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in _NUMBERS:
+        if (
+            isinstance(value, bool)
+            and cls.model_fields[info.field_name or ""].annotation in _NUMBERS
+        ):
             raise ValueError("a number belongs here")
         if info.context == RECIPE and isinstance(value, int | float) and not abs(value) < 2**63:
             raise ValueError("the number must be finite and smaller than 2**63")
@@ -79,11 +90,21 @@ class Config(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _fill(cls, values: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
-        """Lay this place's defaults under each table of `values`. Only what was given counts as set, and must have an effect."""
+        """Lay this place's defaults under each table of `values`. Only what was given counts as
+        set, and must have an effect.
+        """
         if not isinstance(values, Mapping):
             return handler(values)
-        defaults = {name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Config)}
-        own = {name: default.model_dump(exclude_unset=True) for name, default in defaults.items() if name in values}
+        defaults = {
+            name: field.default
+            for name, field in cls.model_fields.items()
+            if isinstance(field.default, Config)
+        }
+        own = {
+            name: default.model_dump(exclude_unset=True)
+            for name, default in defaults.items()
+            if name in values
+        }
         below = layered({name: table for name, table in own.items() if table}, cls.preset(values))
         given = Layered(values)
         for name in below.keys() & defaults.keys() & given.keys():
@@ -103,14 +124,17 @@ class Config(BaseModel):
         return self
 
     def faults(self) -> Iterator[str]:
-        """What of these settings has no effect or does not go together, in a sentence each; the first is the error.
+        """What of these settings has no effect or does not go together, in a sentence each; the
+        first is the error.
 
         A class tells of its own: those that it stands on have been asked before.
         """
         yield from ()
 
     def idle(self, *options: str, because: str, table: str = "") -> Iterator[str]:
-        """A fault for each of these options that was set, where none of them has an effect; `table`: what holds them."""
+        """A fault for each of these options that was set, where none of them has an effect;
+        `table`: what holds them.
+        """
         for option in options:
             if option in self.model_fields_set:
                 yield f"{table}{option} has no effect {because}"
@@ -138,20 +162,36 @@ def load_recipe(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] 
     except (ConfigError, MissingFileError):
         raise
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not a valid TOML file: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
+        raise ConfigError(
+            f"{path}: not a valid TOML file: byte {error.start} is not UTF-8. Save "
+            "the file as UTF-8."
+        ) from None
     except RecursionError:
-        raise ConfigError(f"{path}: not a valid TOML file: its lists or tables are nested too deeply. Mend that.") from None
+        raise ConfigError(
+            f"{path}: not a valid TOML file: its lists or tables are nested too deeply. Mend that."
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not a valid TOML file: {error}. Mend that line.") from error
     except ValueError:
-        raise ConfigError(f"{path}: not a valid TOML file: a number has thousands of digits. Mend that.") from None
+        raise ConfigError(
+            f"{path}: not a valid TOML file: a number has thousands of digits. Mend that."
+        ) from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}. Mend that, or name another file.") from None
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}. Mend that, or name another file."
+        ) from None
     return build(kind, values, overrides, where=str(path))
 
 
-def build(kind: type[ConfigT], values: Mapping[str, Any], overrides: Sequence[str] = (), where: str = "config") -> ConfigT:
-    """Validate `values` with `overrides` on top; errors name the key, the reason and the nearest known key."""
+def build(
+    kind: type[ConfigT],
+    values: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    where: str = "config",
+) -> ConfigT:
+    """Validate `values` with `overrides` on top; errors name the key, the reason and the nearest
+    known key.
+    """
     try:
         merged = json.loads(json.dumps(values, default=str))
         for override in overrides:
@@ -168,18 +208,25 @@ def build(kind: type[ConfigT], values: Mapping[str, Any], overrides: Sequence[st
         return kind.model_validate(merged, context=RECIPE)
     except ValidationError as error:
         given = f" with {' '.join(overrides)!r:.200}" if overrides else ""
-        raise ConfigError(f"{where}{given}: " + "; ".join(explain(kind, merged, error.errors()))) from None
+        raise ConfigError(
+            f"{where}{given}: " + "; ".join(explain(kind, merged, error.errors()))
+        ) from None
     except MissingFileError:  # an OSError, too
         raise
     except OSError as error:
-        raise ConfigError(f"{where}: no path can be {str(error.filename)!r:.200}: {error.strerror}. Name another.") from None
+        raise ConfigError(
+            f"{where}: no path can be {str(error.filename)!r:.200}: {error.strerror}. Name another."
+        ) from None
 
 
 def _apply_override(values: Json, override: str) -> None:
     key, separator, raw = override.partition("=")
     *parents, last = key.strip().lstrip("-").split(".")
     if not separator or not all((*parents, last)):
-        raise ConfigError(f"override {override!r} is not of the form key.sub=value, for example optimizer.learning_rate=1e-4")
+        raise ConfigError(
+            f"override {override!r} is not of the form key.sub=value, for example "
+            "optimizer.learning_rate=1e-4"
+        )
     try:
         parsed = tomllib.loads(f"v = {raw}")
     except (ValueError, RecursionError):
@@ -188,26 +235,43 @@ def _apply_override(values: Json, override: str) -> None:
     for parent in parents:
         child = node.setdefault(parent, {})
         if not isinstance(child, dict):
-            raise ConfigError(f"override {override!r}: {parent!r} is a value, not a table. Give the whole value in its place.")
+            raise ConfigError(
+                f"override {override!r}: {parent!r} is a value, not a table. Give "
+                "the whole value in its place."
+            )
         node = child
     # More than one key: a text of several lines that only looks like TOML.
-    node[last] = json.loads(json.dumps(parsed["v"], default=str)) if parsed.keys() == {"v"} else raw.strip()
+    node[last] = (
+        json.loads(json.dumps(parsed["v"], default=str)) if parsed.keys() == {"v"} else raw.strip()
+    )
 
 
 def explain(kind: type[BaseModel], values: Any, items: Sequence[Any]) -> list[str]:
-    """One phrase for each key with a fault; the branches of a union, which pydantic reports one by one, are one fault."""
+    """One phrase for each key with a fault; the branches of a union, which pydantic reports one by
+    one, are one fault.
+    """
     faults: dict[tuple[Any, ...], list[Any]] = {}
     for item in items:
         faults.setdefault(_location(values, item), []).append(item)
-    inner = [place for place in faults if not any(place == other[: len(place)] for other in faults if len(other) > len(place))]
+    inner = [
+        place
+        for place in faults
+        if not any(place == other[: len(place)] for other in faults if len(other) > len(place))
+    ]
     return [_phrase(kind, place, faults[place], values) for place in inner]
 
 
 def _location(values: Any, item: Any) -> tuple[Any, ...]:
-    """The keys down to a fault, without the names that pydantic gives to the branches of a union."""
+    """The keys down to a fault, without the names that pydantic gives to the branches of a
+    union.
+    """
     place, node = [], values
     for part in item["loc"]:
-        is_key = part in node if isinstance(node, dict) else isinstance(node, list) and isinstance(part, int) and part < len(node)
+        is_key = (
+            part in node
+            if isinstance(node, dict)
+            else isinstance(node, list) and isinstance(part, int) and part < len(node)
+        )
         if is_key:
             node = node[part]
         if is_key or (item["type"] == "missing" and part is item["loc"][-1]):
@@ -215,12 +279,16 @@ def _location(values: Any, item: Any) -> tuple[Any, ...]:
     return tuple(place)
 
 
-def _phrase(kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any], values: Any) -> str:
+def _phrase(
+    kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any], values: Any
+) -> str:
     location, item = ".".join(map(str, place)), items[0]
     if item["type"] == "extra_forbidden":
         return f"unknown key {location!r} ({key_hint(kind, place, values, item['input'])})"
     table = {"model_type": "a table belongs here"}
-    reasons = (table.get(item["type"]) or item["msg"].removeprefix("Value error, ") for item in items)
+    reasons = (
+        table.get(item["type"]) or item["msg"].removeprefix("Value error, ") for item in items
+    )
     message = ", or ".join(dict.fromkeys(reasons))
     if not location:
         return message
@@ -230,22 +298,39 @@ def _phrase(kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any],
     return f"key {location!r}: {message}{got}"
 
 
-def key_hint(kind: type[BaseModel], place: tuple[Any, ...], values: Mapping[str, Any], given: Any) -> str:
-    """A guess at the key that was meant: another library's word, a key of another table, a slip of the fingers."""
+def key_hint(
+    kind: type[BaseModel], place: tuple[Any, ...], values: Mapping[str, Any], given: Any
+) -> str:
+    """A guess at the key that was meant: another library's word, a key of another table, a slip of
+    the fingers.
+    """
     *outer, last = place
     word, keys = _word(last), _known_keys(kind, outer)
     if not outer and word in METHODS and METHODS[word][0] in keys:
         section, key, value = METHODS[word]
-        same = [name for name in _known_keys(kind, (section,)) if isinstance(given, Mapping) and name in given]
+        same = [
+            name
+            for name in _known_keys(kind, (section,))
+            if isinstance(given, Mapping) and name in given
+        ]
         instead = f"; {word}.{same[0]} is {section}.{same[0]}" if same else ""
-        return f'{word.upper()} is [{section}] with {key} = {value!r}: write [{section}] and in it {key} = "{value}"{instead}'
+        return (
+            f"{word.upper()} is [{section}] with {key} = {value!r}: write [{section}] and in "
+            f'it {key} = "{value}"{instead}'
+        )
     if not outer and SECTIONS.get(word) in keys:
         return f"did you mean [{SECTIONS[word]}]?"
     near = alike(str(last), keys, cutoff=0.65)
     if near and isinstance(given, Mapping):
         return near
-    inside = {(str(last), *path): _meant(kind, outer, _word(path[-1]), values) for path in _leaves(given)}
-    if lines := [f"{'.'.join(path)} is {' or '.join(map(repr, meant))}" for path, meant in inside.items() if meant]:
+    inside = {
+        (str(last), *path): _meant(kind, outer, _word(path[-1]), values) for path in _leaves(given)
+    }
+    if lines := [
+        f"{'.'.join(path)} is {' or '.join(map(repr, meant))}"
+        for path, meant in inside.items()
+        if meant
+    ]:
         return "; ".join(lines)
     if meant := _around(kind, outer, word):
         return did_you_mean([meant])
@@ -255,11 +340,19 @@ def key_hint(kind: type[BaseModel], place: tuple[Any, ...], values: Mapping[str,
         return notes[0]
     if meant := _meant(kind, outer, word, values):
         return did_you_mean(meant)
-    deeper = [(*outer, table, last) for table in keys if last in _known_keys(kind, (*outer, table)) != keys]
+    deeper = [
+        (*outer, table, last)
+        for table in keys
+        if last in _known_keys(kind, (*outer, table)) != keys
+    ]
     if near := did_you_mean([".".join(map(str, path)) for path in deeper[:1]]) or near:
         return near
     many = outer and outer[0] in STAGES and len(keys) > 24
-    return f"`tether explain {'.'.join(map(str, outer))}` lists its keys" if many else f"known keys: {', '.join(sorted(keys))}"
+    return (
+        f"`tether explain {'.'.join(map(str, outer))}` lists its keys"
+        if many
+        else (f"known keys: {', '.join(sorted(keys))}")
+    )
 
 
 def _word(name: Any) -> str:
@@ -269,24 +362,49 @@ def _word(name: Any) -> str:
 def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
     """The paths to the values of a table."""
     for key, inner in value.items() if isinstance(value, Mapping) else ():
-        yield from ((key, *path) for path in _leaves(inner)) if isinstance(inner, Mapping) else ((key,),)
+        yield from (
+            ((key, *path) for path in _leaves(inner)) if isinstance(inner, Mapping) else ((key,),)
+        )
 
 
 def _around(kind: type[BaseModel], outer: Sequence[Any], word: str) -> str:
-    """The key that another library's word stands for in this table, or in one around it; empty: none."""
+    """The key that another library's word stands for in this table, or in one around it; empty:
+    none.
+    """
     targets = [target.split(".") for target in KEYS.get(word, ())]
-    paths = ((*outer[:depth], *path) for depth in range(len(outer), -1, -1) for path in targets if depth or path[0] not in STAGES)
+    paths = (
+        (*outer[:depth], *path)
+        for depth in range(len(outer), -1, -1)
+        for path in targets
+        if depth or path[0] not in STAGES
+    )
     return next((".".join(map(str, path)) for path in paths if _is_key(kind, path)), "")
 
 
-def _meant(kind: type[BaseModel], outer: Sequence[Any], word: str, values: Mapping[str, Any]) -> list[str]:
-    """The keys that a word may stand for: around here, else in the stages that the recipe has, else in any stage."""
+def _meant(
+    kind: type[BaseModel], outer: Sequence[Any], word: str, values: Mapping[str, Any]
+) -> list[str]:
+    """The keys that a word may stand for: around here, else in the stages that the recipe has, else
+    in any stage.
+    """
     if around := _around(kind, outer, word):
         return [around]
     targets = [(word,), *(tuple(target.split(".")) for target in KEYS.get(word, ()))]
-    stages = [name for name in (*making("direct", "policy"), *STAGES) if name in kind.model_fields and name not in outer]
-    own = [".".join((n, *p)) for n in STAGES if n in stages and n in values for p in targets if _is_key(kind, (n, *p))]
-    anywhere = (next((".".join((n, *p)) for n in stages if _is_key(kind, (n, *p))), "") for p in targets)
+    stages = [
+        name
+        for name in (*making("direct", "policy"), *STAGES)
+        if name in kind.model_fields and name not in outer
+    ]
+    own = [
+        ".".join((n, *p))
+        for n in STAGES
+        if n in stages and n in values
+        for p in targets
+        if _is_key(kind, (n, *p))
+    ]
+    anywhere = (
+        next((".".join((n, *p)) for n in stages if _is_key(kind, (n, *p))), "") for p in targets
+    )
     return list(dict.fromkeys(own))[:3] or list(dict.fromkeys(filter(None, anywhere)))[:2]
 
 
@@ -294,10 +412,18 @@ def _is_key(kind: type[BaseModel], path: Sequence[Any]) -> bool:
     return path[-1] in _known_keys(kind, path[:-1], exact=True)
 
 
-def _known_keys(kind: type[BaseModel], location: Sequence[Any], *, exact: bool = False) -> list[str]:
+def _known_keys(
+    kind: type[BaseModel], location: Sequence[Any], *, exact: bool = False
+) -> list[str]:
     kinds = [kind]
-    for part in location:  # what is no field is a place in a list or a name in a table, whose kind stays the same
-        inside = [inner for k in kinds if part in k.model_fields for inner in models_of(k.model_fields[part].annotation)]
+    # what is no field is a place in a list or a name in a table, whose kind stays the same
+    for part in location:
+        inside = [
+            inner
+            for k in kinds
+            if part in k.model_fields
+            for inner in models_of(k.model_fields[part].annotation)
+        ]
         kinds = inside if exact else inside or kinds
     return list(dict.fromkeys(name for k in kinds for name in k.model_fields))
 
@@ -316,7 +442,9 @@ def digest(value: Any) -> str:
 
 
 def is_override(word: str) -> bool:
-    """True if a word of a command line sets a key: `ppo.steps=3`, and not a path that has a = in it."""
+    """True if a word of a command line sets a key: `ppo.steps=3`, and not a path that has a = in
+    it.
+    """
     return re.match(r"-*\w+(\.\w+)*=", word) is not None and not Path(word[:200]).exists()
 
 
@@ -331,7 +459,10 @@ def packaged_recipe(name: str) -> Path:
     recipes = packaged_recipes()
     names = ", ".join(sorted(recipes))
     if is_override(name):
-        raise ConfigError(f"{name!r:.80} is an override, and the recipe comes before it: a .toml file, or one of {names}.")
+        raise ConfigError(
+            f"{name!r:.80} is an override, and the recipe comes before it: a .toml "
+            f"file, or one of {names}."
+        )
     if name not in recipes:
         advice = f"Packaged recipes: {names}; or give the path of a .toml file."
         raise MissingFileError(f"no recipe named {name!r:.80}{_near(name)}. {advice}")
@@ -340,7 +471,10 @@ def packaged_recipe(name: str) -> Path:
 
 def packaged_recipes() -> dict[str, Path]:
     """The recipes that come with tether, by name."""
-    return {path.stem: path for path in (Path(__file__).resolve().parent.parent / "recipes").glob("*.toml")}
+    return {
+        path.stem: path
+        for path in (Path(__file__).resolve().parent.parent / "recipes").glob("*.toml")
+    }
 
 
 def _near(name: str) -> str:

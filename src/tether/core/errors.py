@@ -1,7 +1,7 @@
 """Errors that a user can cause and mend: each message says what, where and what to do.
 
-Every child also inherits the standard exception that a caller would expect, so code that does not know tether
-can still catch them. A plain `AssertionError` is a bug of ours.
+Every child also inherits the standard exception that a caller would expect, so code that does not
+know tether can still catch them. A plain `AssertionError` is a bug of ours.
 """
 
 import importlib.util
@@ -10,11 +10,15 @@ import re
 from tether.core.stopping import Interrupted
 
 STOPS = (KeyboardInterrupt, Interrupted)
-"""Errors by which somebody stops the run: whoever catches what a user's code raised passes them on."""
+"""Errors by which somebody stops the run: whoever catches what a user's code raised passes them
+on.
+"""
 
 
 class TetherError(Exception):
-    """The root of all errors that are the user's to mend; the command line exits with 2 for these."""
+    """The root of all errors that are the user's to mend; the command line exits with 2 for
+    these.
+    """
 
 
 class ConfigError(TetherError, ValueError):
@@ -42,14 +46,18 @@ class TrainingError(TetherError, ArithmeticError):
 
 
 class RewardError(TrainingError):
-    """The reward source fails too often; nothing was learned from the step in which that was noticed."""
+    """The reward source fails too often; nothing was learned from the step in which that was
+    noticed.
+    """
 
 
 LONGEST = 300
 
 
 def one_line(error: BaseException) -> str:
-    """An error of other code in one line, without the end of a long one; its class where it has no text or fails to give it."""
+    """An error of other code in one line, without the end of a long one; its class where it has no
+    text or fails to give it.
+    """
     try:
         text = " ".join(str(error)[: 4 * LONGEST].split()) or type(error).__name__
     except STOPS:
@@ -67,24 +75,39 @@ def error_words(error: BaseException) -> str:
 
 
 def memory_error(error: BaseException) -> str | None:
-    """The first line of an error that says memory ran out, else None: Python's own, or that of torch's CPU or GPU allocator."""
-    of_torch = isinstance(error, RuntimeError) and re.search(r"DefaultCPUAllocator: can't allocate|out of memory", str(error))
+    """The first line of an error that says memory ran out, else None: Python's own, or that of
+    torch's CPU or GPU allocator.
+    """
+    of_torch = isinstance(error, RuntimeError) and re.search(
+        r"DefaultCPUAllocator: can't "
+        r"allocate|out of memory",
+        str(error),
+    )
     if isinstance(error, MemoryError) or of_torch:
         return (str(error).splitlines() or ["no more is there"])[0]
     return None
 
 
 def database_fault(error: BaseException) -> str | None:
-    """The words of SQLite, of an error of its own or within that of the library above it, else None."""
+    """The words of SQLite, of an error of its own or within that of the library above it, else
+    None.
+    """
     cause = error.orig if hasattr(error, "orig") else error  # type: ignore[attr-defined]
-    return str(cause) if type(cause).__module__ == "sqlite3" and type(cause).__name__ == "OperationalError" else None
+    return (
+        str(cause)
+        if type(cause).__module__ == "sqlite3" and type(cause).__name__ == "OperationalError"
+        else None
+    )
 
 
 def require(package: str, what: str, extra: str) -> None:
-    """Whether a package that `what` needs, of one of tether's extras, is installed; it is not loaded by this.
+    """Whether a package that `what` needs, of one of tether's extras, is installed; it is not
+    loaded by this.
 
     Raises:
         ConfigError: it is not.
     """
     if importlib.util.find_spec(package.replace("-", "_")) is None:
-        raise ConfigError(f"{what} needs {package}, which is not installed: pip install 'tether-rlhf[{extra}]'")
+        raise ConfigError(
+            f"{what} needs {package}, which is not installed: pip install 'tether-rlhf[{extra}]'"
+        )

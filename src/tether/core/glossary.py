@@ -21,7 +21,9 @@ def meanings(word: str) -> dict[str, str]:
     """The entries of a word: of its whole name, and of the last part of a metric."""
     plain = _plain(word)
     exact = {name: text for name, text in EVERY.items() if _plain(name) == plain}
-    parts = {name: text for name, text in METRICS.items() if _plain(name.rpartition("/")[2]) == plain}
+    parts = {
+        name: text for name, text in METRICS.items() if _plain(name.rpartition("/")[2]) == plain
+    }
     return {**exact, **parts}
 
 
@@ -29,7 +31,10 @@ def near(word: str, most: int = 3) -> list[str]:
     """Names that are written almost as `word`, the nearest first."""
     spellings = {_plain(name): name for name in EVERY}
     spellings |= {_plain(name.rpartition("/")[2]): name for name in METRICS}
-    return [spellings[one] for one in difflib.get_close_matches(_plain(word), list(spellings), n=most, cutoff=CLOSE)]
+    return [
+        spellings[one]
+        for one in difflib.get_close_matches(_plain(word), list(spellings), n=most, cutoff=CLOSE)
+    ]
 
 
 def _plain(word: str) -> str:

@@ -17,7 +17,8 @@ _UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 
 def hold(folder: Path) -> None:
-    """Keep other processes out of a run directory until `release`, or the end of this one, whatever that is.
+    """Keep other processes out of a run directory until `release`, or the end of this one, whatever
+    that is.
 
     Raises:
         RunError: another process holds it.
@@ -32,7 +33,8 @@ def hold(folder: Path) -> None:
         except BaseException:
             file.close()
             raise
-        if not is_same:  # whoever held the lock has removed its file meanwhile: there is another one now
+        # whoever held the lock has removed its file meanwhile: there is another one now
+        if not is_same:
             file.close()
             continue
         file.truncate(0)
@@ -58,21 +60,28 @@ def _locked(file: IO[str], folder: Path) -> bool:
     except BlockingIOError:
         file.seek(0)
         owner, mine = file.read().strip(), os.fstat(file.fileno())
-        if any(os.path.samestat(mine, os.fstat(held.fileno())) for held in _HELD.values()):  # the folder was moved meanwhile
+        # the folder was moved meanwhile
+        if any(os.path.samestat(mine, os.fstat(held.fileno())) for held in _HELD.values()):
             file.close()
             return False
-        raise RunError(f"process {owner} is at work in {folder}. Wait for its end, or choose another run directory.") from None
+        raise RunError(
+            f"process {owner} is at work in {folder}. Wait for its end, or choose "
+            "another run directory."
+        ) from None
     except (ImportError, OSError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or "this system has none"
         raise RunError(
-            f"{folder} cannot be locked against other processes ({reason}). Choose a run directory on a file system with locks, "
+            f"{folder} cannot be locked against other processes ({reason}). Choose a run "
+            "directory on a file system with locks, "
             f"or set {LOCKS}=0 where no other process writes there."
         ) from None
     return True
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what `whole_file` had begun when its process was killed; the folder is this process's alone."""
+    """Remove what `whole_file` had begun when its process was killed; the folder is this process's
+    alone.
+    """
     for path in folder.rglob(".*"):
         if _UNFINISHED.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)

@@ -8,5 +8,7 @@ from functools import cache
 
 @cache
 def once(log: Callable[..., None], message: str, *values: object) -> None:
-    """Call a logger's method with a message, unless it was called with the same one and the same values before."""
+    """Call a logger's method with a message, unless it was called with the same one and the same
+    values before.
+    """
     log(message, *values)

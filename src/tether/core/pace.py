@@ -7,11 +7,15 @@ from collections import deque
 from typing import NamedTuple
 
 FIRST = 1
-"""Steps at the start that are left out of the typical one as soon as there are others: they warm up."""
+"""Steps at the start that are left out of the typical one as soon as there are others: they warm
+up.
+"""
 
 
 class Expected(NamedTuple):
-    """Seconds of a stage: before its first step, in all of its steps, after the last; `timed`: a budget ends it by then."""
+    """Seconds of a stage: before its first step, in all of its steps, after the last; `timed`: a
+    budget ends it by then.
+    """
 
     before: float
     steps: float
@@ -31,7 +35,9 @@ class Expected(NamedTuple):
 
 
 class Pace:
-    """Seconds a step, from the steps so far; of an earlier start their number and the seconds of one."""
+    """Seconds a step, from the steps so far; of an earlier start their number and the seconds of
+    one.
+    """
 
     def __init__(self, count: int = 0, step: float | None = None) -> None:
         self.count = count
@@ -53,8 +59,8 @@ class Pace:
 class Forecast:
     """Seconds that are left of one stage. Times are those of one clock.
 
-    Before the first step they are what was expected; from then on the steps to come take what the last ones took. What a stage
-    does around its steps has a count of its own (`part`).
+    Before the first step they are what was expected; from then on the steps to come take what the
+    last ones took. What a stage does around its steps has a count of its own (`part`).
     """
 
     def __init__(self, now: float, expected: Expected | None = None) -> None:
@@ -71,7 +77,9 @@ class Forecast:
             self.since = now if not done else self.since
 
     def step(self, now: float, done: int, total: int, seconds: float | None = None) -> None:
-        """A step has ended, which took so many seconds; unset: since the one before, or since the last part began."""
+        """A step has ended, which took so many seconds; unset: since the one before, or since the
+        last part began.
+        """
         units = max(1, done - self.done) if self.pace.count or seconds is None else 1
         self.pace.add((now - self.since if seconds is None or self.pace.count else seconds) / units)
         self.done, self.total, self.since, self._part = done, total, now, None
@@ -86,7 +94,12 @@ class Forecast:
     @property
     def slowness(self) -> float:
         """The seconds of a step over those that were expected."""
-        if self.pace.step is None or self.total is None or self.expected is None or not self.expected.steps:
+        if (
+            self.pace.step is None
+            or self.total is None
+            or self.expected is None
+            or not self.expected.steps
+        ):
             return 1.0
         return self.pace.step * self.total / self.expected.steps
 
@@ -111,12 +124,18 @@ class Forecast:
 
 
 class Crowd:
-    """Notices that other programs take the processor: steps take longer, and this process works no longer for them."""
+    """Notices that other programs take the processor: steps take longer, and this process works no
+    longer for them.
+    """
 
     SLOWER, SAME_WORK = 2.0, 1.4
-    """Times the seconds of earlier steps from which on a step is slow, and times their work up to which the work is the same."""
+    """Times the seconds of earlier steps from which on a step is slow, and times their work up to
+    which the work is the same.
+    """
     BEFORE, LATELY = 4, 3
-    """Steps, without the first ones, with which the last ones are compared, at least; and how many these are."""
+    """Steps, without the first ones, with which the last ones are compared, at least; and how many
+    these are.
+    """
 
     def __init__(self) -> None:
         self._steps: list[tuple[float, float]] = []
@@ -125,14 +144,16 @@ class Crowd:
     def add(self, seconds: float, worked: float) -> float | None:
         """Note a step and the processor's seconds that this process used in it.
 
-        Returns how many times as long the last steps took as those before them, once, where others are the reason.
+        Returns how many times as long the last steps took as those before them, once, where others
+        are the reason.
         """
         self._steps.append((seconds, worked))
         earlier, lately = self._steps[FIRST : -self.LATELY], self._steps[-self.LATELY :]
         if self._is_noticed or len(earlier) < self.BEFORE:
             return None
         slower, more = (
-            statistics.median(step[i] for step in lately) / max(1e-9, statistics.median(step[i] for step in earlier))
+            statistics.median(step[i] for step in lately)
+            / max(1e-9, statistics.median(step[i] for step in earlier))
             for i in range(2)
         )
         self._is_noticed = slower >= self.SLOWER and more <= self.SAME_WORK

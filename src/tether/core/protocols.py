@@ -1,4 +1,6 @@
-"""The sockets of a stage: engine, reward, model that is asked, monitor, and the tracker of its run."""
+"""The sockets of a stage: engine, reward, model that is asked, monitor, and the tracker of its
+run.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from tether.core.pace import Expected
-from tether.core.types import Alarm, Conversation, Json, Prompt, Rollout, RolloutGroup, Sampling, Score
+from tether.core.types import (
+    Alarm,
+    Conversation,
+    Json,
+    Prompt,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    Score,
+)
 
 
 @runtime_checkable
@@ -30,8 +41,8 @@ class Engine(Protocol):
     ) -> list[RolloutGroup]:
         """One group of `num_samples` rollouts a prompt, in the order of `prompts`.
 
-        A sample depends on (`seed`, the prompt's ordinal, the sample's index, the position) and on the policy alone.
-        `progress` is told the number of rollouts finished so far.
+        A sample depends on (`seed`, the prompt's ordinal, the sample's index, the position) and on
+        the policy alone. `progress` is told the number of rollouts finished so far.
         """
         ...
 
@@ -50,12 +61,21 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class OrderingEngine(Engine, Stateful, Protocol):
-    """An engine that is asked for the next steps' samples while a step learns. Its state holds what is under way."""
+    """An engine that is asked for the next steps' samples while a step learns. Its state holds what
+    is under way.
+    """
 
     max_staleness: int
 
     def order(
-        self, number: int, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int, ordinals: Sequence[int]
+        self,
+        number: int,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        num_samples: int,
+        seed: int,
+        ordinals: Sequence[int],
     ) -> None:
         """Ask for the samples of step `number` with the weights of now, unless that was done."""
         ...
@@ -76,7 +96,9 @@ class RewardSource(Protocol):
 
 @runtime_checkable
 class AdaptiveReward(RewardSource, Stateful, Protocol):
-    """A reward that follows the training: `score` changes with what `learn` was given, `judge` means the same at every step."""
+    """A reward that follows the training: `score` changes with what `learn` was given, `judge`
+    means the same at every step.
+    """
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
 
@@ -88,9 +110,10 @@ class AdaptiveReward(RewardSource, Stateful, Protocol):
 class Verdict(NamedTuple):
     """A model's answer to a question with given options.
 
-    `logprobs`: nats, one an option, normalised among them; None where asking failed, for `reason` ("kind: detail"), which is no
-    verdict and never one half. `mass`: the probability that the reply begins with any of the options. `parsed`: read off one
-    written reply, so that the option it names has everything; parsed without `logprobs`, the reply names none.
+    `logprobs`: nats, one an option, normalised among them; None where asking failed, for `reason`
+    ("kind: detail"), which is no verdict and never one half. `mass`: the probability that the reply
+    begins with any of the options. `parsed`: read off one written reply, so that the option it
+    names has everything; parsed without `logprobs`, the reply names none.
     """
 
     logprobs: tuple[float, ...] | None
@@ -100,7 +123,9 @@ class Verdict(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A model's text, and whether it came to an end; `text` None where asking failed, for `reason`."""
+    """A model's text, and whether it came to an end; `text` None where asking failed, for
+    `reason`.
+    """
 
     text: str | None
     finished: bool = True
@@ -130,21 +155,35 @@ class PlacedAnswers(dict[int, AnswerT]):
 
 @runtime_checkable
 class ChatModel(Protocol):
-    """A model that is asked: to choose, to score, to criticise, to rewrite. Models of equal `name` give equal answers.
+    """A model that is asked: to choose, to score, to criticise, to rewrite. Models of equal `name`
+    give equal answers.
 
-    `told` hears of each answer, by its place, as soon as it is known: whoever keeps it then loses nothing to a crash.
+    `told` hears of each answer, by its place, as soon as it is known: whoever keeps it then loses
+    nothing to a crash.
     """
 
     name: str
 
-    def verdicts(self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None) -> list[Verdict]:
-        """The probability that the reply to each conversation begins with each option; none may begin with another."""
+    def verdicts(
+        self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None
+    ) -> list[Verdict]:
+        """The probability that the reply to each conversation begins with each option; none may
+        begin with another.
+        """
         ...
 
     def replies(
-        self, talks: Sequence[Conversation], sampling: Sampling, *, seed: int, ordinals: Sequence[int], told: Told[Reply] = None
+        self,
+        talks: Sequence[Conversation],
+        sampling: Sampling,
+        *,
+        seed: int,
+        ordinals: Sequence[int],
+        told: Told[Reply] = None,
     ) -> list[Reply]:
-        """A reply to each conversation; like an engine's, it depends on `seed` and ordinal, not on its neighbours."""
+        """A reply to each conversation; like an engine's, it depends on `seed` and ordinal, not on
+        its neighbours.
+        """
         ...
 
     def usage(self) -> Mapping[str, int]:
@@ -153,7 +192,9 @@ class ChatModel(Protocol):
 
 
 def counting(told: Callable[[int], None] | None) -> Callable[..., None] | None:
-    """A listener to answers that tells how many there are so far; None where nobody wants to know."""
+    """A listener to answers that tells how many there are so far; None where nobody wants to
+    know.
+    """
     numbers = itertools.count(1)
     return None if told is None else lambda *_: told(next(numbers))
 
@@ -162,12 +203,17 @@ class Monitor(Stateful, Protocol):
     """Watches a run and warns; resumed from its state it warns alike."""
 
     def observe(
-        self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout], scores: Sequence[Score]
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rollouts: Sequence[Rollout],
+        scores: Sequence[Score],
     ) -> list[Alarm]: ...
 
 
 class Tracker(Protocol):
-    """Shows a run elsewhere, as it goes on. Whatever a method raises, and however long it takes, the run goes on.
+    """Shows a run elsewhere, as it goes on. Whatever a method raises, and however long it takes,
+    the run goes on.
 
     `id`: what the tracker itself calls the run, to go on in it.
     """
@@ -175,7 +221,9 @@ class Tracker(Protocol):
     id: str
 
     def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
-        """Numbers of a step that ended `at`, in seconds since 1970. Steps come in order, none of them twice."""
+        """Numbers of a step that ended `at`, in seconds since 1970. Steps come in order, none of
+        them twice.
+        """
         ...
 
     def samples(self, rows: Sequence[Json], step: int) -> None:
@@ -196,7 +244,9 @@ _SHOWN: ContextVar[object] = ContextVar("shown", default=None)
 
 @contextlib.contextmanager
 def showing(progress: object) -> Iterator[None]:
-    """Within this block `now_doing` reports to this progress bar; None leaves the one that is there."""
+    """Within this block `now_doing` reports to this progress bar; None leaves the one that is
+    there.
+    """
     token = _SHOWN.set(_SHOWN.get() if progress is None else progress)
     try:
         yield
@@ -216,7 +266,9 @@ def count_of(what: str, total: int) -> Callable[[int], None]:
 
 
 def doing(progress: object, what: str, done: int = 0, total: int = 0) -> None:
-    """Report to a progress bar that can show it what is being done, and how much of that is done; total 0: nobody counts."""
+    """Report to a progress bar that can show it what is being done, and how much of that is done;
+    total 0: nobody counts.
+    """
     if (show := getattr(progress, "doing", None)) is not None:
         show(what, done, total)
 

@@ -1,4 +1,6 @@
-"""What a checkpoint notes of a run's records, so that a start that goes on from it notices when rows have gone since."""
+"""What a checkpoint notes of a run's records, so that a start that goes on from it notices when
+rows have gone since.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,32 @@ CHANGED = "records_changed"
 
 
 def note_records(run: RunDirectory) -> Json:
-    """Of each file of records its bytes, rows and digest, once all that was appended is on the disk."""
+    """Of each file of records its bytes, rows and digest, once all that was appended is on the
+    disk.
+    """
     run.flush()
-    texts = {name: (run.path / name).read_bytes() for name in RECORDS if (run.path / name).is_file()}
-    return {name: {"bytes": len(text), "rows": text.count(b"\n"), "sha256": _digest(text)} for name, text in texts.items()}
+    texts = {
+        name: (run.path / name).read_bytes() for name in RECORDS if (run.path / name).is_file()
+    }
+    return {
+        name: {"bytes": len(text), "rows": text.count(b"\n"), "sha256": _digest(text)}
+        for name, text in texts.items()
+    }
 
 
 def report_changes(run: RunDirectory, before: Mapping[str, Any] | None, step: int) -> None:
-    """Name in the log and in the manifest each file that no longer begins as it did when `step` was saved.
+    """Name in the log and in the manifest each file that no longer begins as it did when `step` was
+    saved.
 
     Args:
-        before: what `note_records` gave then; None: the checkpoint is of a tether that noted nothing.
+        before: what `note_records` gave then; None: the checkpoint is of a tether that noted
+            nothing.
     """
-    faults = [fault for name, entry in (before or {}).items() if (fault := _fault(run.path / name, entry, step))]
+    faults = [
+        fault
+        for name, entry in (before or {}).items()
+        if (fault := _fault(run.path / name, entry, step))
+    ]
     for fault in faults:
         logger.warning("%s", fault)
     if faults:
@@ -39,7 +54,11 @@ def report_changes(run: RunDirectory, before: Mapping[str, Any] | None, step: in
 def report_beginning(run: RunDirectory) -> None:
     """Name in the log that steps were made and none was saved, so that all are made again."""
     if rows := sum(row.get("step", 0) > 0 for row in read_jsonl(run.path / "metrics.jsonl")):
-        logger.warning("%s holds %d steps and no checkpoint: the training begins anew, and these rows go", run.path, rows)
+        logger.warning(
+            "%s holds %d steps and no checkpoint: the training begins anew, and these rows go",
+            run.path,
+            rows,
+        )
 
 
 def _fault(path: Path, before: Mapping[str, Any], step: int) -> str:
@@ -48,10 +67,16 @@ def _fault(path: Path, before: Mapping[str, Any], step: int) -> str:
     if _digest(text[: before["bytes"]]) == before["sha256"]:
         return ""
     rows = sum(row.get("step", 0) <= step for row in read_jsonl(path))
-    what = f"has {rows} of the {before['rows']} rows" if rows != before["rows"] else "has rows other than those"
+    what = (
+        f"has {rows} of the {before['rows']} rows"
+        if rows != before["rows"]
+        else ("has rows other than those")
+    )
     return (
-        f"{path} {what} that it had when step {step} was saved: it was cut or changed between two starts. The weights are those "
-        "of the checkpoint; summary and page are made of what is left. To have all, restore the file and resume."
+        f"{path} {what} that it had when step {step} was saved: it was cut or changed between two "
+        "starts. The weights are those "
+        "of the checkpoint; summary and page are made of what is left. To have all, restore the "
+        "file and resume."
     )
 
 

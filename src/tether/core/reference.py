@@ -12,7 +12,14 @@ from pydantic import BaseModel, ValidationError
 from tether.core.config import models_of
 
 BOUNDS = {"Ge": "at least", "Gt": "above", "Le": "at most", "Lt": "below"}
-NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "table", type(None): ""}
+NAMES = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    dict: "table",
+    type(None): "",
+}
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,15 @@ class Key:
     @property
     def meaning(self) -> str:
         """Type, default and description in one line."""
-        default = self.default if self.default == "required" else f"default {self.default or 'unset'}"
+        default = (
+            self.default if self.default == "required" else (f"default {self.default or 'unset'}")
+        )
         return "; ".join(filter(None, (self.type, default, self.description)))
 
 
 def keys_of(kind: type[BaseModel], made: Any = None, above: tuple[str, ...] = ()) -> Iterator[Key]:
-    """Every key of a table and of the tables in it, with the default that holds where nothing else is said.
+    """Every key of a table and of the tables in it, with the default that holds where nothing else
+    is said.
 
     Args:
         made: the table as it is by default, where it stands in another.
@@ -48,7 +58,9 @@ def keys_of(kind: type[BaseModel], made: Any = None, above: tuple[str, ...] = ()
         except ValidationError:
             made = None
     for name, field in kind.model_fields.items():
-        default = field.get_default(call_default_factory=True) if made is None else getattr(made, name)
+        default = (
+            field.get_default(call_default_factory=True) if made is None else getattr(made, name)
+        )
         words = ", ".join(filter(None, (_type(field.annotation), *_bounds(field.metadata))))
         shown = "required" if field.is_required() else _value(default)
         yield Key((*above, name), words, shown, field.description or "", kind)
@@ -71,7 +83,11 @@ def _bounds(metadata: Any) -> Iterator[str]:
 def _type(annotation: Any) -> str:
     """A type in plain words."""
     if isinstance(annotation, type):
-        return "table" if issubclass(annotation, BaseModel) else NAMES.get(annotation, annotation.__name__)
+        return (
+            "table"
+            if issubclass(annotation, BaseModel)
+            else NAMES.get(annotation, annotation.__name__)
+        )
     inner = get_args(annotation)
     if get_origin(annotation) is Literal:
         return " | ".join(map(json.dumps, inner))

@@ -34,20 +34,35 @@ from tether.core.secrets import redact_addresses, redact_value
 from tether.core.types import Alarm, Json
 
 ENGINE = "engine"
-"""Of a config: what samples. It may change from one start to the next, and its folder holds no result."""
+"""Of a config: what samples. It may change from one start to the next, and its folder holds no
+result.
+"""
 MAY_CHANGE = (ENGINE, "budget")
 """Keys of a section that may change from one start to the next."""
 BESIDE = ("log.txt", "command.json", "manifest.json", ".lock")
-"""What may lie in a folder that becomes a run directory: written before config.json, or by who started it."""
+"""What may lie in a folder that becomes a run directory: written before config.json, or by who
+started it.
+"""
 ROUNDS = "round-[0-9]*"
 """The folders of rounds, whether of a stage or of a recipe that repeats."""
 RECORDS = ("metrics.jsonl", "samples.jsonl", "heldout.jsonl", "alarms.jsonl")
-REPORTED_PACKAGES = ("torch", "transformers", "peft", "tokenizers", "safetensors", "datasets", "numpy", "pydantic")
+REPORTED_PACKAGES = (
+    "torch",
+    "transformers",
+    "peft",
+    "tokenizers",
+    "safetensors",
+    "datasets",
+    "numpy",
+    "pydantic",
+)
 
 
 @contextlib.contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
-    """A temporary file beside `path` that is flushed and takes its name at the end; on any error `path` is as it was."""
+    """A temporary file beside `path` that is flushed and takes its name at the end; on any error
+    `path` is as it was.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -92,12 +107,16 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:
-    """A value and a line feed. JSON has no NaN and no infinity: such numbers become null, at any depth."""
+    """A value and a line feed. JSON has no NaN and no infinity: such numbers become null, at any
+    depth.
+    """
     return to_json(value, indent=indent, inf_nan_mode="null", fallback=_plain) + b"\n"
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON and pydantic do not know: a mapping, a number of numpy or torch, or whatever its text says."""
+    """A value that JSON and pydantic do not know: a mapping, a number of numpy or torch, or
+    whatever its text says.
+    """
     if isinstance(value, Mapping):
         return dict(value)
     return value.item() if hasattr(value, "item") else str(value)
@@ -124,9 +143,13 @@ def read_json(path: str | Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RunError(f"{path} does not exist. Is {path.parent} a run directory of tether?") from None
+        raise RunError(
+            f"{path} does not exist. Is {path.parent} a run directory of tether?"
+        ) from None
     except json.JSONDecodeError as error:
-        raise RunError(f"{path} is damaged ({error}). Delete it, or restore it from a copy.") from error
+        raise RunError(
+            f"{path} is damaged ({error}). Delete it, or restore it from a copy."
+        ) from error
 
 
 def read_jsonl(path: str | Path) -> Iterator[Json]:
@@ -145,12 +168,15 @@ def read_jsonl(path: str | Path) -> Iterator[Json]:
                     yield json.loads(line)
                 except ValueError as error:
                     raise RunError(
-                        f"{path}, line {number}, is damaged ({error}). Remove the line, or restore the file from a copy."
+                        f"{path}, line {number}, is damaged ({error}). Remove the line, or "
+                        "restore the file from a copy."
                     ) from error
 
 
 def in_sequence(rounds: Sequence[Sequence[Json]]) -> list[Json]:
-    """The rows of rounds as those of one training: steps count on, and every row has the number of its round."""
+    """The rows of rounds as those of one training: steps count on, and every row has the number of
+    its round.
+    """
     rows, before = [], 0
     for number, own in enumerate(rounds, 1):
         rows += [{**row, "step": before + row.get("step", 0), "round": number} for row in own]
@@ -165,7 +191,9 @@ def stage_folder(root: Path, name: str) -> Path:
 
 
 def is_control(row: Mapping[str, Any]) -> bool:
-    """True if a row of heldout.jsonl measures a control of decoding: another temperature, or the best of n of the start."""
+    """True if a row of heldout.jsonl measures a control of decoding: another temperature, or the
+    best of n of the start.
+    """
     return "temperature" in row or "best_of" in row
 
 
@@ -180,8 +208,8 @@ class RunDirectory:
         """Create the folder, or continue it.
 
         Args:
-            config: plain values or config objects; of these a setting that a run of an older tether did not know is no
-                difference where it has its default.
+            config: plain values or config objects; of these a setting that a run of an older tether
+                did not know is no difference where it has its default.
 
         Raises:
             RunError: the folder holds a run of another config; the differing keys are named.
@@ -194,26 +222,45 @@ class RunDirectory:
             new = _without_new_defaults(now, old, _settings(config, exclude_defaults=True))
             if differences := list(_differences(old, new, (before, str(path)))):
                 raise RunError(
-                    f"{run.path} holds a run of another config: {'; '.join(differences[:5])}. Choose another run directory "
+                    f"{run.path} holds a run of another config: {'; '.join(differences[:5])}. "
+                    "Choose another run directory "
                     "with run=PATH, or delete this one and what stands on it."
                 )
             return run
-        foreign = run.path.is_dir() and any(p.name not in BESIDE and p.name[0] != "." for p in run.path.iterdir())
+        foreign = run.path.is_dir() and any(
+            p.name not in BESIDE and p.name[0] != "." for p in run.path.iterdir()
+        )
         if not stored.is_file() and (foreign or (run.path.exists() and not run.path.is_dir())):
-            raise RunError(f"{run.path} exists and is not a run directory of tether. Choose another path.")
+            raise RunError(
+                f"{run.path} exists and is not a run directory of tether. Choose another path."
+            )
         run.path.mkdir(parents=True, exist_ok=True)
-        argv, started = [Path(sys.argv[0]).name, *sys.argv[1:]], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        start = {"argv": redact_value(argv), "started": started, "config_digest": digest(now), "folder": str(path)}
-        write_json(run.path / "manifest.json", {**environment(), **start, "cwd": os.getcwd(), **manifest})
+        argv, started = (
+            [Path(sys.argv[0]).name, *sys.argv[1:]],
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        )
+        start = {
+            "argv": redact_value(argv),
+            "started": started,
+            "config_digest": digest(now),
+            "folder": str(path),
+        }
+        write_json(
+            run.path / "manifest.json", {**environment(), **start, "cwd": os.getcwd(), **manifest}
+        )
         write_json(stored, now)
         return run
 
     @property
     def begun(self) -> bool:
-        """True if anything was made here: a step, a checkpoint, a stage. A run that failed earlier may begin anew."""
+        """True if anything was made here: a step, a checkpoint, a stage. A run that failed earlier
+        may begin anew.
+        """
         made = ("metrics.jsonl", "summary.json")
         inside = (folder for folder in self.path.glob("*/") if folder.name != ENGINE)
-        return any((self.path / name).is_file() for name in made) or any(p.is_file() for f in inside for p in f.glob("**/*"))
+        return any((self.path / name).is_file() for name in made) or any(
+            p.is_file() for f in inside for p in f.glob("**/*")
+        )
 
     @property
     def complete(self) -> bool:
@@ -233,16 +280,26 @@ class RunDirectory:
 
     def held_out(self) -> dict[int, dict[str, list[float | None]]]:
         """The scores of every measurement by its step; of one that was made twice, the later."""
-        return {row["step"]: row["scores"] for row in read_jsonl(self.path / "heldout.jsonl") if not is_control(row)}
+        return {
+            row["step"]: row["scores"]
+            for row in read_jsonl(self.path / "heldout.jsonl")
+            if not is_control(row)
+        }
 
     def decoded(self) -> dict[tuple[int, float], dict[str, list[float | None]]]:
-        """The scores at other temperatures than that of the measurements, by step and temperature."""
+        """The scores at other temperatures than that of the measurements, by step and
+        temperature.
+        """
         rows = (row for row in read_jsonl(self.path / "heldout.jsonl") if "temperature" in row)
         return {(row["step"], row["temperature"]): row["scores"] for row in rows}
 
     def best_of(self) -> dict[int, list[float | None]]:
         """The scores of the best of n answers of the model before, by n."""
-        return {row["best_of"]: row["scores"]["score"] for row in read_jsonl(self.path / "heldout.jsonl") if "best_of" in row}
+        return {
+            row["best_of"]: row["scores"]["score"]
+            for row in read_jsonl(self.path / "heldout.jsonl")
+            if "best_of" in row
+        }
 
     def alarm(self, alarms: Iterable[Alarm]) -> None:
         """Append to alarms.jsonl."""
@@ -252,25 +309,39 @@ class RunDirectory:
         return list(read_jsonl(self.path / "alarms.jsonl"))
 
     def metrics(self) -> list[Json]:
-        """The rows of metrics.jsonl; of a stage in rounds those of its rounds, one after another."""
+        """The rows of metrics.jsonl; of a stage in rounds those of its rounds, one after
+        another.
+        """
         rows = list(read_jsonl(self.path / "metrics.jsonl"))
         rounds = sorted(self.path.glob(f"{ROUNDS}/metrics.jsonl"))
         return rows or in_sequence([list(read_jsonl(path)) for path in rounds])
 
     def seconds(self, start: float) -> float:
-        """Seconds of a stage: since `start` (perf_counter), or what its steps took in all starts, whichever is more."""
-        return max(time.perf_counter() - start, sum(row.get("time/step", 0.0) for row in self.metrics()))
+        """Seconds of a stage: since `start` (perf_counter), or what its steps took in all starts,
+        whichever is more.
+        """
+        return max(
+            time.perf_counter() - start, sum(row.get("time/step", 0.0) for row in self.metrics())
+        )
 
     def truncate(self, last_step: int) -> None:
-        """Forget metrics, samples, measurements and alarms after `last_step`: a resumed run writes them anew."""
+        """Forget metrics, samples, measurements and alarms after `last_step`: a resumed run writes
+        them anew.
+        """
         for name in RECORDS:
             path = self.path / name
             if path.is_file():
-                rows = zip(read_jsonl(path), path.read_bytes().splitlines(keepends=True), strict=False)
-                _write_whole(path, b"".join(line for row, line in rows if row.get("step", 0) <= last_step))
+                rows = zip(
+                    read_jsonl(path), path.read_bytes().splitlines(keepends=True), strict=False
+                )
+                _write_whole(
+                    path, b"".join(line for row, line in rows if row.get("step", 0) <= last_step)
+                )
 
     def flush(self) -> None:
-        """Wait until all that was appended is on the disk: before a checkpoint says that it will not be written again."""
+        """Wait until all that was appended is on the disk: before a checkpoint says that it will
+        not be written again.
+        """
         for name in RECORDS:
             if (self.path / name).is_file():
                 flush(self.path / name)
@@ -289,12 +360,18 @@ class RunDirectory:
 
 def _settings(config: Mapping[str, Any], **options: Any) -> Any:
     """Plain JSON values, of config objects too."""
-    dumped = {key: value.model_dump(mode="json", **options) for key, value in config.items() if hasattr(value, "model_dump")}
+    dumped = {
+        key: value.model_dump(mode="json", **options)
+        for key, value in config.items()
+        if hasattr(value, "model_dump")
+    }
     return redact_addresses(json.loads(_json({**config, **dumped})))
 
 
 def _without_new_defaults(new: Any, old: Any, chosen: Any) -> Any:
-    """The new settings less those that the old run did not know and that stand at their default (are not among `chosen`)."""
+    """The new settings less those that the old run did not know and that stand at their default
+    (are not among `chosen`).
+    """
     if not (isinstance(new, dict) and isinstance(old, dict)):
         return new
     chosen = chosen if isinstance(chosen, dict) else {}
@@ -303,7 +380,9 @@ def _without_new_defaults(new: Any, old: Any, chosen: Any) -> Any:
 
 
 def _differences(old: Any, new: Any, folders: tuple[str, str], prefix: str = "") -> Iterator[str]:
-    """A sentence for each setting whose values differ; a path that moved along with the run's folder is the same."""
+    """A sentence for each setting whose values differ; a path that moved along with the run's
+    folder is the same.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in (key for key in {**old, **new} if key not in MAY_CHANGE):
             yield from _differences(old.get(key), new.get(key), folders, f"{prefix}{key}.")
@@ -315,13 +394,17 @@ def _differences(old: Any, new: Any, folders: tuple[str, str], prefix: str = "")
 
 
 def _same_place(old: Any, new: Any, folders: tuple[str, str]) -> bool:
-    if not (isinstance(old, str) and isinstance(new, str) and os.sep in new and folders[0] != folders[1]):
+    if not (
+        isinstance(old, str) and isinstance(new, str) and os.sep in new and folders[0] != folders[1]
+    ):
         return False
     return os.path.relpath(old, folders[0]) == os.path.relpath(new, folders[1])
 
 
 def noted_path(folder: Path, path: str) -> Path | None:
-    """The present place of the folder that the run in `folder` calls `path`: as it lay to the run, else where it lay."""
+    """The present place of the folder that the run in `folder` calls `path`: as it lay to the run,
+    else where it lay.
+    """
     manifest = read_json(folder / "manifest.json")
     home = Path(manifest.get("cwd", "."))
     places = [home / path]
@@ -332,7 +415,9 @@ def noted_path(folder: Path, path: str) -> Path | None:
 
 @cache
 def environment() -> Json:
-    """Versions and machine, without importing any of the packages named, as they were when it was first asked for."""
+    """Versions and machine, without importing any of the packages named, as they were when it was
+    first asked for.
+    """
     versions = {}
     for name in REPORTED_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -344,7 +429,9 @@ def environment() -> Json:
         "platform": platform.platform(),
         "processor": _processor(),
         "cpu_count": os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if hasattr(os, "sysconf")
+        else None,
         "packages": versions,
     }
 
@@ -365,13 +452,22 @@ def cpuinfo() -> list[str]:
 def code_digest() -> str:
     """A digest of tether's own source files."""
     root = Path(__file__).resolve().parent.parent
-    return digest([[str(p.relative_to(root)), p.read_text(encoding="utf-8")] for p in sorted(root.rglob("*.py"))])
+    return digest(
+        [
+            [str(p.relative_to(root)), p.read_text(encoding="utf-8")]
+            for p in sorted(root.rglob("*.py"))
+        ]
+    )
 
 
 def file_digest(paths: Sequence[str | Path]) -> dict[str, str]:
     """SHA-256 of each file (folders: of every file in them)."""
     result = {}
-    for file in (file for path in map(Path, paths) for file in (sorted(path.rglob("*")) if path.is_dir() else [path])):
+    for file in (
+        file
+        for path in map(Path, paths)
+        for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
+    ):
         if file.is_file():
             with file.open("rb") as handle:
                 result[str(file)] = hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,7 +1,9 @@
-"""Secrets that must not be written down: passwords, keys and tokens, wherever they stand in a text or in settings.
+"""Secrets that must not be written down: passwords, keys and tokens, wherever they stand in a text
+or in settings.
 
-Known by three signs: the name beside them (`api_key=`, `--password`, an address's `user:password@`), their own shape (`hf_…`,
-`sk-…`), and the environment, whose secret variables are replaced wherever their values appear.
+Known by three signs: the name beside them (`api_key=`, `--password`, an address's
+`user:password@`), their own shape (`hf_…`, `sk-…`), and the environment, whose secret variables are
+replaced wherever their values appear.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ from typing import Any
 
 HIDDEN = "***"
 SHORTEST = 6
-"""Characters of a value in the environment below which replacing it everywhere would garble more than it hides."""
+"""Characters of a value in the environment below which replacing it everywhere would garble more
+than it hides.
+"""
 
 _NAME = r"(?:api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key|secret|passwd|password|pwd|credentials?|bearer|auth|" \
         r"(?:access|auth|api|hf|hub|id|refresh|session|bot)[_-]?token|token|sig|signature)"  # fmt: skip
 _IS_NAME = re.compile(rf"(?:^|[_.-])(?:key|{_NAME})(?<!stop[_-]token)$", re.IGNORECASE)
 _ASSIGNED = re.compile(
-    rf"((?:^|[?&;,\s'\"_.-])(?:key|{_NAME})['\"]?\s*(?:=|:\s?(?!//))\s*['\"]?)([^\s'\"&;,{{}}\[\]]+)", re.IGNORECASE
+    rf"((?:^|[?&;,\s'\"_.-])(?:key|{_NAME})['\"]?\s*(?:=|:\s?(?!//))\s*['\"]?)([^\s'\"&;,{{}}\[\]]+)",
+    re.IGNORECASE,
 )
 _QUOTED = re.compile(
     rf"((?:(?:^|[?&;,\s'\"_.-])(?:key|{_NAME})['\"]?\s*(?:=|:\s?(?!//))\s*|--?[\w-]*{_NAME}\s+)(?P<mark>['\"]))"
@@ -27,7 +32,10 @@ _QUOTED = re.compile(
 )  # fmt: skip
 """A value in quotes, which may hold spaces."""
 _OPTION = re.compile(rf"(--?[\w-]*{_NAME}\s+['\"]?)(?!-)([^\s'\"]+)", re.IGNORECASE)
-_IN_ADDRESS = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)([^\s@/]+|[^\s@]+(?=@[^\s@/]+(?:[/?#\s]|$)))(?=@)", re.IGNORECASE)
+_IN_ADDRESS = re.compile(
+    r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)([^\s@/]+|[^\s@]+(?=@[^\s@/]+(?:[/?#\s]|$)))(?=@)",
+    re.IGNORECASE,
+)
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{12,}|AKIA[A-Z0-9]{12,}"
     r"|AIza[\w-]{20,}|xox[abprs]-[\w-]{8,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})"
@@ -38,12 +46,20 @@ _SCHEME = re.compile(
     re.IGNORECASE,
 )
 """The scheme of an Authorization header, and what follows it; a short plain word is prose."""
-_PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
-_SECRET_VARIABLE = re.compile(r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:^|_)(?:KEY|PASS|AUTH))$", re.IGNORECASE)
+_PEM = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE "
+    r"KEY-----|\Z)",
+    re.DOTALL,
+)
+_SECRET_VARIABLE = re.compile(
+    r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:^|_)(?:KEY|PASS|AUTH))$", re.IGNORECASE
+)
 
 
 def redact_addresses(value: Any) -> Any:
-    """Plain values without the passwords in their addresses, and nothing else changed: for settings that are read back."""
+    """Plain values without the passwords in their addresses, and nothing else changed: for settings
+    that are read back.
+    """
     return with_texts(value, lambda text: _IN_ADDRESS.sub(rf"\g<1>{HIDDEN}", text))
 
 
@@ -53,11 +69,15 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
         return change(value)
     if isinstance(value, Mapping):
         return {key: with_texts(item, change) for key, item in value.items()}
-    return [with_texts(item, change) for item in value] if isinstance(value, (list, tuple)) else value
+    return (
+        [with_texts(item, change) for item in value] if isinstance(value, (list, tuple)) else value
+    )
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """The text with *** for every secret in it; `environment` is that of this process unless another is given."""
+    """The text with *** for every secret in it; `environment` is that of this process unless
+    another is given.
+    """
     for secret in _known(os.environ if environment is None else environment):
         text = text.replace(secret, HIDDEN)
     text = _PEM.sub(HIDDEN, text)
@@ -67,16 +87,29 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def redact_value(value: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """The same for plain values at any depth: texts, and whatever text stands under a name such as `password`."""
+    """The same for plain values at any depth: texts, and whatever text stands under a name such as
+    `password`.
+    """
     if isinstance(value, str):
         return redact(value, environment)
     if isinstance(value, Mapping):
-        hidden = lambda key, item: isinstance(item, str) and item and isinstance(key, str) and _IS_NAME.search(key)  # noqa: E731
-        return {key: HIDDEN if hidden(key, item) else redact_value(item, environment) for key, item in value.items()}
+
+        def hidden(key, item):
+            return isinstance(item, str) and item and isinstance(key, str) and _IS_NAME.search(key)
+
+        return {
+            key: HIDDEN if hidden(key, item) else redact_value(item, environment)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         items = [redact_value(item, environment) for item in value]
         for place, option in enumerate(value[:-1]):  # ["--api-key", "..."]
-            if isinstance(option, str) and option.startswith("-") and "=" not in option and _IS_NAME.search(option):
+            if (
+                isinstance(option, str)
+                and option.startswith("-")
+                and "=" not in option
+                and _IS_NAME.search(option)
+            ):
                 items[place + 1] = HIDDEN if isinstance(value[place + 1], str) else items[place + 1]
         return items
     return value
@@ -85,5 +118,10 @@ def redact_value(value: Any, environment: Mapping[str, str] | None = None) -> An
 def _known(environment: Mapping[str, str]) -> Iterator[str]:
     """The secrets that the environment names, the longest first: one may be part of another."""
     values = {value for name, value in environment.items() if _SECRET_VARIABLE.search(name)}
-    values |= {match[2] for value in environment.values() if "://" in value for match in _IN_ADDRESS.finditer(value)}
+    values |= {
+        match[2]
+        for value in environment.values()
+        if "://" in value
+        for match in _IN_ADDRESS.finditer(value)
+    }
     yield from sorted((value for value in values if len(value) >= SHORTEST), key=len, reverse=True)

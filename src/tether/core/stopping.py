@@ -20,7 +20,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 LEFT_BEHIND: WeakSet[threading.Thread] = WeakSet()
-"""Threads that users' functions started and did not end: Python waits for them at the end of a program."""
+"""Threads that users' functions started and did not end: Python waits for them at the end of a
+program.
+"""
 PATIENCE = 10.0
 """Seconds that a program waits for them."""
 
@@ -37,12 +39,14 @@ class Interrupted(BaseException):
 
 
 class Stopping:
-    """Within this block the first signal is only noted in `asked`; whoever opened it looks between steps.
+    """Within this block the first signal is only noted in `asked`; whoever opened it looks between
+    steps.
 
     Python delivers signals to the main thread alone, so in any other the block changes nothing.
 
     Raises:
-        Interrupted: a signal came before, and what it raised was lost where nothing can be raised (a finalizer, a C callback).
+        Interrupted: a signal came before, and what it raised was lost where nothing can be raised
+            (a finalizer, a C callback).
     """
 
     came: ClassVar[signal.Signals | None] = None
@@ -67,28 +71,43 @@ class Stopping:
         if self.asked is not None:
             raise Interrupted("stopped at once; what was saved before stays.", number)
         self.asked = signal.Signals(number)
-        logging.getLogger(__name__).warning("%s: finishing this step, then saving. Once more stops at once.", self.asked.name)
+        logging.getLogger(__name__).warning(
+            "%s: finishing this step, then saving. Once more stops at once.", self.asked.name
+        )
 
-    def leave(self, step: int, total: int, place: Path, by: signal.Signals | None = None) -> NoReturn:
-        """End the training of which `step` has just been saved in `place`; `by`: what another rank was told, if not this one."""
+    def leave(
+        self, step: int, total: int, place: Path, by: signal.Signals | None = None
+    ) -> NoReturn:
+        """End the training of which `step` has just been saved in `place`; `by`: what another rank
+        was told, if not this one.
+        """
         by = by or self.asked
         assert by is not None
         stage, how = "", f"{place} has the checkpoint: run the same again to go on."
         if root := run_of(place):
-            stage, how = f" of {place.relative_to(root)}" if place != root else "", f"Go on with: tether resume {root}"
+            stage, how = (
+                f" of {place.relative_to(root)}" if place != root else "",
+                (f"Go on with: tether resume {root}"),
+            )
         raise Interrupted(f"stopped after step {step} of {total}{stage}, which is saved. {how}", by)
 
 
 def run_of(place: Path) -> Path | None:
-    """The run directory that `place` is or lies in: where a command of tether has noted what it started."""
-    return next((folder for folder in (place, *place.parents)[:6] if (folder / "command.json").is_file()), None)
+    """The run directory that `place` is or lies in: where a command of tether has noted what it
+    started.
+    """
+    return next(
+        (folder for folder in (place, *place.parents)[:6] if (folder / "command.json").is_file()),
+        None,
+    )
 
 
 def begin_program() -> None:
-    """From now on SIGTERM and Ctrl-C end this program with `Interrupted`, so that what it opened is closed.
+    """From now on SIGTERM and Ctrl-C end this program with `Interrupted`, so that what it opened is
+    closed.
 
-    Garbage is sought seldom: libraries leave half a million objects that stay. To search them, while they load and at the end, is
-    a third of a start.
+    Garbage is sought seldom: libraries leave half a million objects that stay. To search them,
+    while they load and at the end, is a third of a start.
     """
 
     def stop(number: int, _: FrameType | None) -> NoReturn:
@@ -97,7 +116,8 @@ def begin_program() -> None:
 
     Stopping.came = None
     for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as a shell sets it for what it starts in the background
+        # as a shell sets it for what it starts in the background
+        if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
     if not isinstance(sys.unraisablehook, _SendAgain):
         sys.unraisablehook = _SendAgain(sys.unraisablehook)
@@ -107,11 +127,15 @@ def begin_program() -> None:
 
 def ended_by(number: signal.Signals) -> Interrupted:
     """What a signal ends a program with."""
-    return Interrupted(f"{'terminated' if number == signal.SIGTERM else 'interrupted'}; {AGAIN}", number)
+    return Interrupted(
+        f"{'terminated' if number == signal.SIGTERM else 'interrupted'}; {AGAIN}", number
+    )
 
 
 class _SendAgain:
-    """Where a signal's exception came while nothing can be raised, the signal is sent once more, a moment later."""
+    """Where a signal's exception came while nothing can be raised, the signal is sent once more, a
+    moment later.
+    """
 
     def __init__(self, before: Callable[[Any], object]) -> None:
         self.before = before
@@ -126,11 +150,15 @@ class _SendAgain:
 
 
 def end_in_time(code: int) -> None:
-    """See to it that this program, which is about to end with an exit code, does not wait for threads that never end."""
+    """See to it that this program, which is about to end with an exit code, does not wait for
+    threads that never end.
+    """
 
     def leave() -> None:
         names = ", ".join(sorted(thread.name for thread in LEFT_BEHIND if thread.is_alive()))
-        logging.getLogger(__name__).warning("the program ends without threads of a user's function that do not end: %s", names)
+        logging.getLogger(__name__).warning(
+            "the program ends without threads of a user's function that do not end: %s", names
+        )
         sys.stdout.flush()
         os._exit(code)
 

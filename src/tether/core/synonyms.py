@@ -24,13 +24,17 @@ def alike(word: str, names: Iterable[str], *, most: int = 1, cutoff: float = 0.5
     return did_you_mean(difflib.get_close_matches(word, list(names), n=most, cutoff=cutoff))
 
 
-METHODS: dict[str, tuple[str, str, str]] = {name: (row[0], row[1], row[2]) for name, row in _TABLES["methods"].items()}
+METHODS: dict[str, tuple[str, str, str]] = {
+    name: (row[0], row[1], row[2]) for name, row in _TABLES["methods"].items()
+}
 """A method that is a value in a section of another name: the section, the key, the value."""
 SECTIONS: dict[str, str] = _TABLES["sections"]
 """Other names of a section, and of its command."""
 COMMANDS: dict[str, str] = _TABLES["commands"]
 """Other names of a command."""
 KEYS = {word: tuple(targets.split()) for word, targets in _by_word(_TABLES["keys"]).items()}
-"""Other names of a key: what it may be here, from its section or from the recipe's root, the first that is there."""
+"""Other names of a key: what it may be here, from its section or from the recipe's root, the first
+that is there.
+"""
 NOTES = _by_word(_TABLES["notes"])
 """What has no key of its own, and what to do instead."""

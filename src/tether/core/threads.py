@@ -1,8 +1,10 @@
-"""Threads of OpenMP, which computes torch's products: how many there are. OpenMP reads it when it starts.
+"""Threads of OpenMP, which computes torch's products: how many there are. OpenMP reads it when it
+starts.
 
-A thread that spins while it waits takes the processor from the one that it waits for, as soon as another program needs a core.
-One that sleeps is late: alone on two cores, 16 rollouts of 32 tokens took 1.9 s instead of 1.4; beside one busy program 2.5 s
-instead of 4.1. So waiting is left to the user: OMP_WAIT_POLICY=PASSIVE suits a machine that others use.
+A thread that spins while it waits takes the processor from the one that it waits for, as soon as
+another program needs a core. One that sleeps is late: alone on two cores, 16 rollouts of 32 tokens
+took 1.9 s instead of 1.4; beside one busy program 2.5 s instead of 4.1. So waiting is left to the
+user: OMP_WAIT_POLICY=PASSIVE suits a machine that others use.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def share_the_machine() -> None:
 
 
 def fewer_cores() -> int | None:
-    """Threads for a process that may use fewer cores, or has fewer fast ones, than OpenMP would count; None: no fewer."""
+    """Threads for a process that may use fewer cores, or has fewer fast ones, than OpenMP would
+    count; None: no fewer.
+    """
     if not hasattr(os, "sched_getaffinity"):
         return None
     allowed = os.sched_getaffinity(0)

@@ -1,4 +1,5 @@
-"""The values that travel between rooms: text on one side, token ids on the other, never both confused.
+"""The values that travel between rooms: text on one side, token ids on the other, never both
+confused.
 
 No torch here. Everything is frozen; a stage changes the representation by making a new value.
 """
@@ -22,13 +23,16 @@ class Message:
     """One turn of a conversation.
 
     Attributes:
-        tool_calls: the functions that an assistant's turn calls, each as the JSON text of an object in OpenAI's format whose
-            arguments are an object.
-        tools: on the first turn alone, the JSON text of the list of schemas of the functions that may be called.
-        reasoning: the thought before an assistant's reply, where the data keeps it apart from `content`.
+        tool_calls: the functions that an assistant's turn calls, each as the JSON text of an object
+            in OpenAI's format whose arguments are an object.
+        tools: on the first turn alone, the JSON text of the list of schemas of the functions that
+            may be called.
+        reasoning: the thought before an assistant's reply, where the data keeps it apart from
+            `content`.
         name: the name of the speaker, or of the function whose result a tool's turn holds.
         tool_call_id: the id of the call that a tool's turn answers.
-        train: False keeps an assistant's turn out of the loss; the turn still stands in the context of later ones.
+        train: False keeps an assistant's turn out of the loss; the turn still stands in the context
+            of later ones.
     """
 
     role: ChatRole
@@ -41,8 +45,14 @@ class Message:
     train: bool = True
 
     def __repr__(self) -> str:
-        """Without fields that have their default value: the split into training and held-out prompts depends on this text."""
-        given = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)
+        """Without fields that have their default value: the split into training and held-out
+        prompts depends on this text.
+        """
+        given = (
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        )
         return f"Message({', '.join(given)})"
 
     @property
@@ -52,17 +62,27 @@ class Message:
 
     @property
     def spoken(self) -> str:
-        """The turn for people and judges to read: what it says, then each call as name(arguments)."""
+        """The turn for people and judges to read: what it says, then each call as
+        name(arguments).
+        """
         calls = [json.loads(call)["function"] for call in self.tool_calls]
-        lines = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
+        lines = [
+            f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls
+        ]
         return "\n".join([*([self.content] if self.content.strip() or not lines else []), *lines])
 
     def as_row(self) -> Json:
-        """The turn as files and chat templates have it: role and content, and each further field that is not empty."""
+        """The turn as files and chat templates have it: role and content, and each further field
+        that is not empty.
+        """
         row: Json = {"role": self.role, "content": self.content}
         if self.tool_calls:
             row["tool_calls"] = [json.loads(call) for call in self.tool_calls]
-        further = {"reasoning_content": self.reasoning, "name": self.name, "tool_call_id": self.tool_call_id}
+        further = {
+            "reasoning_content": self.reasoning,
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+        }
         row |= {key: value for key, value in further.items() if value}
         return row if self.train else row | {"train": False}
 
@@ -83,8 +103,10 @@ class Prompt:
     """A conversation that waits for an assistant's turn.
 
     Attributes:
-        metadata: further columns and values that tether derives from them, for judges and reports, never for models.
-        row: all columns of the row that the prompt was read from, unchanged, where a function of the user's will get them.
+        metadata: further columns and values that tether derives from them, for judges and reports,
+            never for models.
+        row: all columns of the row that the prompt was read from, unchanged, where a function of
+            the user's will get them.
     """
 
     messages: Conversation
@@ -109,7 +131,9 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """One annotator's view of a comparison: +1 for `chosen`, -1 for `rejected`, 0 for a tie, between for strength."""
+    """One annotator's view of a comparison: +1 for `chosen`, -1 for `rejected`, 0 for a tie,
+    between for strength.
+    """
 
     annotator: str
     preference: float
@@ -120,8 +144,9 @@ class Comparison:
     """Two continuations of one prompt, the preferred one first.
 
     `group` names the prompt: all comparisons of a group stay together in a split and in a batch.
-    `margin` is how much better `chosen` is, in the source's own units (None: unknown). `tie` pairs carry no
-    direction. `probability` is the (soft) label P(chosen preferred). `annotations` keeps every single vote.
+    `margin` is how much better `chosen` is, in the source's own units (None: unknown). `tie` pairs
+    carry no direction. `probability` is the (soft) label P(chosen preferred). `annotations` keeps
+    every single vote.
     """
 
     prompt: Conversation
@@ -162,7 +187,8 @@ class Feedback:
 class StepLabels:
     """A solution cut into steps, each right (True), wrong (False) or unjudged (None).
 
-    `group` names the problem where the prompt does not: variants of one problem stay together in a split.
+    `group` names the problem where the prompt does not: variants of one problem stay together in a
+    split.
     """
 
     prompt: Conversation
@@ -195,7 +221,9 @@ class StopReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The way tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
+    """The way tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are
+    off.
+    """
 
     max_new_tokens: int = 128
     temperature: float = 1.0
@@ -242,7 +270,8 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A scalar with its parts. `value` None means that scoring failed: masked and counted, never read as 0.
+    """A scalar with its parts. `value` None means that scoring failed: masked and counted, never
+    read as 0.
 
     `steps` are rewards of single steps, each with the index of the response token that ends it.
     """
@@ -253,16 +282,28 @@ class Score:
     steps: tuple[tuple[int, float], ...] = ()
 
     def finite(self, source: str, returned: float | Sequence[float] | Mapping[str, float]) -> Score:
-        """The score itself; a failed one where any number that `source` returned for it is not finite."""
+        """The score itself; a failed one where any number that `source` returned for it is not
+        finite.
+        """
         numbers = (
-            returned.values() if isinstance(returned, Mapping) else [returned] if isinstance(returned, float | int) else returned
+            returned.values()
+            if isinstance(returned, Mapping)
+            else [returned]
+            if isinstance(returned, float | int)
+            else returned
         )
-        return self if all(map(math.isfinite, numbers)) else Score(None, reason=f"{source} returned {returned}")
+        return (
+            self
+            if all(map(math.isfinite, numbers))
+            else Score(None, reason=(f"{source} returned {returned}"))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A detector's finding at a step: a value beyond its threshold, what it means, what to do, and samples to look at."""
+    """A detector's finding at a step: a value beyond its threshold, what it means, what to do, and
+    samples to look at.
+    """
 
     detector: str
     step: int

@@ -1,6 +1,8 @@
-"""The place where a program hangs: the stacks of all its threads in a file of the run, and one line about it on the terminal.
+"""The place where a program hangs: the stacks of all its threads in a file of the run, and one line
+about it on the terminal.
 
-Nothing is ever ended here. Waiting is by the monotonic clock, so a wall clock that jumps neither wakes nor silences the watch.
+Nothing is ever ended here. Waiting is by the monotonic clock, so a wall clock that jumps neither
+wakes nor silences the watch.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ FIRST_STEPS = 3
 
 
 def place(thread: int, file: str | None = None) -> str:
-    """Function, file and line where a thread (its `ident`) is: innermost, or innermost in `file` where it is anywhere there."""
+    """Function, file and line where a thread (its `ident`) is: innermost, or innermost in `file`
+    where it is anywhere there.
+    """
     frame = innermost = sys._current_frames().get(thread)
     while frame is not None and file is not None and frame.f_code.co_filename != file:
         frame = frame.f_back
@@ -48,12 +52,18 @@ class Watchdog:
     Args:
         path: where the stacks go, such as stacks.txt in the run directory; None writes none.
         times: how many medians of the steps before are too long.
-        least: seconds that are never too long; before the first three steps are through, six times as many.
+        least: seconds that are never too long; before the first three steps are through, six times
+            as many.
         say: gets the one message of a run; default: a warning on the terminal.
     """
 
     def __init__(
-        self, path: Path | None, *, times: float = 10.0, least: float = 300.0, say: Callable[[str], None] = logger.warning
+        self,
+        path: Path | None,
+        *,
+        times: float = 10.0,
+        least: float = 300.0,
+        say: Callable[[str], None] = logger.warning,
     ) -> None:
         self.path, self.times, self.least, self.say, self.said = path, times, least, say, False
         self.durations: deque[float] = deque(maxlen=64)
@@ -68,7 +78,9 @@ class Watchdog:
     @contextlib.contextmanager
     def step(self, name: str = "step") -> Iterator[None]:
         """Around one step; costs the start of a thread (under 0.2 ms)."""
-        timer = threading.Timer(self.limit, self.late, (f"a {name}", self.limit, threading.get_ident()))
+        timer = threading.Timer(
+            self.limit, self.late, (f"a {name}", self.limit, threading.get_ident())
+        )
         timer.daemon = True
         timer.start()
         start = time.perf_counter()
@@ -79,7 +91,9 @@ class Watchdog:
             self.durations.append(time.perf_counter() - start)
 
     def late(self, what: str, seconds: float, thread: int, file: str | None = None) -> str:
-        """Report that something takes too long: all stacks to the file, a message once. Returns the `place` where it is."""
+        """Report that something takes too long: all stacks to the file, a message once. Returns the
+        `place` where it is.
+        """
         where = place(thread, file)
         message = f"{what} has taken {round(seconds, 1):g} s so far, in {where}"
         if self.path is not None:

@@ -1,8 +1,10 @@
-"""Operations that torch does slowly on a CPU: kernels.c, built once for the processor at hand and kept in the cache.
+"""Operations that torch does slowly on a CPU: kernels.c, built once for the processor at hand and
+kept in the cache.
 
-For one query a row over grouped heads torch first copies the keys for every query head, and in training a short tile is too small
-a product for its kernels: copies and tiny products cost a small model a quarter of its decoding, a fifth of its update. Without a
-C compiler and on accelerators torch's own operations are taken: the same results to rounding, more slowly.
+For one query a row over grouped heads torch first copies the keys for every query head, and in
+training a short tile is too small a product for its kernels: copies and tiny products cost a small
+model a quarter of its decoding, a fifth of its update. Without a C compiler and on accelerators
+torch's own operations are taken: the same results to rounding, more slowly.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ _SIZE, _POINTER, _FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 SIGNATURES = {
     "panel_width": [],
     "product": [*[_SIZE] * 3, *[_POINTER] * 4],
-    "decode": [*[_SIZE] * 5, _POINTER, *[_POINTER, _SIZE, _SIZE] * 3, *[_POINTER] * 3, _FLOAT, _SIZE, _FLOAT],
+    "decode": [
+        *[_SIZE] * 5,
+        _POINTER,
+        *[_POINTER, _SIZE, _SIZE] * 3,
+        *[_POINTER] * 3,
+        _FLOAT,
+        _SIZE,
+        _FLOAT,
+    ],
     "sample": [*[_SIZE] * 3, _POINTER, _FLOAT, *[_POINTER] * 3],
     "add_norm": [_SIZE, _SIZE, *[_POINTER] * 3, _FLOAT, _POINTER],
     "rotate": [*[_SIZE] * 6, *[_POINTER] * 5, _FLOAT],
@@ -39,7 +49,8 @@ ALLOCATING = ("decode", "attend", "attend_back")
 @cache
 def library() -> Any:
     """The shared library; None where it cannot be had."""
-    openmp = sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))[:1]  # torch's own threads, not a second set of them
+    # torch's own threads, not a second set of them
+    openmp = sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))[:1]
     if not openmp and torch.get_num_threads() > 1:
         return None  # on one thread they would be slower than torch on all
     flags = ["-O3", "-march=native", "-ffast-math", *(["-fopenmp"] if openmp else [])]
@@ -58,7 +69,8 @@ def _memory_sufficed(failed: int, function: Any, arguments: Any) -> None:
     if failed:
         name = function.__name__.rpartition("_")[0]
         raise MemoryError(
-            f"attention ({name}) found no memory to work in: sample fewer rows at once, or cut smaller micro-batches"
+            f"attention ({name}) found no memory to work in: sample fewer rows at once, or cut "
+            "smaller micro-batches"
         )
 
 
@@ -68,35 +80,60 @@ def library_for(tensor: Tensor) -> Any:
 
 
 def _call(name: str, dtype: torch.dtype, *arguments: Any) -> Any:
-    """The function for this type; tensors are passed by their addresses, and live until it returns."""
+    """The function for this type; tensors are passed by their addresses, and live until it
+    returns.
+    """
     function = getattr(library(), f"{name}_{TYPES[dtype]}")
     return function(*(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))
 
 
 def panel_width(weight: Tensor) -> int:
-    """Outputs in a panel of `product`; 0 where there is no such kernel, or torch has a better one."""
+    """Outputs in a panel of `product`; 0 where there is no such kernel, or torch has a better
+    one.
+    """
     return 0 if library_for(weight) is None else _call("panel_width", weight.dtype)
 
 
 def product(states: Tensor, panels: Tensor, bias: Tensor | None, columns: int) -> Tensor:
-    """(..., inputs) times a matrix laid out in panels (products.Panels) -> (..., columns); all contiguous."""
+    """(..., inputs) times a matrix laid out in panels (products.Panels) -> (..., columns); all
+    contiguous.
+    """
     out, inputs = states.new_empty(*states.shape[:-1], columns), states.shape[-1]
     steps = inputs * states.element_size() // 4
-    _call("product", states.dtype, states.numel() // inputs, steps, columns, states, panels, bias, out)
+    _call(
+        "product", states.dtype, states.numel() // inputs, steps, columns, states, panels, bias, out
+    )
     return out
 
 
-def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor] | None:
-    """One token a row, (rows,), and its log-probability, from the whole tempered distribution: see sampling.sample_tokens.
+def draw_tokens(
+    logits: Tensor, uniforms: Tensor, temperature: float
+) -> tuple[Tensor, Tensor] | None:
+    """One token a row, (rows,), and its log-probability, from the whole tempered distribution: see
+    sampling.sample_tokens.
 
-    Returns None where there is no kernel for these logits (rows, vocab). A row that is no distribution has token -1 and a
-    log-probability of NaN.
+    Returns None where there is no kernel for these logits (rows, vocab). A row that is no
+    distribution has token -1 and a log-probability of NaN.
     """
     if library_for(logits) is None or logits.stride(-1) != 1:
         return None
     (rows, vocab), uniforms = logits.shape, uniforms.double().contiguous()
-    tokens, logprobs = logits.new_empty(rows, dtype=torch.long), logits.new_empty(rows, dtype=torch.float32)
-    _call("sample", logits.dtype, rows, vocab, logits.stride(0), logits, 1 / temperature, uniforms, tokens, logprobs)
+    tokens, logprobs = (
+        logits.new_empty(rows, dtype=torch.long),
+        logits.new_empty(rows, dtype=torch.float32),
+    )
+    _call(
+        "sample",
+        logits.dtype,
+        rows,
+        vocab,
+        logits.stride(0),
+        logits,
+        1 / temperature,
+        uniforms,
+        tokens,
+        logprobs,
+    )
     return tokens, logprobs
 
 
@@ -115,14 +152,18 @@ def decode(
 
     Args:
         query: (rows, heads, 1, dim); new_keys, new_values: (rows, kv heads, 1, dim).
-        store: keys and values, (slots, kv heads, capacity, dim) contiguous, changed in place; row k is slot k.
+        store: keys and values, (slots, kv heads, capacity, dim) contiguous, changed in place; row k
+            is slot k.
         lengths: (rows,) int64, how many places of its slot a row has filled before.
 
     Returns:
         (rows, 1, heads, dim), or None where there is no kernel for these tensors (nothing has been written then).
     """
     tensors = (query, new_keys, new_values, *store)
-    if any(t.stride(-1) != 1 or t.dtype != query.dtype or t.shape[-1] != query.shape[-1] for t in tensors):
+    if any(
+        t.stride(-1) != 1 or t.dtype != query.dtype or t.shape[-1] != query.shape[-1]
+        for t in tensors
+    ):
         return None
     if library_for(query) is None:
         return None
@@ -130,15 +171,26 @@ def decode(
     out = query.new_empty(rows, 1, heads, dim)
     strided = [argument for t in tensors[:3] for argument in (t, t.stride(0), t.stride(1))]
     sizes = (rows, kv_heads, heads // kv_heads, dim, capacity)
-    _call("decode", query.dtype, *sizes, lengths, *strided, *store, out, scale, window or 0, softcap or 0.0)
+    _call(
+        "decode",
+        query.dtype,
+        *sizes,
+        lengths,
+        *strided,
+        *store,
+        out,
+        scale,
+        window or 0,
+        softcap or 0.0,
+    )
     return out
 
 
 class Ragged(NamedTuple):
     """The keys that each of M tiles of queries sees, tile after tile.
 
-    starts: (M + 1,) int64, where each tile's keys begin; keys: (starts[-1],) int64, flat index into batch × keys; mask:
-    (side · starts[-1],) float32, additive, every tile's (side, its keys).
+    starts: (M + 1,) int64, where each tile's keys begin; keys: (starts[-1],) int64, flat index into
+    batch × keys; mask: (side · starts[-1],) float32, additive, every tile's (side, its keys).
     """
 
     starts: Tensor
@@ -151,9 +203,11 @@ SHARES = 2**24
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, tiles: Ragged, scale: float) -> Tensor:
-    """Attention of tiles, query (M, K, G, side, D), key and value (keys, K, D), all contiguous -> like query.
+    """Attention of tiles, query (M, K, G, side, D), key and value (keys, K, D), all contiguous ->
+    like query.
 
-    The caller has asked `library_for`, and seen to it that they have one type and that the tiles are theirs.
+    The caller has asked `library_for`, and seen to it that they have one type and that the tiles
+    are theirs.
     """
     out = torch.empty_like(query)
     _call("attend", query.dtype, *query.shape, *tiles, query, key, value, out, scale)
@@ -163,41 +217,78 @@ def attend(query: Tensor, key: Tensor, value: Tensor, tiles: Ragged, scale: floa
 def attend_back(
     query: Tensor, key: Tensor, value: Tensor, tiles: Ragged, scale: float, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `attend` in query, key and value, the latter two in float32. The same bits at every call."""
-    grads = torch.empty_like(query), torch.zeros_like(key, dtype=torch.float32), torch.zeros_like(value, dtype=torch.float32)
+    """The gradients of `attend` in query, key and value, the latter two in float32. The same bits
+    at every call.
+    """
+    grads = (
+        torch.empty_like(query),
+        torch.zeros_like(key, dtype=torch.float32),
+        torch.zeros_like(value, dtype=torch.float32),
+    )
     starts, (count, kv_heads, _, _, dim) = tiles.starts.tolist(), query.shape
     first = 0
     while first < count:
         end = first + 1
         while end < count and 2 * kv_heads * dim * (starts[end + 1] - starts[first]) <= SHARES:
             end += 1
-        shares = query.new_empty(2 * kv_heads * dim * (starts[end] - starts[first]), dtype=torch.float32)
-        some = (tiles.starts[first:], tiles.keys, tiles.mask, query[first:], key, value, grad[first:], grads[0][first:])
-        _call("attend_back", query.dtype, end - first, *query.shape[1:], *some, *grads[1:], shares, scale)
+        shares = query.new_empty(
+            2 * kv_heads * dim * (starts[end] - starts[first]), dtype=torch.float32
+        )
+        some = (
+            tiles.starts[first:],
+            tiles.keys,
+            tiles.mask,
+            query[first:],
+            key,
+            value,
+            grad[first:],
+            grads[0][first:],
+        )
+        _call(
+            "attend_back",
+            query.dtype,
+            end - first,
+            *query.shape[1:],
+            *some,
+            *grads[1:],
+            shares,
+            scale,
+        )
         first = end
     return grads
 
 
 def add_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
-    """Add `delta` to `residual` in place, both (rows, dim) contiguous, and return its RMS norm times `weight`."""
+    """Add `delta` to `residual` in place, both (rows, dim) contiguous, and return its RMS norm
+    times `weight`.
+    """
     out = torch.empty_like(residual)
     _call("add_norm", residual.dtype, *residual.shape, residual, delta, weight, epsilon, out)
     return out
 
 
 def rotate(
-    heads: Tensor, queries: int, keys: int, cosines: Tensor, sines: Tensor, norms: tuple[Tensor | None, Tensor | None, float]
+    heads: Tensor,
+    queries: int,
+    keys: int,
+    cosines: Tensor,
+    sines: Tensor,
+    norms: tuple[Tensor | None, Tensor | None, float],
 ) -> None:
-    """Turn the query and key heads of a fused projection, (rows, heads, dim), by their positions, in place.
+    """Turn the query and key heads of a fused projection, (rows, heads, dim), by their positions,
+    in place.
 
-    cosines, sines: (rows, turned) float32 contiguous. norms: weights of the heads' own RMS norms, if any, and their epsilon.
+    cosines, sines: (rows, turned) float32 contiguous. norms: weights of the heads' own RMS norms,
+    if any, and their epsilon.
     """
     sizes = (heads.shape[0], queries, keys, heads.shape[2], cosines.shape[1], heads.stride(0))
     _call("rotate", heads.dtype, *sizes, heads, cosines, sines, *norms)
 
 
 def gate(both: Tensor) -> Tensor:
-    """silu(a) * b, (rows, dim), of `both`, whose rows are a and then b, (rows, 2 dim) contiguous."""
+    """silu(a) * b, (rows, dim), of `both`, whose rows are a and then b, (rows, 2 dim)
+    contiguous.
+    """
     rows, dim = len(both), both.shape[1] // 2
     out = both.new_empty(rows, dim)
     _call("gate", both.dtype, rows, dim, both, out)

@@ -1,4 +1,6 @@
-"""The allocator of a CPU's tensors: heap.cpp, which spreads over hardly more memory than is in use at once; free memory."""
+"""The allocator of a CPU's tensors: heap.cpp, which spreads over hardly more memory than is in use
+at once; free memory.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,14 @@ GOOD_GLIBC = (2, 38)
 def own_heap() -> Any:
     """The heap, in use for torch's tensors from the first call on; None where there is none.
 
-    It needs Linux, a glibc before 2.38 and a C++ compiler. Settings of the user's (MALLOC_* variables, GLIBC_TUNABLES, another
-    allocator preloaded) are left alone. Memory that stays with glibc is kept there when it is freed, up to 1 GB: mapped, touched
-    page by page and unmapped again, it would cost a forward pass 15 to 20%.
+    It needs Linux, a glibc before 2.38 and a C++ compiler. Settings of the user's (MALLOC_*
+    variables, GLIBC_TUNABLES, another allocator preloaded) are left alone. Memory that stays with
+    glibc is kept there when it is freed, up to 1 GB: mapped, touched page by page and unmapped
+    again, it would cost a forward pass 15 to 20%.
     """
-    if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in os.environ):
+    if sys.platform != "linux" or any(
+        name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in os.environ
+    ):
         return None
     if hasattr(process := ctypes.CDLL(None), "mallopt"):
         process.mallopt(MMAP_THRESHOLD, 64 << 20)
@@ -41,7 +46,13 @@ def own_heap() -> Any:
         return None
     folder, abi = Path(torch.__file__).parent, int(torch._C._GLIBCXX_USE_CXX11_ABI)
     flags = ["-O2", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{folder / 'include'}"]
-    heap = compiled(SOURCE, ("g++", "c++", "clang++"), flags, [f"-L{folder / 'lib'}", "-lc10"], [torch.__version__])
+    heap = compiled(
+        SOURCE,
+        ("g++", "c++", "clang++"),
+        flags,
+        [f"-L{folder / 'lib'}", "-lc10"],
+        [torch.__version__],
+    )
     if heap is None:
         return None
     heap.install.argtypes = [ctypes.c_size_t]
@@ -56,7 +67,9 @@ def needs_heap() -> bool:
 
 
 def memory_in_use() -> dict[str, float]:
-    """Bytes by the name of their metric: of the process, and, once CUDA has started, the most that its tensors took of a GPU."""
+    """Bytes by the name of their metric: of the process, and, once CUDA has started, the most that
+    its tensors took of a GPU.
+    """
     held = {"memory/rss_bytes": float(psutil.Process().memory_info().rss)}
     if torch.cuda.is_initialized():
         held["memory/gpu_peak_bytes"] = float(torch.cuda.max_memory_allocated())
@@ -64,7 +77,9 @@ def memory_in_use() -> dict[str, float]:
 
 
 def peak_memory() -> dict[str, int]:
-    """The most bytes so far: of this process, and of the tensors on a GPU since this was last read."""
+    """The most bytes so far: of this process, and of the tensors on a GPU since this was last
+    read.
+    """
     process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak = {"peak_rss_bytes": process if sys.platform == "darwin" else process * 1024}
     if torch.cuda.is_initialized():
@@ -74,7 +89,9 @@ def peak_memory() -> dict[str, int]:
 
 
 def free_memory() -> None:
-    """Between stages: collect garbage, and give free memory of the heap and of the GPU back to the system."""
+    """Between stages: collect garbage, and give free memory of the heap and of the GPU back to the
+    system.
+    """
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,4 +1,6 @@
-"""Our own C and C++, built once for the machine at hand, kept in the cache and checked before it is loaded."""
+"""Our own C and C++, built once for the machine at hand, kept in the cache and checked before it is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,25 @@ from tether.core.rundir import cpuinfo
 from tether.models.packaged import cache_folder
 
 PATIENCE = 600
-"""Seconds a compiler may take: many, for without kernels numbers are rounded otherwise. A busy machine decides nothing."""
+"""Seconds a compiler may take: many, for without kernels numbers are rounded otherwise. A busy
+machine decides nothing.
+"""
 _LOG = logging.getLogger(__name__)
 
 
 def compiled(
-    source: Path, compilers: Sequence[str], flags: Sequence[str], links: Sequence[str], versions: Iterable[str] = ()
+    source: Path,
+    compilers: Sequence[str],
+    flags: Sequence[str],
+    links: Sequence[str],
+    versions: Iterable[str] = (),
 ) -> ctypes.CDLL | None:
     """The shared library of one source file, built in a second or two if need be.
 
     Args:
         compilers: names of commands; the first that exists is taken.
-        flags: of the compilation; links: of the linking, which is a command of its own: -ffast-math there would switch the whole
-            process to flushing small numbers to zero.
+        flags: of the compilation; links: of the linking, which is a command of its own: -ffast-math
+            there would switch the whole process to flushing small numbers to zero.
         versions: anything else that the result depends on.
 
     Returns None where it cannot be had: no compiler, no place to write to, TETHER_KERNELS=0.
@@ -42,23 +50,42 @@ def compiled(
         return None
     try:
         # What -march=native depends on: a cache folder may be shared by machines.
-        machine = [line for line in cpuinfo() if line.startswith(("model name", "flags", "Features", "CPU part"))]
-        inputs = [source.read_text(), compiler, *flags, *links, *versions, platform.machine(), *machine]
-        folder, name = cache_folder() / "kernels", f"{source.stem}-{_digest(repr(inputs).encode())[:16]}"
+        machine = [
+            line
+            for line in cpuinfo()
+            if line.startswith(("model name", "flags", "Features", "CPU part"))
+        ]
+        inputs = [
+            source.read_text(),
+            compiler,
+            *flags,
+            *links,
+            *versions,
+            platform.machine(),
+            *machine,
+        ]
+        folder, name = (
+            cache_folder() / "kernels",
+            f"{source.stem}-{_digest(repr(inputs).encode())[:16]}",
+        )
         with _own_folder(folder) as place:
             for file in sorted(os.listdir(place)):
                 if file.startswith(f"{name}-") and (library := _loaded(place, file)) is not None:
                     return library
-            return _loaded(place, _build(folder, name, [compiler, *flags, "-fPIC", "-c", str(source)], links))
+            return _loaded(
+                place, _build(folder, name, [compiler, *flags, "-fPIC", "-c", str(source)], links)
+            )
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 @contextlib.contextmanager
 def _own_folder(folder: Path) -> Iterator[int]:
-    """A descriptor of a folder that belongs to this user and that nobody else may write to; it is made if need be.
+    """A descriptor of a folder that belongs to this user and that nobody else may write to; it is
+    made if need be.
 
-    All that follows goes through the descriptor, so that a folder put in its place later is not looked at.
+    All that follows goes through the descriptor, so that a folder put in its place later is not
+    looked at.
 
     Raises:
         OSError: it belongs to somebody else.
@@ -69,7 +96,11 @@ def _own_folder(folder: Path) -> Iterator[int]:
     try:
         status = os.fstat(place)
         if status.st_uid != os.geteuid():
-            once(_LOG.warning, "%s belongs to another user: kernels are not kept there, and torch's own are used", folder)
+            once(
+                _LOG.warning,
+                "%s belongs to another user: kernels are not kept there, and torch's own are used",
+                folder,
+            )
             raise PermissionError(f"{folder} belongs to another user")
         if status.st_mode & 0o022:
             os.fchmod(place, status.st_mode & 0o755)
@@ -79,16 +110,22 @@ def _own_folder(folder: Path) -> Iterator[int]:
 
 
 def _loaded(place: int, file: str) -> ctypes.CDLL | None:
-    """The library of that name in an opened folder; None unless it is whole and nobody else could have written it.
+    """The library of that name in an opened folder; None unless it is whole and nobody else could
+    have written it.
 
-    The file is opened once: what was checked is what is loaded, whatever stands under its name by then.
+    The file is opened once: what was checked is what is loaded, whatever stands under its name by
+    then.
     """
     opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=place)
     library = None
     try:
         if is_trusted(opened, file):
             by_descriptor = Path(f"/proc/self/fd/{opened}")
-            library = ctypes.CDLL(str(by_descriptor)) if by_descriptor.exists() else _loaded_copy(opened, file)
+            library = (
+                ctypes.CDLL(str(by_descriptor))
+                if by_descriptor.exists()
+                else _loaded_copy(opened, file)
+            )
     finally:
         if library is None:  # else it stays open: the loader knows the library by this number
             os.close(opened)
@@ -107,7 +144,10 @@ def _build(folder: Path, name: str, compilation: Sequence[str], links: Sequence[
     """Compile and link a source file; gives the name of the library in the folder."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         target, part = Path(temporary) / "library.so", str(Path(temporary) / "part.o")
-        for command in ([*compilation, "-o", part], [compilation[0], "-shared", part, "-o", str(target), *links]):
+        for command in (
+            [*compilation, "-o", part],
+            [compilation[0], "-shared", part, "-o", str(target), *links],
+        ):
             subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
         target.chmod(0o755)
         return target.replace(folder / f"{name}-{_digest(target.read_bytes())}.so").name
@@ -116,10 +156,15 @@ def _build(folder: Path, name: str, compilation: Sequence[str], links: Sequence[
 def is_trusted(opened: int, file: str) -> bool:
     """True if an opened library is whole and nobody else could have written it.
 
-    Its name ends with the digest of its contents; it is a plain file of this user's, and no other may write to it.
+    Its name ends with the digest of its contents; it is a plain file of this user's, and no other
+    may write to it.
     """
     status = os.fstat(opened)
-    is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    is_own = (
+        stat.S_ISREG(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & 0o022
+    )
     return is_own and Path(file).stem.endswith(f"-{_digest(_contents(opened))}")
 
 

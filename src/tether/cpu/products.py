@@ -1,8 +1,10 @@
-"""Packed weights: the engine's own arrangement of a policy's matrices, adapters merged, laid out for the processor's product.
+"""Packed weights: the engine's own arrangement of a policy's matrices, adapters merged, laid out
+for the processor's product.
 
-A decoding step multiplies a few dozen rows by every matrix of the model. On a CPU, laying a matrix out for oneDNN's kernel
-costs a third to a half of such a product, so it is done once; and a merged adapter costs nothing a token. Whatever is not
-rearranged (embeddings, norms, everything on an accelerator) is the learner's own tensor.
+A decoding step multiplies a few dozen rows by every matrix of the model. On a CPU, laying a matrix
+out for oneDNN's kernel costs a third to a half of such a product, so it is done once; and a merged
+adapter costs nothing a token. Whatever is not rearranged (embeddings, norms, everything on an
+accelerator) is the learner's own tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from tether.models.trunk import has_adapters
 
 
 class Product:
-    """One or several linear layers over the same input, side by side, each with its adapter merged in."""
+    """One or several linear layers over the same input, side by side, each with its adapter merged
+    in.
+    """
 
     def __init__(self, sources: Sequence[nn.Module], adapter: str | None) -> None:
         self.sources, self.adapter = sources, adapter
@@ -34,8 +38,12 @@ class Product:
         if versions == self.versions:
             return
         self.versions = versions
-        weights, biases = zip(*(_merged(source, self.adapter) for source in self.sources), strict=True)
-        filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+        weights, biases = zip(
+            *(_merged(source, self.adapter) for source in self.sources), strict=True
+        )
+        filled = [
+            w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)
+        ]
         bias = torch.cat(filled) if any(b is not None for b in biases) else None
         self.compute = _laid_out(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
 
@@ -64,16 +72,22 @@ def _merged(source: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
 
 
 def dithered(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round float32 to bfloat16 up or down with probabilities that keep the mean, the same way at every call.
+    """Round float32 to bfloat16 up or down with probabilities that keep the mean, the same way at
+    every call.
 
-    An adapter's share of a weight is mostly smaller than half a unit in bfloat16's last place: rounding to nearest would give the
-    base weight back, and the engine would sample from the reference while the learner trains the policy.
+    An adapter's share of a weight is mostly smaller than half a unit in bfloat16's last place:
+    rounding to nearest would give the base weight back, and the engine would sample from the
+    reference while the learner trains the policy.
     """
     if dtype != torch.bfloat16:
         return weight.to(dtype)
     generator = torch.Generator().manual_seed(weight.shape[0] * 65_537 + weight.shape[1])
     dither = torch.randint(0, 1 << 16, weight.shape, generator=generator, dtype=torch.int32)
-    return ((weight.view(torch.int32) + dither.to(weight.device)) & -(1 << 16)).view(torch.float32).to(torch.bfloat16)
+    return (
+        ((weight.view(torch.int32) + dither.to(weight.device)) & -(1 << 16))
+        .view(torch.float32)
+        .to(torch.bfloat16)
+    )
 
 
 def is_product(module: nn.Module, adapter: str | None) -> bool:
@@ -81,7 +95,11 @@ def is_product(module: nn.Module, adapter: str | None) -> bool:
     from peft.tuners.lora import Linear as LoraLinear
 
     if has_adapters(module):
-        if not isinstance(module, LoraLinear) or type(module.get_base_layer()) is not nn.Linear or module.merged:
+        if (
+            not isinstance(module, LoraLinear)
+            or type(module.get_base_layer()) is not nn.Linear
+            or module.merged
+        ):
             return False
         plain = not module.use_dora.get(adapter or "", False) and not module.fan_in_fan_out
         return plain and not module.lora_bias.get(adapter or "", False)
@@ -89,11 +107,12 @@ def is_product(module: nn.Module, adapter: str | None) -> bool:
 
 
 class Panels:
-    """A matrix (outputs, inputs) laid out for products with few rows: states (..., inputs) -> (..., outputs).
+    """A matrix (outputs, inputs) laid out for products with few rows: states (..., inputs) -> (...,
+    outputs).
 
-    In bfloat16 oneDNN's kernel leaves a fifth of the processor idle at 32 rows and a seventh at 64, waiting for weights, and
-    torch's product in float32 lays the matrix out anew each time; this one fetches the next panel while it works on one. From
-    256 rows on they are alike.
+    In bfloat16 oneDNN's kernel leaves a fifth of the processor idle at 32 rows and a seventh at 64,
+    waiting for weights, and torch's product in float32 lays the matrix out anew each time; this one
+    fetches the next panel while it works on one. From 256 rows on they are alike.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -113,7 +132,8 @@ class Panels:
         if states.dtype != self.panels.dtype or states.shape[-1] != self.inputs:
             given = f"{states.dtype} of width {states.shape[-1]}"
             raise RuntimeError(
-                f"a matrix of {self.panels.dtype} with {self.inputs} inputs cannot be multiplied with states of {given}"
+                f"a matrix of {self.panels.dtype} with {self.inputs} inputs cannot be multiplied "
+                f"with states of {given}"
             )
         return kernels.product(states.contiguous(), self.panels, self.bias, self.columns)
 
@@ -122,15 +142,25 @@ def _laid_out(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]
     """The product with a matrix, in the arrangement that is fastest here."""
     if Panels.fit(weight):
         return Panels(weight, bias)
-    if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if (
+        weight.dtype == torch.bfloat16
+        and weight.device.type == "cpu"
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    ):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
-        return lambda states: torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
+        return lambda states: torch.ops.mkldnn._linear_pointwise(
+            states, packed, bias, "none", [], ""
+        )
     return lambda states: linear(states, weight, bias)
 
 
 def room_for_a_copy(model: Any) -> bool:
     """Rearranged weights are a second copy; it may take a sixth of the machine's memory.
 
-    The memory that is free decides nothing: a run beside other programs takes the products that it takes alone.
+    The memory that is free decides nothing: a run beside other programs takes the products that it
+    takes alone.
     """
-    return 6 * sum(p.numel() * p.element_size() for p in model.parameters()) < psutil.virtual_memory().total
+    return (
+        6 * sum(p.numel() * p.element_size() for p in model.parameters())
+        < psutil.virtual_memory().total
+    )

@@ -1,8 +1,8 @@
 """Encoded sequences become tensors, validated once.
 
-A `TokenBatch` has one sequence a row, padded on the right, or several (packed documents, or several answers to one prompt that
-stands there once): models see ids, positions and perhaps a mask, everything else looks through flat indices, so nothing
-downstream knows or cares which it was.
+A `TokenBatch` has one sequence a row, padded on the right, or several (packed documents, or several
+answers to one prompt that stands there once): models see ids, positions and perhaps a mask,
+everything else looks through flat indices, so nothing downstream knows or cares which it was.
 """
 
 from __future__ import annotations
@@ -21,23 +21,35 @@ from tether.data.chat import Encoded
 COMMON = 8
 """The least number of equal first tokens that prompts may share."""
 WIDTH_MULTIPLE = 8
-"""Rows are padded to a multiple of this: every new shape costs the matrix kernels a set-up, and memory, of their own."""
+"""Rows are padded to a multiple of this: every new shape costs the matrix kernels a set-up, and
+memory, of their own.
+"""
 
 
 Token = tuple[int, int, int, int, int]
-"""Id and position, and what it belongs to: document, prompt (0: common to all of the document) and answer (0: none)."""
+"""Id and position, and what it belongs to: document, prompt (0: common to all of the document) and
+answer (0: none).
+"""
 
 
-def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | None = None, document_tokens: int = 0) -> TokenBatch:
+def make_batch(
+    sequences: Sequence[Encoded],
+    pad_id: int,
+    *,
+    capacity: int | None = None,
+    document_tokens: int = 0,
+) -> TokenBatch:
     """Tensors for `sequences`: one row each, or packed into rows of at most `capacity` tokens.
 
     Args:
-        document_tokens: sequences that begin with the same uncounted tokens become one document of up to so many tokens: what
-            all prompts begin with, each prompt once, and every answer, which sees its prompt and itself (the prefix tree of
-            https://arxiv.org/abs/2506.05433). 0: every sequence is a document.
+        document_tokens: sequences that begin with the same uncounted tokens become one document of
+            up to so many tokens: what all prompts begin with, each prompt once, and every answer,
+            which sees its prompt and itself (the prefix tree of https://arxiv.org/abs/2506.05433).
+            0: every sequence is a document.
 
     Raises:
-        ValueError: no sequences, or one that counts its very first token (nothing could predict it).
+        ValueError: no sequences, or one that counts its very first token (nothing could predict
+            it).
     """
     if not sequences:
         raise ValueError("a batch needs at least one sequence")
@@ -56,9 +68,12 @@ def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | Non
             members = [sequences[i] for i in documents[document]]
             for member, steps in _write(tokens, document, members):
                 places[documents[document][member]] = [number * width + step for step in steps]
-        # Where sequences stand together padding positions are all 0: each pad is then a document of its own, and no position is
-        # beyond what a sequence has. Alone they run on, which keeps the causal mask implicit; no real token sees its right.
-        table.append(tokens + [(pad_id, 0 if together else t, -1, 0, 0) for t in range(len(tokens), width)])
+        # Where sequences stand together padding positions are all 0: each pad is then a document of
+        # its own, and no position is beyond what a sequence has. Alone they run on, which keeps the
+        # causal mask implicit; no real token sees its right.
+        table.append(
+            tokens + [(pad_id, 0 if together else t, -1, 0, 0) for t in range(len(tokens), width)]
+        )
     columns = torch.from_numpy(np.array(table, dtype=np.int64)).permute(2, 0, 1).contiguous()
     ids, positions, document_of, prompt_of, answer_of = columns
     counted = [(i, [t for t, counts in enumerate(sequences[i].trained) if counts]) for i in places]
@@ -76,8 +91,12 @@ def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | Non
     )
 
 
-def _write(tokens: list[Token], document: int, members: Sequence[Encoded]) -> Iterator[tuple[int, list[int]]]:
-    """Append a document to a row; each member, in the order in which they stand, with the places of its tokens in the row."""
+def _write(
+    tokens: list[Token], document: int, members: Sequence[Encoded]
+) -> Iterator[tuple[int, list[int]]]:
+    """Append a document to a row; each member, in the order in which they stand, with the places of
+    its tokens in the row.
+    """
 
     def put(sequence: Encoded, begin: int, end: int, prompt: int, answer: int) -> range:
         start = len(tokens)
@@ -92,17 +111,24 @@ def _write(tokens: list[Token], document: int, members: Sequence[Encoded]) -> It
         rest = put(members[group[0]], root, head, prompt, 0)
         for member in group:
             answer += 1
-            yield member, [*common, *rest, *put(members[member], head, len(members[member]), prompt, answer)]
+            yield (
+                member,
+                [*common, *rest, *put(members[member], head, len(members[member]), prompt, answer)],
+            )
 
 
 def documents_of(sequences: Sequence[Encoded], limit: int) -> list[list[int]]:
-    """Indices of sequences that stand in one document of at most `limit` tokens: those with the same prompt (all uncounted
-    tokens at the beginning), and such groups whose prompts begin with the same `COMMON` tokens, a template's system message."""
+    """Indices of sequences that stand in one document of at most `limit` tokens: those with the
+    same prompt (all uncounted tokens at the beginning), and such groups whose prompts begin with
+    the same `COMMON` tokens, a template's system message.
+    """
     documents = _grouped(sequences, [[i] for i in range(len(sequences))], limit, None)
     return _grouped(sequences, documents, limit, COMMON)
 
 
-def _grouped(sequences: Sequence[Encoded], parts: list[list[int]], limit: int, common: int | None) -> list[list[int]]:
+def _grouped(
+    sequences: Sequence[Encoded], parts: list[list[int]], limit: int, common: int | None
+) -> list[list[int]]:
     """Join parts whose prompts agree in their first `common` tokens (None: in all)."""
     latest: dict[tuple[int, ...], list[int]] = {}
     documents: list[list[int]] = []
@@ -111,7 +137,11 @@ def _grouped(sequences: Sequence[Encoded], parts: list[list[int]], limit: int, c
         key = first.prompt[:common]
         document = latest.get(key)
         short = common is not None and len(key) < common
-        if short or document is None or document_length([sequences[i] for i in (*document, *part)]) > limit:
+        if (
+            short
+            or document is None
+            or document_length([sequences[i] for i in (*document, *part)]) > limit
+        ):
             document = latest[key] = []
             documents.append(document)
         document += part
@@ -122,7 +152,9 @@ def document_length(sequences: Sequence[Encoded]) -> int:
     """Tokens of a document: every prompt once, and what all prompts begin with once."""
     root, prompts = _tree(sequences)
     heads = [sequences[group[0]].prompt_length for group in prompts]
-    return root + sum(head - root for head in heads) + sum(len(s) - s.prompt_length for s in sequences)
+    return (
+        root + sum(head - root for head in heads) + sum(len(s) - s.prompt_length for s in sequences)
+    )
 
 
 def _tree(sequences: Sequence[Encoded]) -> tuple[int, list[list[int]]]:
@@ -132,7 +164,9 @@ def _tree(sequences: Sequence[Encoded]) -> tuple[int, list[list[int]]]:
         prompts.setdefault(sequence.prompt, []).append(index)
     first, last = min(prompts), max(prompts)  # in the order of the alphabet these two differ first
     shortest = min(map(len, prompts))
-    return next((i for i in range(shortest) if first[i] != last[i]), shortest), list(prompts.values())
+    return next((i for i in range(shortest) if first[i] != last[i]), shortest), list(
+        prompts.values()
+    )
 
 
 class Reader(Protocol):
@@ -143,33 +177,54 @@ class Reader(Protocol):
     def document_tokens(self, budget: int) -> int: ...
 
 
-def batches_for(reader: Reader, sequences: Sequence[Encoded], pad_id: int, budget: int) -> Iterator[tuple[list[int], TokenBatch]]:
-    """Micro-batches of at most `budget` padded tokens for a role, each with the places of its sequences."""
+def batches_for(
+    reader: Reader, sequences: Sequence[Encoded], pad_id: int, budget: int
+) -> Iterator[tuple[list[int], TokenBatch]]:
+    """Micro-batches of at most `budget` padded tokens for a role, each with the places of its
+    sequences.
+    """
     limit = reader.document_tokens(budget)
     for cut in cut_batches(sequences, budget, document_tokens=limit):
-        yield cut, make_batch([sequences[i] for i in cut], pad_id, document_tokens=limit).to(reader.device)
+        yield (
+            cut,
+            make_batch([sequences[i] for i in cut], pad_id, document_tokens=limit).to(
+                reader.device
+            ),
+        )
 
 
-def cut_batches(sequences: Sequence[Encoded], budget: int, *, document_tokens: int = 0) -> list[list[int]]:
-    """Indices of `sequences` as micro-batches of at most `budget` padded tokens, documents in one piece.
+def cut_batches(
+    sequences: Sequence[Encoded], budget: int, *, document_tokens: int = 0
+) -> list[list[int]]:
+    """Indices of `sequences` as micro-batches of at most `budget` padded tokens, documents in one
+    piece.
 
     A document that is longer than the budget by itself goes alone.
     """
     documents = documents_of(sequences, document_tokens)
-    cuts = cut_together([[sequences[i] for i in document] for document in documents], budget, document_tokens)
+    cuts = cut_together(
+        [[sequences[i] for i in document] for document in documents], budget, document_tokens
+    )
     return [[i for part in cut for i in documents[part]] for cut in cuts]
 
 
-def cut_together(parts: Sequence[Sequence[Encoded]], budget: int, document_tokens: int) -> list[list[int]]:
-    """Indices of parts, none of which is separated, whose batch takes at most `budget` padded tokens, one part at least.
+def cut_together(
+    parts: Sequence[Sequence[Encoded]], budget: int, document_tokens: int
+) -> list[list[int]]:
+    """Indices of parts, none of which is separated, whose batch takes at most `budget` padded
+    tokens, one part at least.
 
-    Sorted by width first, so that padding is small. The batch itself is measured: parts that begin alike may stand in one
-    document of it, wider than each of them.
+    Sorted by width first, so that padding is small. The batch itself is measured: parts that begin
+    alike may stand in one document of it, wider than each of them.
     """
     sizes = [padded_tokens(part, document_tokens) for part in parts]
     cuts: list[list[int]] = []
     for index in sorted(range(len(parts)), key=lambda i: (sizes[i], i)):
-        if cuts and padded_tokens([s for i in (*cuts[-1], index) for s in parts[i]], document_tokens) <= budget:
+        if (
+            cuts
+            and padded_tokens([s for i in (*cuts[-1], index) for s in parts[i]], document_tokens)
+            <= budget
+        ):
             cuts[-1].append(index)
         else:
             cuts.append([index])
@@ -178,15 +233,17 @@ def cut_together(parts: Sequence[Sequence[Encoded]], budget: int, document_token
 
 def padded_tokens(sequences: Sequence[Encoded], document_tokens: int = 0) -> int:
     """Rows times width of the batch that `make_batch` makes of them."""
-    lengths = [document_length([sequences[i] for i in d]) for d in documents_of(sequences, document_tokens)]
+    lengths = [
+        document_length([sequences[i] for i in d]) for d in documents_of(sequences, document_tokens)
+    ]
     return len(lengths) * _rounded(max(lengths))
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Indices grouped into rows of at most `capacity` tokens: best fit on decreasing lengths.
 
-    A sequence longer than `capacity` gets a row of its own. Every index appears exactly once; the result depends on
-    the lengths alone.
+    A sequence longer than `capacity` gets a row of its own. Every index appears exactly once; the
+    result depends on the lengths alone.
     """
     rows: list[list[int]] = []
     room: list[int] = []

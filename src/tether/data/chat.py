@@ -1,10 +1,12 @@
-"""Conversations become token ids, in one place: what is trained, scored and sampled from is encoded by this file alone.
+"""Conversations become token ids, in one place: what is trained, scored and sampled from is encoded
+by this file alone.
 
-Every reply is encoded behind the very text that a model would continue to write it: its template's prompt for the turns before.
-So the ids of a prompt are a prefix of the ids of prompt + response, and a reward model scores exactly what it was trained on.
-Many published templates render an earlier reply differently from the last one: Qwen3 drops its thought, Phi-3 ends a whole
-conversation, not a turn. `conversations` gives such replies sequences of their own; `conversation` counts them where the whole
-text has them as they were generated.
+Every reply is encoded behind the very text that a model would continue to write it: its template's
+prompt for the turns before. So the ids of a prompt are a prefix of the ids of prompt + response,
+and a reward model scores exactly what it was trained on. Many published templates render an earlier
+reply differently from the last one: Qwen3 drops its thought, Phi-3 ends a whole conversation, not a
+turn. `conversations` gives such replies sequences of their own; `conversation` counts them where
+the whole text has them as they were generated.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from tether.data.templates import ChatTemplate, RenderedReply
 
 _LOG = logging.getLogger("tether.data")
 _ANCHORS = ("\n", "a")
-"""Texts behind which a fragment is tokenized by tokenizers that begin every text with a space of their own."""
+"""Texts behind which a fragment is tokenized by tokenizers that begin every text with a space of
+their own.
+"""
 _NOTHING_TO_TRAIN = "no assistant turn to train: each is marked as not to be trained"
 
 
@@ -55,11 +59,13 @@ class ChatEncoder:
     """A tokenizer with its template, stop tokens and default system message.
 
     Args:
-        tokenizer: a transformers tokenizer; one without a chat template gets a plain "User: / Assistant:" one.
+        tokenizer: a transformers tokenizer; one without a chat template gets a plain "User: /
+            Assistant:" one.
         stop_ids: the ids that end a turn; the first one is appended where a template writes none.
-        template: a Jinja chat template that replaces the tokenizer's own, or several by name: `default`, and `tool_use` for
-            conversations with tools.
-        system_prompt: put before conversations that have no system message of their own; None leaves that to the template.
+        template: a Jinja chat template that replaces the tokenizer's own, or several by name:
+            `default`, and `tool_use` for conversations with tools.
+        system_prompt: put before conversations that have no system message of their own; None
+            leaves that to the template.
         rendered: treatment of texts that a template has rendered already, see `Rendered`.
         vocabulary: token ids that the model has an embedding for; a tokenizer may list more.
     """
@@ -75,7 +81,10 @@ class ChatEncoder:
         context_length: int = 2**31,
     ) -> None:
         if not stop_ids:
-            raise ModelError("the tokenizer has no EOS token, so no response could ever end. Set model.stop_tokens.")
+            raise ModelError(
+                "the tokenizer has no EOS token, so no response could ever end. Set "
+                "model.stop_tokens."
+            )
         self.tokenizer = tokenizer
         self.stop_ids = stop_ids
         stops = [tokenizer.decode([i], skip_special_tokens=False) for i in stop_ids]
@@ -99,8 +108,14 @@ class ChatEncoder:
 
     @property
     def templates(self) -> str | dict[str, str]:
-        """The template as a tokenizer keeps it: several by name where conversations with tools have one of their own."""
-        return self.template if self.chat.for_tools is None else {"default": self.template, "tool_use": self.chat.for_tools}
+        """The template as a tokenizer keeps it: several by name where conversations with tools have
+        one of their own.
+        """
+        return (
+            self.template
+            if self.chat.for_tools is None
+            else {"default": self.template, "tool_use": self.chat.for_tools}
+        )
 
     @property
     def pad_id(self) -> int:
@@ -109,15 +124,26 @@ class ChatEncoder:
         return self.stop_ids[0] if pad is None or pad >= self.vocabulary else pad
 
     def describe(self) -> Json:
-        """The settings that decide the encoding; two roles that differ here do not speak the same language."""
-        settings: Json = {"template": self.template, "system_prompt": self.system_prompt, "stop_ids": list(self.stop_ids)}
-        return settings if self.chat.for_tools is None else settings | {"tool_template": self.chat.for_tools}
+        """The settings that decide the encoding; two roles that differ here do not speak the same
+        language.
+        """
+        settings: Json = {
+            "template": self.template,
+            "system_prompt": self.system_prompt,
+            "stop_ids": list(self.stop_ids),
+        }
+        return (
+            settings
+            if self.chat.for_tools is None
+            else settings | {"tool_template": self.chat.for_tools}
+        )
 
     def prompt(self, messages: Conversation) -> tuple[int, ...]:
         """The ids of a conversation that waits for the assistant.
 
         Raises:
-            DataError: it ends with an assistant turn, or the template refuses it or leaves out a part.
+            DataError: it ends with an assistant turn, or the template refuses it or leaves out a
+                part.
         """
         messages = self._prepared(messages)
         if not messages or messages[-1].role == "assistant":
@@ -126,29 +152,35 @@ class ChatEncoder:
         self.chat.check_whole(messages, text)
         return tuple(self._context(text, self.chat.replies(messages))[0])
 
-    def conversation(self, messages: Conversation, train: Literal["all", "last"] = "all") -> Encoded:
-        """The ids of a whole conversation; the assistant's turns count, each with the stop token that ends it.
+    def conversation(
+        self, messages: Conversation, train: Literal["all", "last"] = "all"
+    ) -> Encoded:
+        """The ids of a whole conversation; the assistant's turns count, each with the stop token
+        that ends it.
 
-        Turns whose `train` is False do not count; nor do earlier turns that the template renders differently from what a model
-        would have generated: `conversations` has those.
+        Turns whose `train` is False do not count; nor do earlier turns that the template renders
+        differently from what a model would have generated: `conversations` has those.
 
         Args:
             train: `all` assistant turns count, or the `last` alone.
 
         Raises:
-            DataError: the conversation ends on no assistant turn or an empty one, none of its turns is to be trained, or the
-                template refuses it or leaves out a part.
+            DataError: the conversation ends on no assistant turn or an empty one, none of its turns
+                is to be trained, or the template refuses it or leaves out a part.
         """
         replies = self._answered_replies(messages)
         wanted = range(len(replies)) if train == "all" else [len(replies) - 1]
         encoded, _ = self._sequence(replies, {number for number in wanted if replies[number].train})
         return encoded
 
-    def conversations(self, messages: Conversation, train: Literal["all", "last"] = "all") -> list[Encoded]:
-        """The sequences that train every counted reply of a conversation once, each behind what a model would have seen.
+    def conversations(
+        self, messages: Conversation, train: Literal["all", "last"] = "all"
+    ) -> list[Encoded]:
+        """The sequences that train every counted reply of a conversation once, each behind what a
+        model would have seen.
 
-        Templates that keep earlier replies as they were generated need one sequence. Others need one for every reply that they
-        render differently later.
+        Templates that keep earlier replies as they were generated need one sequence. Others need
+        one for every reply that they render differently later.
 
         Raises:
             DataError: as `conversation`.
@@ -166,19 +198,31 @@ class ChatEncoder:
         if len(sequences) > 1:
             once(
                 _LOG.warning,
-                "the chat template renders earlier replies differently from the last one: each such reply is trained in a "
+                "the chat template renders earlier replies differently from the last one: each "
+                "such reply is trained in a "
                 "sequence of its own, behind the prompt that a model gets for it",
             )
         return sequences
 
     def rollout(self, prompt_ids: tuple[int, ...], response_ids: tuple[int, ...]) -> Encoded:
         """A sampled response as it was sampled."""
-        return Encoded(prompt_ids + response_ids, (False,) * len(prompt_ids) + (True,) * len(response_ids))
+        return Encoded(
+            prompt_ids + response_ids, (False,) * len(prompt_ids) + (True,) * len(response_ids)
+        )
 
-    def rollout_for_scoring(self, prompt_ids: tuple[int, ...], response_ids: tuple[int, ...]) -> Encoded:
-        """A sampled response as the reward model was trained to see it: ended by a stop token, sampled or not."""
-        ended = response_ids if response_ids and response_ids[-1] in self.stop_ids else (*response_ids, self.stop_ids[0])
-        if len(prompt_ids) + len(ended) == self.context_length + 1:  # there is no room behind the last token
+    def rollout_for_scoring(
+        self, prompt_ids: tuple[int, ...], response_ids: tuple[int, ...]
+    ) -> Encoded:
+        """A sampled response as the reward model was trained to see it: ended by a stop token,
+        sampled or not.
+        """
+        ended = (
+            response_ids
+            if response_ids and response_ids[-1] in self.stop_ids
+            else (*response_ids, self.stop_ids[0])
+        )
+        # there is no room behind the last token
+        if len(prompt_ids) + len(ended) == self.context_length + 1:
             ended = (*ended[:-2], ended[-1])
         return self.rollout(prompt_ids, ended)
 
@@ -189,14 +233,19 @@ class ChatEncoder:
     @property
     def adds_stops(self) -> bool:
         """True if the template writes no stop token after a reply, so that one is added."""
-        reply = self.chat.reply(self._with_system((user("a"), assistant("b"))), 1 if self.system_prompt is None else 2)
+        reply = self.chat.reply(
+            self._with_system((user("a"), assistant("b"))), 1 if self.system_prompt is None else 2
+        )
         return not any(i in self.stop_ids for i in self._tokenize(reply.text))
 
     def _render(self, messages: Conversation, *, waiting: bool) -> str:
         return self.chat.render(messages, waiting=waiting)
 
-    def _sequence(self, replies: Sequence[RenderedReply], wanted: set[int]) -> tuple[Encoded, set[int]]:
-        """The conversation up to the last of these replies; of the wanted ones those count that it has as they were generated.
+    def _sequence(
+        self, replies: Sequence[RenderedReply], wanted: set[int]
+    ) -> tuple[Encoded, set[int]]:
+        """The conversation up to the last of these replies; of the wanted ones those count that it
+        has as they were generated.
 
         Returns the ids, and the numbers of the replies that count.
 
@@ -216,8 +265,12 @@ class ChatEncoder:
             trained[start:stop] = [True] * (stop - start)
         return Encoded(tuple(ids), tuple(trained)), counted
 
-    def _context(self, text: str, replies: Sequence[RenderedReply]) -> tuple[list[int], dict[int, tuple[int, int]]]:
-        """The ids of a rendered text, and of each reply in it that stands as it was generated, first and last place + 1."""
+    def _context(
+        self, text: str, replies: Sequence[RenderedReply]
+    ) -> tuple[list[int], dict[int, tuple[int, int]]]:
+        """The ids of a rendered text, and of each reply in it that stands as it was generated,
+        first and last place + 1.
+        """
         ids: list[int] = []
         spans: dict[int, tuple[int, int]] = {}
         position = 0
@@ -261,7 +314,9 @@ class ChatEncoder:
         ids = self._ids(text, begins) if text else []
         if max(ids, default=0) >= self.vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(max(ids))
-            raise DataError(f"the model has no embedding for the token {token!r}, which its tokenizer lists")
+            raise DataError(
+                f"the model has no embedding for the token {token!r}, which its tokenizer lists"
+            )
         return ids
 
     def _ids(self, text: str, begins: bool) -> list[int]:
@@ -275,15 +330,26 @@ class ChatEncoder:
 
     @cached_property
     def _anchor(self) -> str | None:
-        """A text behind which a fragment gets no space of its own; None where the tokenizer adds none (SentencePiece does)."""
+        """A text behind which a fragment gets no space of its own; None where the tokenizer adds
+        none (SentencePiece does).
+        """
 
         def pieces(text: str) -> list[str]:
-            return self.tokenizer.convert_ids_to_tokens(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            return self.tokenizer.convert_ids_to_tokens(
+                self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            )
 
         if not pieces("The")[:1] or not pieces("The")[0].startswith("▁"):
             return None
         behind = ((anchor, pieces(anchor), pieces(f"{anchor}The")) for anchor in _ANCHORS)
-        return next((a for a, own, both in behind if both[: len(own)] == own and both[len(own) :][0][:1] != "▁"), None)
+        return next(
+            (
+                a
+                for a, own, both in behind
+                if both[: len(own)] == own and both[len(own) :][0][:1] != "▁"
+            ),
+            None,
+        )
 
     def _ended(self, reply: str) -> list[int]:
         """A reply's ids, with a stop token where the template writes none."""
@@ -296,5 +362,8 @@ class ChatEncoder:
         if self.rendered == "keep":
             return ()
         special = (self.tokenizer.bos_token, self.tokenizer.eos_token, *self.chat.stops)
-        own = marks_of(lambda messages, waiting: self._render(messages, waiting=waiting), tuple(filter(None, special)))
+        own = marks_of(
+            lambda messages, waiting: self._render(messages, waiting=waiting),
+            tuple(filter(None, special)),
+        )
         return FAMILIES if own is None else (own, *FAMILIES)

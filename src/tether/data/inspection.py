@@ -1,6 +1,8 @@
-"""A look at data before anything is trained on it: what it is, how long, how clean, and how far length explains the choices.
+"""A look at data before anything is trained on it: what it is, how long, how clean, and how far
+length explains the choices.
 
-One pass. What is kept of a row are two hashes of 8 bytes, and the votes where there are annotators, never its text.
+One pass. What is kept of a row are two hashes of 8 bytes, and the votes where there are annotators,
+never its text.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
+from tether.core.types import (
+    Comparison,
+    Conversation,
+    Demonstration,
+    Feedback,
+    Problem,
+    Prompt,
+    StepLabels,
+)
 from tether.core.visible import visible
 from tether.data.formats.containers import left_out, places
 from tether.data.formats.fields import prompt_digest, short_hash
@@ -39,7 +49,9 @@ READ_BY = {
     Comparison: "[reward], [direct]",
     Demonstration: '[sft], [rounds] with method = "spin"',
     Feedback: "[kto]",
-    Prompt: "[pairs], [ppo], [grpo], [reinforce], [best_of_n], [online_direct], [rounds], [evaluate]",
+    Prompt: (
+        "[pairs], [ppo], [grpo], [reinforce], [best_of_n], [online_direct], [rounds], [evaluate]"
+    ),
     StepLabels: "[process]",
     Problem: 'every section with reward_source = "verifiable"',
 }
@@ -48,10 +60,11 @@ READ_BY = {
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The share of agreement: how often two annotators of one pair say the same (win, tie or loss), over all pairs of annotators.
+    """The share of agreement: how often two annotators of one pair say the same (win, tie or loss),
+    over all pairs of annotators.
 
-    `count` pairs of votes on `num_pairs` pairs of responses. Chance is not taken out; equal responses, on which all
-    agree, and an annotator's second vote on a pair do not count.
+    `count` pairs of votes on `num_pairs` pairs of responses. Chance is not taken out; equal
+    responses, on which all agree, and an annotator's second vote on a pair do not count.
     """
 
     value: float
@@ -63,10 +76,11 @@ class Agreement:
 class Inspection:
     """The contents of a file, folder or hub data set, as far as its records went by.
 
-    `files` are those that were read, each with its format, and `unread` those of a folder that hold no known format, or another
-    kind. `rows` are records that can be used (one row of a file may give several), `labels` counts verdicts of responses or
-    steps, `rendered` prompts that a chat template has rendered already, by the family of its marks. `quarantine` also has the
-    columns that no reader uses.
+    `files` are those that were read, each with its format, and `unread` those of a folder that hold
+    no known format, or another kind. `rows` are records that can be used (one row of a file may
+    give several), `labels` counts verdicts of responses or steps, `rendered` prompts that a chat
+    template has rendered already, by the family of its marks. `quarantine` also has the columns
+    that no reader uses.
     """
 
     source: str
@@ -105,7 +119,10 @@ class Inspection:
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
         """Words of the prompts, and of each kind of response, the shortest first."""
-        return {name: np.repeat(*np.array(sorted(counts.items())).T) for name, counts in self._words.items()}
+        return {
+            name: np.repeat(*np.array(sorted(counts.items())).T)
+            for name, counts in self._words.items()
+        }
 
     @property
     def longer_chosen(self) -> Estimate | None:
@@ -116,7 +133,9 @@ class Inspection:
     def agreement(self) -> Agreement | None:
         repeated = [cast for cast in self._votes.values() if len(cast) > 1]
         total = sum(math.comb(len(cast), 2) for cast in repeated)
-        same = sum(one == other for cast in repeated for one, other in combinations(cast.values(), 2))
+        same = sum(
+            one == other for cast in repeated for one, other in combinations(cast.values(), 2)
+        )
         return Agreement(same / total, total, len(repeated)) if total else None
 
     def add(self, record: Any) -> None:
@@ -137,7 +156,9 @@ class Inspection:
             self._compare(record, lengths["chosen"], lengths["rejected"], texts)
         self._sample(record, texts)
 
-    def _compare(self, record: Comparison, chosen: int, rejected: int, texts: Mapping[str, str]) -> None:
+    def _compare(
+        self, record: Comparison, chosen: int, rejected: int, texts: Mapping[str, str]
+    ) -> None:
         self.ties += record.tie
         if not record.tie and chosen != rejected:
             self._longer.append(_longer_side(record, chosen > rejected))
@@ -167,7 +188,8 @@ def inspect_data(
     num_examples: int = 3,
     columns: Mapping[str, str] | None = None,
 ) -> Inspection:
-    """Read a source once (its first `limit` records) and describe it; `kind` defaults to the format's own.
+    """Read a source once (its first `limit` records) and describe it; `kind` defaults to the
+    format's own.
 
     `columns` as in `read`.
 
@@ -177,17 +199,30 @@ def inspect_data(
         MissingFileError: the path does not exist.
         DataError: nothing in it can be read, see `read`.
     """
-    files, unread = _layouts(path, columns) if format == "auto" else ({str(path): format_named(format)}, left_out(path))
+    files, unread = (
+        _layouts(path, columns)
+        if format == "auto"
+        else ({str(path): format_named(format)}, left_out(path))
+    )
     wanted = kind or next(iter(files.values())).kind
     inspection = Inspection(str(path), wanted, files, unread, num_examples)
-    how: Any = {"format": format, "quarantine": inspection.quarantine, "limit": limit, "columns": columns}
+    how: Any = {
+        "format": format,
+        "quarantine": inspection.quarantine,
+        "limit": limit,
+        "columns": columns,
+    }
     for record in read(list(files), wanted, **how):
         inspection.add(record)
     return inspection
 
 
-def _layouts(path: str | Path, columns: Mapping[str, str] | None) -> tuple[dict[str, Format], dict[str, str]]:
-    """The format of a file, or of a folder's files that hold the first one's kind of row, and why the others are left out."""
+def _layouts(
+    path: str | Path, columns: Mapping[str, str] | None
+) -> tuple[dict[str, Format], dict[str, str]]:
+    """The format of a file, or of a folder's files that hold the first one's kind of row, and why
+    the others are left out.
+    """
     layouts: dict[str, Format] = {}
     unread = left_out(path)
     for place in places(path):
@@ -201,22 +236,33 @@ def _layouts(path: str | Path, columns: Mapping[str, str] | None) -> tuple[dict[
         raise DataError(f"{path}: no file in it can be read. {next(iter(unread.values()))}")
     first = next(iter(layouts.values())).kind
     others = {name: layouts.pop(name) for name in list(layouts) if layouts[name].kind is not first}
-    return layouts, unread | {name: f"holds {KINDS[other.kind][0]}, inspect it by itself" for name, other in others.items()}
+    return layouts, unread | {
+        name: (f"holds {KINDS[other.kind][0]}, inspect it by itself")
+        for name, other in others.items()
+    }
 
 
 RESPONSES: dict[type, Callable[[Any], dict[str, str]]] = {
     Prompt: lambda record: {},
-    Comparison: lambda record: {"chosen": _words(record.chosen), "rejected": _words(record.rejected)},
+    Comparison: lambda record: {
+        "chosen": _words(record.chosen),
+        "rejected": _words(record.rejected),
+    },
     Feedback: lambda record: {"response": _words(record.response)},
     Demonstration: lambda record: {"response": _words(record.messages[len(prompt_of(record)) :])},
     StepLabels: lambda record: {"response": "\n".join(record.steps)},
-    Problem: lambda record: {"answer": record.answer, **({"solution": record.solution} if record.solution else {})},
+    Problem: lambda record: {
+        "answer": record.answer,
+        **({"solution": record.solution} if record.solution else {}),
+    },
 }
 """The texts of a record of each kind beside its prompt."""
 
 
 def _example(record: Any, texts: Mapping[str, str]) -> Mapping[str, str]:
-    """The texts of a record as people read them: who says what, and which verdict a response or a step has."""
+    """The texts of a record as people read them: who says what, and which verdict a response or a
+    step has.
+    """
     shown, turns = dict(texts), prompt_of(record)
     if len(turns) > 1:
         shown["prompt"] = "\n".join(f"{turn.role}: {turn.spoken}" for turn in turns)
@@ -224,7 +270,9 @@ def _example(record: Any, texts: Mapping[str, str]) -> Mapping[str, str]:
         shown["label"] = "desirable" if record.desirable else "undesirable"
     if isinstance(record, StepLabels):
         verdicts = zip(record.steps, _labels(record), strict=True)
-        shown["response"] = "\n".join(f"{step} ({label.removesuffix(' steps')})" for step, label in verdicts)
+        shown["response"] = "\n".join(
+            (f"{step} ({label.removesuffix(' steps')})") for step, label in verdicts
+        )
     return shown
 
 
@@ -240,13 +288,24 @@ def _words(messages: Conversation) -> str:
 
 
 def longer_chosen(pairs: Sequence[Comparison]) -> Estimate | None:
-    """The share of the pairs whose preferred side has more words, among those of unequal length without ties.
+    """The share of the pairs whose preferred side has more words, among those of unequal length
+    without ties.
 
-    A label that is unsure counts as it says: preferred with 0.1 is a tenth of a pair whose longer side is chosen. The interval is
-    over prompts.
+    A label that is unsure counts as it says: preferred with 0.1 is a tenth of a pair whose longer
+    side is chosen. The interval is over prompts.
     """
-    sides = [(pair, *(len(_words(side).split()) for side in (pair.chosen, pair.rejected))) for pair in pairs if not pair.tie]
-    return _share_of([_longer_side(pair, chosen > rejected) for pair, chosen, rejected in sides if chosen != rejected])
+    sides = [
+        (pair, *(len(_words(side).split()) for side in (pair.chosen, pair.rejected)))
+        for pair in pairs
+        if not pair.tie
+    ]
+    return _share_of(
+        [
+            _longer_side(pair, chosen > rejected)
+            for pair, chosen, rejected in sides
+            if chosen != rejected
+        ]
+    )
 
 
 def _longer_side(pair: Comparison, chosen_is_longer: bool) -> tuple[float, str]:
@@ -275,17 +334,35 @@ def inspection_tables(inspection: Inspection) -> RenderableType:
     parts: list[Any] = [_table("", [("source", inspection.source), *_overview(inspection)])]
     if inspection.lengths:
         rows = [(name, *summarise(lengths)) for name, lengths in inspection.lengths.items()]
-        parts.append(_table("lengths in words, not tokens", rows, "", "mean", "median", "95% at most", "longest"))
+        parts.append(
+            _table(
+                "lengths in words, not tokens", rows, "", "mean", "median", "95% at most", "longest"
+            )
+        )
     if inspection.quarantine.count:
-        first = {bad["reason"].partition(": ")[0]: f"line {bad['line']}" for bad in reversed(inspection.quarantine.examples)}
-        reasons = [(why, f"{count:,}", first.get(why, "")) for why, count in inspection.quarantine.reasons.most_common()]
+        first = {
+            bad["reason"].partition(": ")[0]: f"line {bad['line']}"
+            for bad in reversed(inspection.quarantine.examples)
+        }
+        reasons = [
+            (why, f"{count:,}", first.get(why, ""))
+            for why, count in inspection.quarantine.reasons.most_common()
+        ]
         parts.append(_table("quarantined", reasons, "reason", "rows", "first at"))
     if inspection.unread:
         parts.append(_table("files left out", list(inspection.unread.items())))
     for number, texts in enumerate(inspection.examples, 1):
-        parts.append(_table(f"example {number}", [(name, _shortened(words)) for name, words in texts.items()]))
-    path = json.dumps(list(inspection.files) if inspection.unread else inspection.source, ensure_ascii=False)
-    parts.append(f"Use it in {READ_BY[inspection.kind]}:\n  data = {{ path = {path} }}".replace("[", "\\["))
+        parts.append(
+            _table(
+                f"example {number}", [(name, _shortened(words)) for name, words in texts.items()]
+            )
+        )
+    path = json.dumps(
+        list(inspection.files) if inspection.unread else inspection.source, ensure_ascii=False
+    )
+    parts.append(
+        f"Use it in {READ_BY[inspection.kind]}:\n  data = {{ path = {path} }}".replace("[", "\\[")
+    )
     return Group(*parts)
 
 
@@ -294,7 +371,10 @@ def _overview(inspection: Inspection) -> list[tuple[str, str]]:
         ("format", f"{inspection.format} ({KINDS[inspection.kind][0]})"),
         ("usable rows", f"{inspection.rows:,}"),
         ("quarantined", f"{inspection.quarantine.count:,}"),
-        ("different prompts", f"{inspection.prompts:,} ({inspection.rows - inspection.prompts:,} rows repeat one)"),
+        (
+            "different prompts",
+            f"{inspection.prompts:,} ({inspection.rows - inspection.prompts:,} rows repeat one)",
+        ),
         ("duplicate rows", f"{inspection.duplicate_rows:,}"),
     ]
     if inspection.kind is Comparison:
@@ -303,9 +383,19 @@ def _overview(inspection: Inspection) -> list[tuple[str, str]]:
         bounds = bias.reason or f"95%: {bias.low:.1%} to {bias.high:.1%}"
         rows.append(("longer side chosen", f"{bias.value:.1%} of {bias.count:,} ({bounds})"))
     if (votes := inspection.agreement) is not None:
-        rows.append(("votes that agree", f"{votes.value:.1%} of {votes.count:,}, on {votes.num_pairs:,} pairs"))
+        rows.append(
+            (
+                "votes that agree",
+                f"{votes.value:.1%} of {votes.count:,}, on {votes.num_pairs:,} pairs",
+            )
+        )
     for family, count in inspection.rendered.items():
-        rows.append(("rendered already", f"{count:,} prompts (marks of {family}): read as turns, see model.rendered_texts"))
+        rows.append(
+            (
+                "rendered already",
+                f"{count:,} prompts (marks of {family}): read as turns, see model.rendered_texts",
+            )
+        )
     if inspection.quarantine.unused:
         rows.append(("columns not used", inspection.quarantine.unused_columns(40)))
     return rows + [(label, f"{count:,}") for label, count in inspection.labels.items()]
@@ -319,13 +409,20 @@ def _table(title: str, rows: Sequence[Sequence[str]], *header: str) -> Table:
     table = Table(title=Text(title), show_header=bool(header), title_justify="left")
     for place, name in enumerate(header or ("", "")):
         numbers = bool(header and place)
-        table.add_column(name, style="" if header or place else "bold", justify="right" if numbers else "left", overflow="fold")
+        table.add_column(
+            name,
+            style="" if header or place else "bold",
+            justify="right" if numbers else "left",
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(*map(Text, row))
     return table
 
 
 def _shortened(words: str, longest: int = 400) -> str:
-    """One paragraph without control characters, cut in its middle: a reply shows its worth at both ends."""
+    """One paragraph without control characters, cut in its middle: a reply shows its worth at both
+    ends.
+    """
     line = visible("\n".join(" ".join(line.split()) for line in words.splitlines() if line.strip()))
     return line if len(line) <= longest else f"{line[: longest // 2]} … {line[-longest // 2 :]}"

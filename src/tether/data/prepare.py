@@ -1,6 +1,8 @@
-"""Rows become token ids once: unusable ones are counted by reason, whole prompts are held out, responses gathered by prompt.
+"""Rows become token ids once: unusable ones are counted by reason, whole prompts are held out,
+responses gathered by prompt.
 
-`Ranking` is what a reward model and the direct methods on pairs train on, `JudgedPrompt` what KTO trains on.
+`Ranking` is what a reward model and the direct methods on pairs train on, `JudgedPrompt` what KTO
+trains on.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Encoding = tuple[list[Prepared], dict[str, int]]
 
 
 class Split(NamedTuple, Generic[Prepared]):
-    """Rows to train on, rows of held-out prompts, how many were left out by reason, and how many of those were ties held out."""
+    """Rows to train on, rows of held-out prompts, how many were left out by reason, and how many of
+    those were ties held out.
+    """
 
     train: Sequence[Prepared]
     test: Sequence[Prepared]
@@ -37,7 +41,11 @@ class Split(NamedTuple, Generic[Prepared]):
 
 
 def prepare(
-    rows: Sequence[Row], encode: Callable[[Sequence[Row]], Encoding[Prepared]], heldout_fraction: float, seed: int, noun: str
+    rows: Sequence[Row],
+    encode: Callable[[Sequence[Row]], Encoding[Prepared]],
+    heldout_fraction: float,
+    seed: int,
+    noun: str,
 ) -> Split[Prepared]:
     """Hold out whole prompts, then encode both parts.
 
@@ -52,7 +60,9 @@ def prepare(
     (train, skipped), (test, more) = map(encode, parts)
     reasons = dict(Counter(skipped) + Counter(more))
     if not train:
-        raise DataError(f"none of {len(rows)} {noun} can be used for training: {reasons or 'there are none'}")
+        raise DataError(
+            f"none of {len(rows)} {noun} can be used for training: {reasons or 'there are none'}"
+        )
     warn_without_held_out(len(test), heldout_fraction, noun)
     return Split(train, test, reasons, more.get("tie", 0))
 
@@ -61,7 +71,8 @@ def warn_without_held_out(num_held_out: int, fraction: float, noun: str) -> None
     """Name in the log that no row is held out although a part of the prompts should be."""
     if fraction and not num_held_out:
         _LOG.warning(
-            "held out: no %s (heldout_fraction = %g). Accuracy and loss are those of rows that the model learns from. "
+            "held out: no %s (heldout_fraction = %g). Accuracy and loss are those of rows that "
+            "the model learns from. "
             "Raise heldout_fraction, or give more prompts.",
             noun,
             fraction,
@@ -90,7 +101,9 @@ class Limit(NamedTuple):
 def limit_of(encoder: ChatEncoder, max_length: int, option: str) -> Limit:
     """The smaller one of a stage's `max_length`, the setting `option`, and the model's context."""
     if encoder.context_length < max_length:
-        return Limit(encoder.context_length, f"the model's context of {encoder.context_length} tokens")
+        return Limit(
+            encoder.context_length, f"the model's context of {encoder.context_length} tokens"
+        )
     return Limit(max_length, f"{option} = {max_length} tokens")
 
 
@@ -105,7 +118,9 @@ def within(sequence: Encoded, limit: Limit) -> Encoded:
     return sequence
 
 
-def by_prompt(rows: Iterable[tuple[str, Sequence[Encoded], Sequence[Any]]]) -> Iterator[tuple[Any, ...]]:
+def by_prompt(
+    rows: Iterable[tuple[str, Sequence[Encoded], Sequence[Any]]],
+) -> Iterator[tuple[Any, ...]]:
     """Labelled responses gathered by prompt, each distinct one once.
 
     Args:
@@ -117,14 +132,18 @@ def by_prompt(rows: Iterable[tuple[str, Sequence[Encoded], Sequence[Any]]]) -> I
     groups: dict[str, tuple[dict[Encoded, int], list[tuple[Any, ...]]]] = {}
     for group, sequences, label in rows:
         places, members = groups.setdefault(group, ({}, []))
-        members.append((*(places.setdefault(sequence, len(places)) for sequence in sequences), *label))
+        members.append(
+            (*(places.setdefault(sequence, len(places)) for sequence in sequences), *label)
+        )
     for group, (places, members) in groups.items():
         yield group, tuple(places), *zip(*members, strict=True)
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """One prompt's distinct responses, encoded, and the pairs among them as indices into `sequences`."""
+    """One prompt's distinct responses, encoded, and the pairs among them as indices into
+    `sequences`.
+    """
 
     group: str
     sequences: tuple[Encoded, ...]
@@ -136,7 +155,9 @@ class Ranking:
 
 @dataclass(frozen=True)
 class JudgedPrompt:
-    """One prompt's distinct responses, encoded, and the verdicts on them: `responses` are indices into `sequences`."""
+    """One prompt's distinct responses, encoded, and the verdicts on them: `responses` are indices
+    into `sequences`.
+    """
 
     group: str
     sequences: tuple[Encoded, ...]
@@ -150,7 +171,9 @@ GatheredT = TypeVar("GatheredT", bound=Gathered)
 
 
 class Pairs(NamedTuple):
-    """The pairs of several rankings as indices into all their sequences, one after another, with the prompt of each."""
+    """The pairs of several rankings as indices into all their sequences, one after another, with
+    the prompt of each.
+    """
 
     chosen: list[int]
     rejected: list[int]
@@ -160,32 +183,49 @@ class Pairs(NamedTuple):
 
 
 def by_votes(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The same comparisons, the label of each the share of its annotators who prefer `chosen`; a tie counts half to both sides.
+    """The same comparisons, the label of each the share of its annotators who prefer `chosen`; a
+    tie counts half to both sides.
 
-    A comparison without votes keeps its label, and a tie among many votes is no tie but an even label.
+    A comparison without votes keeps its label, and a tie among many votes is no tie but an even
+    label.
 
     Raises:
         DataError: there are no votes at all.
     """
     if comparisons and not any(row.annotations for row in comparisons):
-        raise DataError("labels = 'votes' asks for the annotators' votes, and no comparison has any. Use labels = 'given'")
+        raise DataError(
+            "labels = 'votes' asks for the annotators' votes, and no comparison has "
+            "any. Use labels = 'given'"
+        )
 
     def share(row: Comparison) -> float:
-        return sum(0.5 + 0.5 * ((a.preference > 0) - (a.preference < 0)) for a in row.annotations) / len(row.annotations)
+        return sum(
+            0.5 + 0.5 * ((a.preference > 0) - (a.preference < 0)) for a in row.annotations
+        ) / len(row.annotations)
 
-    return [replace(row, probability=share(row), tie=False) if row.annotations else row for row in comparisons]
+    return [
+        replace(row, probability=share(row), tie=False) if row.annotations else row
+        for row in comparisons
+    ]
 
 
 def encode_comparisons(
-    comparisons: Sequence[Comparison], encoder: ChatEncoder, max_length: int, option: str = "max_length", one_turn: bool = False
+    comparisons: Sequence[Comparison],
+    encoder: ChatEncoder,
+    max_length: int,
+    option: str = "max_length",
+    one_turn: bool = False,
 ) -> Encoding[Ranking]:
-    """Comparisons gathered by prompt, each distinct response encoded once; ties and unusable rows are counted by reason.
+    """Comparisons gathered by prompt, each distinct response encoded once; ties and unusable rows
+    are counted by reason.
 
     The likelier side comes first, whatever the source called it.
 
     Args:
-        max_length: longer responses are left out; the reason names `option`, the setting of this length.
-        one_turn: leave out pairs whose sides go on for several turns, of which only the last would count.
+        max_length: longer responses are left out; the reason names `option`, the setting of this
+            length.
+        one_turn: leave out pairs whose sides go on for several turns, of which only the last would
+            count.
     """
     limit = limit_of(encoder, max_length, option)
 
@@ -195,7 +235,10 @@ def encode_comparisons(
         if one_turn and max(len(row.chosen), len(row.rejected)) > 1:
             raise DataError("a side has several turns")
         row = row if row.probability >= 0.5 else row.swap()
-        sides = [encoder.conversation((*row.prompt, *side), "last") for side in (row.chosen, row.rejected)]
+        sides = [
+            encoder.conversation((*row.prompt, *side), "last")
+            for side in (row.chosen, row.rejected)
+        ]
         within(max(sides, key=len), limit)
         if sides[0].ids == sides[1].ids:
             raise DataError("both sides are the same tokens")
@@ -211,7 +254,9 @@ def pairs_of(rankings: Sequence[Ranking]) -> Pairs:
     rows = [
         (start + chosen, start + rejected, *label, ranking.group)
         for start, ranking in zip(starts, rankings, strict=False)
-        for chosen, rejected, *label in zip(ranking.chosen, ranking.rejected, ranking.probability, ranking.margin, strict=True)
+        for chosen, rejected, *label in zip(
+            ranking.chosen, ranking.rejected, ranking.probability, ranking.margin, strict=True
+        )
     ]
     return Pairs(*([row[column] for row in rows] for column in range(5)))  # type: ignore[arg-type]
 
@@ -221,18 +266,27 @@ def sequences_of(rows: Iterable[Gathered]) -> list[Encoded]:
     return [sequence for row in rows for sequence in row.sequences]
 
 
-def cut_rankings(rankings: Sequence[GatheredT], budget: int, *, document_tokens: int = 0) -> list[list[GatheredT]]:
-    """Rankings together as long as the padded size of their batch fits; a prompt's responses are never separated."""
-    return [[rankings[i] for i in cut] for cut in cut_together([r.sequences for r in rankings], budget, document_tokens)]
+def cut_rankings(
+    rankings: Sequence[GatheredT], budget: int, *, document_tokens: int = 0
+) -> list[list[GatheredT]]:
+    """Rankings together as long as the padded size of their batch fits; a prompt's responses are
+    never separated.
+    """
+    return [
+        [rankings[i] for i in cut]
+        for cut in cut_together([r.sequences for r in rankings], budget, document_tokens)
+    ]
 
 
 def encode_feedback(
     rows: Sequence[Feedback], encoder: ChatEncoder, max_length: int, option: str = "max_length"
 ) -> Encoding[JudgedPrompt]:
-    """Verdicts gathered by prompt, each distinct response encoded once; unusable rows are counted by reason.
+    """Verdicts gathered by prompt, each distinct response encoded once; unusable rows are counted
+    by reason.
 
     Args:
-        max_length: longer responses are left out; the reason names `option`, the setting of this length.
+        max_length: longer responses are left out; the reason names `option`, the setting of this
+            length.
     """
     limit = limit_of(encoder, max_length, option)
 
@@ -247,28 +301,41 @@ def encode_feedback(
 
 
 def prepare_feedback(
-    rows: Sequence[Feedback], encoder: ChatEncoder, max_length: int, option: str, heldout_fraction: float, seed: int
+    rows: Sequence[Feedback],
+    encoder: ChatEncoder,
+    max_length: int,
+    option: str,
+    heldout_fraction: float,
+    seed: int,
 ) -> Split[JudgedPrompt]:
-    """Verdicts to train on and verdicts on held-out prompts, with how many were left out, by reason.
+    """Verdicts to train on and verdicts on held-out prompts, with how many were left out, by
+    reason.
 
     Raises:
-        DataError: nothing is left to train on, all of it is of one class, or it is about a single prompt.
+        DataError: nothing is left to train on, all of it is of one class, or it is about a single
+            prompt.
     """
     encode = partial(encode_feedback, encoder=encoder, max_length=max_length, option=option)
     split = prepare(rows, encode, heldout_fraction, seed, "judged responses")
     kinds = {verdict for judged in split.train for verdict in judged.desirable}
     if len(kinds) == 1:
         raise DataError(
-            f"all responses to train on are {'desirable' if kinds.pop() else 'undesirable'}: KTO learns from both kinds. "
+            f"all responses to train on are {'desirable' if kinds.pop() else 'undesirable'}: KTO "
+            "learns from both kinds. "
             "Add responses of the other kind; desirable ones alone are demonstrations, for sft."
         )
     if len(split.train) == 1:
-        raise DataError("all responses to train on answer one prompt: KTO compares them with answers to other prompts. Add some.")
+        raise DataError(
+            "all responses to train on answer one prompt: KTO compares them with "
+            "answers to other prompts. Add some."
+        )
     return split
 
 
 def verdicts_of(judged: Sequence[JudgedPrompt]) -> tuple[list[int], list[bool]]:
-    """All verdicts in order: the places of their responses among all sequences, and whether each is desirable."""
+    """All verdicts in order: the places of their responses among all sequences, and whether each is
+    desirable.
+    """
     starts = accumulate((len(row.sequences) for row in judged), initial=0)
     places = [start + i for start, row in zip(starts, judged, strict=False) for i in row.responses]
     return places, [desirable for row in judged for desirable in row.desirable]
@@ -277,9 +344,9 @@ def verdicts_of(judged: Sequence[JudgedPrompt]) -> tuple[list[int], list[bool]]:
 def mismatched(judged: Sequence[JudgedPrompt], max_length: int) -> list[tuple[Encoded, int]]:
     """Every response behind the prompt of another row, and how many verdicts it stands for.
 
-    The rows form a ring in the order of their groups' names, so that the pairs do not depend on the order given, and each
-    response goes to the next prompt in the ring. Left out is what would be too long, or would meet its own prompt again: nothing
-    comes of a single prompt.
+    The rows form a ring in the order of their groups' names, so that the pairs do not depend on the
+    order given, and each response goes to the next prompt in the ring. Left out is what would be
+    too long, or would meet its own prompt again: nothing comes of a single prompt.
     """
     ring = sorted(judged, key=lambda row: row.group)
     pairs = []
@@ -287,7 +354,9 @@ def mismatched(judged: Sequence[JudgedPrompt], max_length: int) -> list[tuple[En
         prompt = min(s.prompt for s in other.sequences)
         for index, sequence in enumerate(row.sequences):
             start = sequence.prompt_length
-            pair = Encoded(prompt + sequence.ids[start:], (False,) * len(prompt) + sequence.trained[start:])
+            pair = Encoded(
+                prompt + sequence.ids[start:], (False,) * len(prompt) + sequence.trained[start:]
+            )
             if row is not other and pair != sequence and len(pair) <= max_length:
                 pairs.append((pair, row.responses.count(index)))
     return pairs

@@ -1,6 +1,8 @@
-"""Texts that a chat template has rendered already: recognised by the marks of the template, and read back as turns.
+"""Texts that a chat template has rendered already: recognised by the marks of the template, and
+read back as turns.
 
-People bring prompts such as "<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n". A template must not render them again.
+People bring prompts such as "<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n". A
+template must not render them again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ _PIECES = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|\w+|.", re.DOTALL)
 """Marks, runs of white space, words and other characters."""
 _LOG = logging.getLogger("tether.data")
 Rendered = Literal["auto", "split", "keep"]
-"""Treatment of rendered texts: `auto` splits those that begin as a rendered conversation does, `split` all that hold marks."""
+"""Treatment of rendered texts: `auto` splits those that begin as a rendered conversation does,
+`split` all that hold marks.
+"""
 
 _QUESTION, _ANSWER, _RULES = "qzjxk", "zkqvj", "jqxvz"
 """Words that no template writes."""
@@ -38,7 +42,8 @@ class Marks:
     Attributes:
         name: the family or template, for messages.
         headers: the text before a turn's content, by role.
-        ends: texts that may follow a turn's content, and texts that may stand before the first header, such as a BOS.
+        ends: texts that may follow a turn's content, and texts that may stand before the first
+            header, such as a BOS.
     """
 
     name: str
@@ -61,11 +66,14 @@ class Marks:
 
     @property
     def is_strong(self) -> bool:
-        """True if a header holds a character that prose seldom has, so that its place at the start of a text proves enough."""
+        """True if a header holds a character that prose seldom has, so that its place at the start
+        of a text proves enough.
+        """
         return all(re.search(r"[<\[|#]", text) for _, text in self.headers)
 
     def begins(self, text: str) -> bool:
-        """True if a text begins with a user's or a system's header, and an assistant's header follows.
+        """True if a text begins with a user's or a system's header, and an assistant's header
+        follows.
 
         Weak headers such as "User:" need the assistant's header at the very end.
         """
@@ -78,7 +86,9 @@ class Marks:
         if "assistant" not in later:
             return False
         *_, last = self._header.finditer(text)
-        return self.is_strong or (self._role(last) == "assistant" and not text[last.end() :].strip())
+        return self.is_strong or (
+            self._role(last) == "assistant" and not text[last.end() :].strip()
+        )
 
     def holds(self, text: str) -> bool:
         """True if a header stands anywhere in a text."""
@@ -94,7 +104,10 @@ class Marks:
         headers = list(self._header.finditer(text))
         before = self.bare(text[: headers[0].start()]) if headers else text
         if before:
-            raise DataError(f"not a rendered conversation: {before[:40]!r} stands before the first mark of {self.name}")
+            raise DataError(
+                f"not a rendered conversation: {before[:40]!r} stands before the "
+                f"first mark of {self.name}"
+            )
         messages: list[Message] = []
         for header, following in zip(headers, [*headers[1:], None], strict=True):
             content = self.bare(text[header.end() : following.start() if following else len(text)])
@@ -115,7 +128,9 @@ class Marks:
         return text
 
     def ended(self, text: str) -> str:
-        """A reply without the assistant's header before it and the end marks behind it; its own white space stays."""
+        """A reply without the assistant's header before it and the end marks behind it; its own
+        white space stays.
+        """
         header = self._header.match(text, len(text) - len(text.lstrip()))
         if self.is_strong and header is not None and self._role(header) == "assistant":
             text = text[header.end() :].lstrip("\n")
@@ -129,7 +144,9 @@ class Marks:
 
 
 def _joined(messages: list[Message]) -> Conversation:
-    """The turns, of which neighbours of one speaker are one turn: Alpaca's instruction and input."""
+    """The turns, of which neighbours of one speaker are one turn: Alpaca's instruction and
+    input.
+    """
     turns: list[Message] = []
     for message in messages:
         if turns and turns[-1].role == message.role:
@@ -166,7 +183,13 @@ def _family(name: str, asks: str, answers: str, system: str = "", ends: str = ""
 
 
 FAMILIES: tuple[Marks, ...] = (
-    _family("ChatML", "<|im_start|>user", "<|im_start|>assistant", "<|im_start|>system", "<|im_end|> <s> </s> <|endoftext|>"),
+    _family(
+        "ChatML",
+        "<|im_start|>user",
+        "<|im_start|>assistant",
+        "<|im_start|>system",
+        "<|im_end|> <s> </s> <|endoftext|>",
+    ),
     _family(
         "Llama 3",
         "<|start_header_id|>user<|end_header_id|>",
@@ -182,9 +205,23 @@ FAMILIES: tuple[Marks, ...] = (
         "<|begin_of_text|> <|eot|>",
     ),
     _family("Llama 2 and Mistral", "[INST]", "[/INST]", "", "<s> </s>"),
-    _family("Gemma", "<start_of_turn>user", "<start_of_turn>model", "", "<bos> <end_of_turn> <eos>"),
-    _family("Zephyr and Phi", "<|user|>", "<|assistant|>", "<|system|>", "<s> </s> <|end|> <|endoftext|>"),
-    _family("DeepSeek", "<｜User｜>", "<｜Assistant｜>", "", "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜>"),
+    _family(
+        "Gemma", "<start_of_turn>user", "<start_of_turn>model", "", "<bos> <end_of_turn> <eos>"
+    ),
+    _family(
+        "Zephyr and Phi",
+        "<|user|>",
+        "<|assistant|>",
+        "<|system|>",
+        "<s> </s> <|end|> <|endoftext|>",
+    ),
+    _family(
+        "DeepSeek",
+        "<｜User｜>",
+        "<｜Assistant｜>",
+        "",
+        "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜>",
+    ),
     _family(
         "Command R",
         "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>",
@@ -207,11 +244,15 @@ def family_of(text: str) -> Marks | None:
     return next((marks for marks in FAMILIES if marks.begins(text)), None)
 
 
-def unrendered(messages: Conversation, known_marks: Sequence[Marks], mode: Rendered) -> Conversation:
-    """The conversation with the texts that a template has rendered already as turns, each such text named once in the log.
+def unrendered(
+    messages: Conversation, known_marks: Sequence[Marks], mode: Rendered
+) -> Conversation:
+    """The conversation with the texts that a template has rendered already as turns, each such text
+    named once in the log.
 
     Args:
-        known_marks: the marks to look for; the first are those of the template that will render the turns.
+        known_marks: the marks to look for; the first are those of the template that will render the
+            turns.
 
     Raises:
         DataError: a reply repeats another conversation than its prompt.
@@ -219,7 +260,10 @@ def unrendered(messages: Conversation, known_marks: Sequence[Marks], mode: Rende
     if mode == "keep" or not known_marks:
         return messages
     places = [index for index, message in enumerate(messages) if message.role == "user"]
-    if len(places) == 1 and (marks := _found(messages[places[0]].content, known_marks, mode)) is not None:
+    if (
+        len(places) == 1
+        and (marks := _found(messages[places[0]].content, known_marks, mode)) is not None
+    ):
         messages = _with_turns(messages, places[0], marks)
     if messages and messages[-1].role == "assistant":
         messages = (*messages[:-1], *_bare_reply(messages[-1], messages[:-1], known_marks, mode))
@@ -227,7 +271,14 @@ def unrendered(messages: Conversation, known_marks: Sequence[Marks], mode: Rende
 
 
 def _found(text: str, known_marks: Sequence[Marks], mode: Rendered) -> Marks | None:
-    return next((marks for marks in known_marks if (marks.holds if mode == "split" else marks.begins)(text)), None)
+    return next(
+        (
+            marks
+            for marks in known_marks
+            if (marks.holds if mode == "split" else marks.begins)(text)
+        ),
+        None,
+    )
 
 
 def _with_turns(messages: Conversation, place: int, marks: Marks) -> Conversation:
@@ -236,23 +287,36 @@ def _with_turns(messages: Conversation, place: int, marks: Marks) -> Conversatio
     turns, rest = marks.turns(messages[place].content), messages[place + 1 :]
     if turns and messages[place].tools:
         turns = (replace(turns[0], tools=messages[place].tools), *turns[1:])
-    if rest and turns and turns[-1].role == rest[0].role == "assistant":  # the prompt begins the reply
+    # the prompt begins the reply
+    if rest and turns and turns[-1].role == rest[0].role == "assistant":
         rest = (replace(rest[0], content=turns[-1].content + rest[0].content), *rest[1:])
         turns = turns[:-1]
     return (*messages[:place], *turns, *rest)
 
 
-def _bare_reply(message: Message, earlier: Conversation, known_marks: Sequence[Marks], mode: Rendered) -> Conversation:
-    """A reply without a template's marks around it, or the turns behind the prompt that it repeats."""
-    if (marks := _found(message.content, known_marks, mode)) is not None and marks.begins(message.content):
+def _bare_reply(
+    message: Message, earlier: Conversation, known_marks: Sequence[Marks], mode: Rendered
+) -> Conversation:
+    """A reply without a template's marks around it, or the turns behind the prompt that it
+    repeats.
+    """
+    if (marks := _found(message.content, known_marks, mode)) is not None and marks.begins(
+        message.content
+    ):
         turns, before = marks.turns(message.content), [turn.content.strip() for turn in earlier]
         if turns and turns[0].role == "user" and earlier and earlier[0].role == "system":
             before = before[1:]  # the system prompt stands beside the conversation alone
         if [turn.content for turn in turns[: len(before)]] != before or len(turns) == len(before):
-            raise DataError("a reply holds a rendered conversation that does not begin with its prompt; see model.rendered_texts")
+            raise DataError(
+                "a reply holds a rendered conversation that does not begin with its "
+                "prompt; see model.rendered_texts"
+            )
         _report(marks)
         *between, last = turns[len(before) :]
-        return (*between, replace(message, content=last.content) if last.role == "assistant" else last)
+        return (
+            *between,
+            replace(message, content=last.content) if last.role == "assistant" else last,
+        )
     bare = known_marks[0].ended(message.content)
     if bare == message.content:
         return (message,)
@@ -263,7 +327,8 @@ def _bare_reply(message: Message, earlier: Conversation, known_marks: Sequence[M
 def _report(marks: Marks) -> None:
     once(
         _LOG.warning,
-        "texts of the data were rendered by a chat template already (marks of %s): they are read as turns and rendered once. "
+        "texts of the data were rendered by a chat template already (marks of %s): they are read "
+        "as turns and rendered once. "
         'To keep such texts as they are, set model.rendered_texts = "keep"',
         marks.name,
     )
@@ -292,19 +357,29 @@ def marks_of(render: Callable[[Conversation, bool], str], ends: tuple[str, ...])
     answers = _without_ends(to_answer.removeprefix(common_start(to_answer, end)), ends)
     waits = _without_ends(waiting.removeprefix(common_start(waiting, end)), ends)
     headers: list[tuple[ChatRole, str]] = [("user", asks.strip()), ("assistant", answers.strip())]
-    if opening := common_start(answers, waits).strip():  # an answer may begin with the mark of a channel, or an empty thought
+    # an answer may begin with the mark of a channel, or an empty thought
+    if opening := common_start(answers, waits).strip():
         headers.append(("assistant", opening))
     if min(len(header) for _, header in headers) < 3 or len({header for _, header in headers}) < 2:
         return None
     system = _system_header(render, asks, ends)
     if system:
         headers.append(("system", system))
-    spare = {start.removesuffix(asks).strip(), end.strip(), to_answer.removesuffix(answers).strip(), *ends} - {""}
+    spare = {
+        start.removesuffix(asks).strip(),
+        end.strip(),
+        to_answer.removesuffix(answers).strip(),
+        *ends,
+    } - {""}
     return Marks("the model's chat template", tuple(headers), tuple(sorted(spare)))
 
 
-def _system_header(render: Callable[[Conversation, bool], str], asks: str, ends: tuple[str, ...]) -> str:
-    """The text before a system turn; empty where the template has none, or writes the system text into the user's turn."""
+def _system_header(
+    render: Callable[[Conversation, bool], str], asks: str, ends: tuple[str, ...]
+) -> str:
+    """The text before a system turn; empty where the template has none, or writes the system text
+    into the user's turn.
+    """
     try:
         text = render((Message("system", _RULES), user(_QUESTION)), True)
     except DataError:

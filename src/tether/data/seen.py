@@ -1,4 +1,6 @@
-"""The prompts that a model was trained on, kept beside its weights as digests, so that a test can count them."""
+"""The prompts that a model was trained on, kept beside its weights as digests, so that a test can
+count them.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ FILE = "trained_prompts.txt"
 
 
 def digest_of(record: Any) -> str:
-    """The digest of a record's prompt: equal for prompts that differ in case and white space only."""
+    """The digest of a record's prompt: equal for prompts that differ in case and white space
+    only.
+    """
     return prompt_digest(prompt_of(record))
 
 
 def write_seen(folder: Path, records: Iterable[Any]) -> None:
-    """Write the digests of the prompts of these records into a model's folder, sorted, each once, a line each."""
+    """Write the digests of the prompts of these records into a model's folder, sorted, each once, a
+    line each.
+    """
     digests = sorted({digest_of(record) for record in records})
     (folder / FILE).write_text("".join(f"{digest}\n" for digest in digests), encoding="utf-8")
 

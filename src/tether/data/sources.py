@@ -1,7 +1,8 @@
-"""Files, folders and hub data sets -> a stream of typed records; what cannot be used goes to quarantine, with its place.
+"""Files, folders and hub data sets -> a stream of typed records; what cannot be used goes to
+quarantine, with its place.
 
-Nothing is held but the row at hand, a few first rows, by whose columns the format is told, and a hash of each id that rows
-bring along, so a file may be larger than the memory.
+Nothing is held but the row at hand, a few first rows, by whose columns the format is told, and a
+hash of each id that rows bring along, so a file may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from tether.data.formats.columns import renamed, strange_names
 from tether.data.formats.containers import Numbered, Place, places
 from tether.data.formats.fields import LeftOutError, Reader, prompt_digest, short_hash
 from tether.data.formats.json_rows import BadRow, Row
-from tether.data.formats.registry import FORMATS, KINDS, Format, detect, format_named, kind_reader, prompt_of
+from tether.data.formats.registry import (
+    FORMATS,
+    KINDS,
+    Format,
+    detect,
+    format_named,
+    kind_reader,
+    prompt_of,
+)
 from tether.data.formats.trees import gather
 
 T = TypeVar("T")
@@ -43,13 +52,14 @@ _IDS = ("id", "task_id", "question_id", "prompt_id", "message_tree_id")
 
 
 class Quarantine:
-    """The rows that could not be used: how many, why, and the first few of them; and the columns that no reader used.
+    """The rows that could not be used: how many, why, and the first few of them; and the columns
+    that no reader used.
 
     Reasons read "category: detail" and are counted by category, so that their number stays small.
 
     Args:
-        path: a file to which every bad row is appended as a JSON line with file, line, reason and an excerpt of the row; where
-            that fails, a `DataError`.
+        path: a file to which every bad row is appended as a JSON line with file, line, reason and
+            an excerpt of the row; where that fails, a `DataError`.
         keep: how many examples are kept in memory.
     """
 
@@ -58,12 +68,16 @@ class Quarantine:
         self.reasons: Counter[str] = Counter()
         self.examples: list[Json] = []
         self.unused: Counter[str] = Counter()
-        """Of usable rows: names of columns and of inner keys that were not used, each with the number of such rows."""
+        """Of usable rows: names of columns and of inner keys that were not used, each with the
+        number of such rows.
+        """
         self._path = None if path is None else Path(path)
         self._keep = keep
 
     def add(self, file: str, line: int | None, reason: str, row: Any) -> None:
-        """Put one row away; `row` is the parsed row, or the text where that failed. Without a line, `file` is the row's id."""
+        """Put one row away; `row` is the parsed row, or the text where that failed. Without a line,
+        `file` is the row's id.
+        """
         self.count += 1
         self.reasons[reason.partition(": ")[0]] += 1
         if self._path is None and len(self.examples) >= self._keep:
@@ -77,7 +91,10 @@ class Quarantine:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 append_jsonl(self._path, [entry])
             except OSError as error:
-                raise DataError(f"bad rows cannot be written to {self._path}: {error.strerror}. Name another file.") from None
+                raise DataError(
+                    f"bad rows cannot be written to {self._path}: {error.strerror}. "
+                    "Name another file."
+                ) from None
 
     def absorb(self, other: Quarantine) -> None:
         """Count the rows of another quarantine, which has a file of its own, here too."""
@@ -97,7 +114,11 @@ class Quarantine:
 
     def summary(self) -> Json:
         """Count, reasons (commonest first) and examples as plain JSON values."""
-        return {"count": self.count, "reasons": dict(self.reasons.most_common()), "examples": list(self.examples)}
+        return {
+            "count": self.count,
+            "reasons": dict(self.reasons.most_common()),
+            "examples": list(self.examples),
+        }
 
 
 def _excerpt(row: Any, longest: int = 400) -> str:
@@ -118,37 +139,51 @@ def read(
 ) -> Iterator[T]:
     """Stream the records of one kind out of files, folders and hub data sets.
 
-    Paths and names are checked at once; rows are read as they are asked for. Each file's format is told from its first
-    good rows unless `format` names it. A file of another kind is converted where that makes sense: a comparison gives its
-    chosen side as a demonstration, anything gives its prompt. No two records have one id: to one that another row had already
-    the place of its row is added.
+    Paths and names are checked at once; rows are read as they are asked for. Each file's format is
+    told from its first good rows unless `format` names it. A file of another kind is converted
+    where that makes sense: a comparison gives its chosen side as a demonstration, anything gives
+    its prompt. No two records have one id: to one that another row had already the place of its row
+    is added.
 
     Args:
         kind: Prompt, Demonstration, Comparison, Feedback, StepLabels or Problem.
-        quarantine: collects the rows that cannot be used and the names of columns that are not; without it the log names both.
+        quarantine: collects the rows that cannot be used and the names of columns that are not;
+            without it the log names both.
         strict: the first such row is an error instead.
         limit: stop after so many records.
-        check: refuses a record by raising a `DataError`, which goes to quarantine as a bad row does.
-        columns: names of a format for the files' own columns: {"prompt": "question", "answer": "reward_model.ground_truth"}; see
-            `renamed`.
+        check: refuses a record by raising a `DataError`, which goes to quarantine as a bad row
+            does.
+        columns: names of a format for the files' own columns: {"prompt": "question", "answer":
+            "reward_model.ground_truth"}; see `renamed`.
 
     Raises:
         MissingFileError: a path does not exist.
-        DataError: a file is empty, damaged or of another kind, or none of its rows can be used; with `strict`, any bad row.
+        DataError: a file is empty, damaged or of another kind, or none of its rows can be used;
+            with `strict`, any bad row.
     """
     if kind not in KINDS:
-        raise DataError(f"cannot read {kind!r}: it is not one of {', '.join(k.__name__ for k in KINDS)}.")
+        raise DataError(
+            f"cannot read {kind!r}: it is not one of {', '.join(k.__name__ for k in KINDS)}."
+        )
     if limit is not None and limit < 0:
         raise DataError(f"limit is {limit}; it must be 0 or more, or None for all records.")
     layout, files, seen = None if format == "auto" else format_named(format), places(sources), set()
-    records = (r for place in files for r in _File(place, quarantine, strict, seen, check, columns or {}).records(kind, layout))
+    records = (
+        r
+        for place in files
+        for r in _File(place, quarantine, strict, seen, check, columns or {}).records(kind, layout)
+    )
     return itertools.islice(records, limit)
 
 
 def read_rows(
-    sources: str | Path | Sequence[str | Path], parse: Reader, quarantine: Quarantine | None = None, limit: int | None = None
+    sources: str | Path | Sequence[str | Path],
+    parse: Reader,
+    quarantine: Quarantine | None = None,
+    limit: int | None = None,
 ) -> Iterator[Any]:
-    """Stream the values that `parse` makes of the rows (the first `limit` of each file); rows that it refuses go to quarantine.
+    """Stream the values that `parse` makes of the rows (the first `limit` of each file); rows that
+    it refuses go to quarantine.
 
     Raises:
         MissingFileError, DataError: as `read`.
@@ -159,9 +194,15 @@ def read_rows(
 
 
 def look(
-    sources: Sequence[str], kind: type, *, format: str = "auto", strict: bool = False, columns: Mapping[str, str] | None = None
+    sources: Sequence[str],
+    kind: type,
+    *,
+    format: str = "auto",
+    strict: bool = False,
+    columns: Mapping[str, str] | None = None,
 ) -> None:
-    """Read the first record of each file, so that a file of another kind is an error before anything is trained.
+    """Read the first record of each file, so that a file of another kind is an error before
+    anything is trained.
 
     Data of the hub is left for when it is needed; of a folder with many files the first ones count.
 
@@ -171,13 +212,22 @@ def look(
     layout = None if format == "auto" else format_named(format)
     local = [source for source in sources if not source.startswith("hub:")]
     for place in places(local)[:LOOKED_AT] if local else ():
-        next(_File(place, Quarantine(keep=0), strict, set(), columns=columns or {}).records(kind, layout), None)
+        next(
+            _File(place, Quarantine(keep=0), strict, set(), columns=columns or {}).records(
+                kind, layout
+            ),
+            None,
+        )
 
 
 def detect_format(source: str | Path, columns: Mapping[str, str] | None = None) -> Format:
     """The format of a file or of a hub data set; `columns` as in `read`."""
     (place,) = places(source)
-    return detect(_File(place, Quarantine(keep=0), False, set(), columns=columns or {}).sniff()[1], None, place.name)
+    return detect(
+        _File(place, Quarantine(keep=0), False, set(), columns=columns or {}).sniff()[1],
+        None,
+        place.name,
+    )
 
 
 @dataclass
@@ -208,7 +258,12 @@ class _File:
             hint = f"no row gave one, read as {layout.name}. Name its format if that is wrong."
             raise DataError(f"{self.place.name} holds no {KINDS[kind][0]}: {hint}")
         if self.bad.count and self.quarantine is None:
-            _LOG.warning("%s: %d rows cannot be used: %s", self.place.name, self.bad.count, self.bad.top_reasons())
+            _LOG.warning(
+                "%s: %d rows cannot be used: %s",
+                self.place.name,
+                self.bad.count,
+                self.bad.top_reasons(),
+            )
         if self.bad.unused and self.quarantine is None:
             once(_LOG.info, UNUSED_COLUMNS, self.place.name, self.bad.unused_columns())
 
@@ -229,10 +284,11 @@ class _File:
             raise self._unusable()
 
     def sniff(self) -> tuple[list[tuple[int, Row | BadRow]], list[Row], Numbered]:
-        """The first rows, the good ones among them under a format's names, and the stream of all that follows.
+        """The first rows, the good ones among them under a format's names, and the stream of all
+        that follows.
 
-        Bad rows stay in their place, so that everything is reported in the order of the file; only where nothing but bad
-        rows comes, they are rejected on the way.
+        Bad rows stay in their place, so that everything is reported in the order of the file; only
+        where nothing but bad rows comes, they are rejected on the way.
 
         Raises:
             DataError: there is no good row.
@@ -249,14 +305,21 @@ class _File:
     def _renamed(self, row: Row | BadRow) -> Row | BadRow | DataError:
         """The row under a format's names, or the reason why it has none."""
         try:
-            return renamed(row, self.columns) if self.columns and not isinstance(row, BadRow) else row
+            return (
+                renamed(row, self.columns) if self.columns and not isinstance(row, BadRow) else row
+            )
         except DataError as error:
             return error
 
     def reject(self, line: int, row: Row | BadRow, error: Exception | None = None) -> None:
-        reason, content = (row.reason, row.excerpt) if isinstance(row, BadRow) else (str(error), row)
+        reason, content = (
+            (row.reason, row.excerpt) if isinstance(row, BadRow) else (str(error), row)
+        )
         if self.strict and not isinstance(error, LeftOutError):
-            raise DataError(f"{self.place.name}, line {line}: {reason}. Mend or remove the row, or read without strict.")
+            raise DataError(
+                f"{self.place.name}, line {line}: {reason}. Mend or remove the row, "
+                "or read without strict."
+            )
         for quarantine in (self.bad, self.quarantine):
             if quarantine is not None:
                 quarantine.add(self.place.name, line, reason, content)
@@ -294,7 +357,11 @@ class _File:
                 continue
             part = replace(part, id=name if len(parts) == 1 else f"{name}:{number}")
             is_asked = isinstance(part, Prompt | Problem)
-            yield replace(part, row={own: of_format[own] for own in self.columns} | row) if is_asked else part
+            yield (
+                replace(part, row={own: of_format[own] for own in self.columns} | row)
+                if is_asked
+                else part
+            )
         if named and self.num_records > before:
             self._unused(cells)
 
@@ -305,11 +372,18 @@ class _File:
             DataError: there is one; the message offers the nearest names of formats.
         """
         if name := next((name for name in self._strange if name in unread), ""):
-            raise DataError(f"data.columns gives a column the name {name!r}, which no format has ({self._strange[name]}).")
+            raise DataError(
+                f"data.columns gives a column the name {name!r}, which no format has "
+                f"({self._strange[name]})."
+            )
 
     @cached_property
     def _strange(self) -> dict[str, str]:
-        return strange_names(self.columns, (name for one in FORMATS for name in one.columns.split())) if self.columns else {}
+        return (
+            strange_names(self.columns, (name for one in FORMATS for name in one.columns.split()))
+            if self.columns
+            else {}
+        )
 
     def _unused(self, cells: Cells) -> None:
         for quarantine in (self.bad, self.quarantine):
@@ -327,50 +401,69 @@ class _File:
 
     def _unusable(self) -> DataError:
         if not self.bad.count:
-            return DataError(f"{self.place.name} is empty: it holds no rows. Give a file that has some.")
+            return DataError(
+                f"{self.place.name} is empty: it holds no rows. Give a file that has some."
+            )
         first = self.bad.examples[0]
         return DataError(
-            f"{self.place.name}: none of its {self.bad.count} rows can be used: {self.bad.top_reasons()}. "
-            f"The first, line {first['line']}: {first['reason']}. Mend the rows, or name their format if that is another."
+            f"{self.place.name}: none of its {self.bad.count} rows can be used: "
+            f"{self.bad.top_reasons()}. "
+            f"The first, line {first['line']}: {first['reason']}. Mend the rows, or name their "
+            "format if that is another."
         )
 
 
 def answer_columns(rows: Iterable[Row]) -> tuple[str, ...]:
     """The columns that by their names hold answers, and by their contents could."""
     columns = dict.fromkeys(
-        name for row in rows for name, value in row.items() if name and isinstance(value, str | list) and value
+        name
+        for row in rows
+        for name, value in row.items()
+        if name and isinstance(value, str | list) and value
     )
     return tuple(name for name in columns if answer_like(name))
 
 
 def identity(row: Row) -> str:
     """The name that a row brings along, or nothing."""
-    name = next((name for name in _IDS if isinstance(own := dict.get(row, name), str | int) and own != ""), "")
+    name = next(
+        (name for name in _IDS if isinstance(own := dict.get(row, name), str | int) and own != ""),
+        "",
+    )
     return str(row[name]) if name else ""
 
 
 def group_of(record: Any) -> str:
-    """The name of the prompt a record belongs to: its own group, else a digest of the prompt without case and white space.
+    """The name of the prompt a record belongs to: its own group, else a digest of the prompt
+    without case and white space.
 
-    A demonstration belongs to what stands before its first reply: all replies are learned, and conversations that open alike may
-    share more than that. One that opens with a reply is a group of its own.
+    A demonstration belongs to what stands before its first reply: all replies are learned, and
+    conversations that open alike may share more than that. One that opens with a reply is a group
+    of its own.
     """
     if isinstance(record, Demonstration):
-        first = next((i for i, turn in enumerate(record.messages) if turn.role == "assistant"), len(record.messages))
+        first = next(
+            (i for i, turn in enumerate(record.messages) if turn.role == "assistant"),
+            len(record.messages),
+        )
         return prompt_digest(record.messages[:first] or record.messages)
     return (hasattr(record, "group") and record.group) or prompt_digest(prompt_of(record))
 
 
 def split_by_group(rows: Iterable[T], fraction: float, seed: int = 0) -> tuple[list[T], list[T]]:
-    """Two parts of `rows` in their order, the second with about `fraction` of the groups; no group is on both sides.
+    """Two parts of `rows` in their order, the second with about `fraction` of the groups; no group
+    is on both sides.
 
-    The side is a function of seed and group alone, so it does not change when rows are added, taken away or reordered.
+    The side is a function of seed and group alone, so it does not change when rows are added, taken
+    away or reordered.
 
     Raises:
         DataError: `fraction` is not between 0 and 1.
     """
     if not 0.0 <= fraction <= 1.0:
-        raise DataError(f"a part of {fraction} of the data is impossible; fraction lies between 0 and 1.")
+        raise DataError(
+            f"a part of {fraction} of the data is impossible; fraction lies between 0 and 1."
+        )
     parts: tuple[list[T], list[T]] = ([], [])
     for row in rows:
         parts[short_hash(str(seed), group_of(row)) < fraction * 2**64].append(row)

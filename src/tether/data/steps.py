@@ -1,7 +1,7 @@
 """Solutions as token ids with the place of every step's last token, found in the ids themselves.
 
-One function, `step_ends`, finds the steps, and it reads ids: those of a sampled response are found exactly as those that were
-trained on, however the tokenizer joins a delimiter with its neighbours.
+One function, `step_ends`, finds the steps, and it reads ids: those of a sampled response are found
+exactly as those that were trained on, however the tokenizer joins a delimiter with its neighbours.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ Target = Literal["process", "outcome"]
 class Solution:
     """One solution in tokens.
 
-    id: the row's. group: the problem it belongs to. pieces: the steps' texts, cut wherever a delimiter stands. For each piece:
-    `ends`, the index within the response of its last token; `labels`, whether it is right, None without a judgement;
-    `targets`, what is trained there: a probability or the number of a class, None for nothing.
+    id: the row's. group: the problem it belongs to. pieces: the steps' texts, cut wherever a
+    delimiter stands. For each piece: `ends`, the index within the response of its last token;
+    `labels`, whether it is right, None without a judgement; `targets`, what is trained there: a
+    probability or the number of a class, None for nothing.
     """
 
     id: str
@@ -59,11 +60,13 @@ class StepEncoder:
     """Knows where steps end, in labelled texts and in sampled ids.
 
     Args:
-        delimiters: what ends a step; the first one stands between the steps of labelled solutions. The last step of a response
-            ends with its stop token.
+        delimiters: what ends a step; the first one stands between the steps of labelled solutions.
+            The last step of a response ends with its stop token.
         target: label every step, or the last one alone: whether the whole solution is right.
-        classes: 2: right or wrong, or a probability; 3: ratings -1, 0, 1, which become the classes 0, 1, 2.
-        label_column: the metadata column that holds targets of every step; empty: the row's own labels.
+        classes: 2: right or wrong, or a probability; 3: ratings -1, 0, 1, which become the classes
+            0, 1, 2.
+        label_column: the metadata column that holds targets of every step; empty: the row's own
+            labels.
         problem_column: the metadata column that names the problem; empty: the prompt's own text.
     """
 
@@ -75,10 +78,12 @@ class StepEncoder:
     problem_column: str = ""
 
     def encode(self, row: StepLabels) -> Solution:
-        """Text to tokens. A delimiter inside a step cuts it, and the pieces before its last one are unjudged.
+        """Text to tokens. A delimiter inside a step cuts it, and the pieces before its last one are
+        unjudged.
 
         Raises:
-            DataError: no step has a label, the row lacks a column, or the tokens do not give back the steps.
+            DataError: no step has a label, the row lacks a column, or the tokens do not give back
+                the steps.
         """
         pieces, owners = [], []
         for position, step in enumerate(row.steps):
@@ -90,19 +95,29 @@ class StepEncoder:
         targets = self._targets(row, owners)
         if all(target is None for target in targets):
             raise DataError("no label to train on")
-        tokens = self.encoder.conversation((*row.prompt, assistant(self.delimiters[0].join(pieces))), "last")
+        tokens = self.encoder.conversation(
+            (*row.prompt, assistant(self.delimiters[0].join(pieces))), "last"
+        )
         ends = self.step_ends(tokens.ids[tokens.prompt_length :])
         if len(ends) != len(pieces):
-            raise DataError("the template or the tokenizer changes the steps: other ones are found in the tokens")
+            raise DataError(
+                "the template or the tokenizer changes the steps: other ones are "
+                "found in the tokens"
+            )
         labels = tuple(None if k is None else row.labels[k] for k in owners)
-        return Solution(row.id, self._problem(row), row.prompt, tuple(pieces), tokens, ends, labels, targets)
+        return Solution(
+            row.id, self._problem(row), row.prompt, tuple(pieces), tokens, ends, labels, targets
+        )
 
     def prefix(self, solution: Solution, count: int) -> Encoded:
         """The solution as if it ended after its first `count` pieces."""
-        return self.encoder.conversation((*solution.prompt, assistant(self.delimiters[0].join(solution.pieces[:count]))), "last")
+        return self.encoder.conversation(
+            (*solution.prompt, assistant(self.delimiters[0].join(solution.pieces[:count]))), "last"
+        )
 
     def step_ends(self, response_ids: Sequence[int]) -> tuple[int, ...]:
-        """Index of every step's last token: the one that completes the delimiter, and for the last step the response's last.
+        """Index of every step's last token: the one that completes the delimiter, and for the last
+        step the response's last.
 
         Delimiters with nothing but white space before them end no step.
         """
@@ -117,33 +132,54 @@ class StepEncoder:
 
     @property
     def _pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(re.escape(d) for d in sorted(self.delimiters, key=len, reverse=True)))
+        return re.compile(
+            "|".join(re.escape(d) for d in sorted(self.delimiters, key=len, reverse=True))
+        )
 
     def _cut(self, text: str) -> list[str]:
         return [part.strip() for part in self._pattern.split(text) if part.strip()]
 
     def _completes(self, ids: list[int], head: str, low: int) -> int:
-        """The first token, from `low` on, with which the decoded text begins with `head`: a token may be half a letter."""
-        return bisect_left(range(len(ids)), True, low, key=lambda k: self._decode(ids[: k + 1]).startswith(head))
+        """The first token, from `low` on, with which the decoded text begins with `head`: a token
+        may be half a letter.
+        """
+        return bisect_left(
+            range(len(ids)), True, low, key=lambda k: self._decode(ids[: k + 1]).startswith(head)
+        )
 
     def _decode(self, ids: list[int]) -> str:
-        return self.encoder.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self.encoder.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
 
     def _targets(self, row: StepLabels, owners: Sequence[int | None]) -> tuple[float | None, ...]:
         if self.target == "outcome":
             right = False if False in row.labels else None if None in row.labels else True
             return (*[None] * (len(owners) - 1), None if right is None else float(right))
-        given = self._column(row) if self.label_column else [None if x is None else float(x) for x in row.labels]
+        given = (
+            self._column(row)
+            if self.label_column
+            else [None if x is None else float(x) for x in row.labels]
+        )
         return tuple(None if k is None else given[k] for k in owners)
 
     def _column(self, row: StepLabels) -> list[float | None]:
         cells = sequence(row.metadata.get(self.label_column), self.label_column)
         if len(cells) != len(row.steps):
-            raise DataError(f"uneven lists: {len(row.steps)} steps but {len(cells)} in column {self.label_column}")
+            raise DataError(
+                f"uneven lists: {len(row.steps)} steps but {len(cells)} in column "
+                f"{self.label_column}"
+            )
         given = [None if missing(cell) else number(cell, self.label_column) for cell in cells]
-        if any(x is not None and (not 0 <= x <= 1 if self.classes == 2 else x not in (-1, 0, 1)) for x in given):
+        if any(
+            x is not None and (not 0 <= x <= 1 if self.classes == 2 else x not in (-1, 0, 1))
+            for x in given
+        ):
             wanted = "between 0 and 1" if self.classes == 2 else "-1, 0 or 1"
-            raise DataError(f"label out of range: column {self.label_column} must hold numbers that are {wanted}")
+            raise DataError(
+                f"label out of range: column {self.label_column} must hold numbers "
+                f"that are {wanted}"
+            )
         return [None if x is None else x + (self.classes == 3) for x in given]
 
     def _problem(self, row: StepLabels) -> str:
@@ -155,8 +191,12 @@ class StepEncoder:
         return " ".join(str(name).casefold().split())
 
 
-def encode_solutions(rows: Sequence[StepLabels], encoder: StepEncoder, max_length: int, option: str) -> Encoding[Solution]:
-    """The usable rows encoded, and the others counted by reason; that of too long ones names `option`, the setting."""
+def encode_solutions(
+    rows: Sequence[StepLabels], encoder: StepEncoder, max_length: int, option: str
+) -> Encoding[Solution]:
+    """The usable rows encoded, and the others counted by reason; that of too long ones names
+    `option`, the setting.
+    """
 
     limit = limit_of(encoder.encoder, max_length, option)
 
@@ -169,9 +209,11 @@ def encode_solutions(rows: Sequence[StepLabels], encoder: StepEncoder, max_lengt
 
 
 def step_states(batch: TokenBatch, ends: Sequence[Sequence[int]]) -> Tensor:
-    """Flat indices into rows × time of the tokens that end steps, sequence by sequence: where their hidden states are.
+    """Flat indices into rows × time of the tokens that end steps, sequence by sequence: where their
+    hidden states are.
 
-    The state at a counted token is the one that predicts the next; the last of a sequence predicts nothing and has its own index.
+    The state at a counted token is the one that predicts the next; the last of a sequence predicts
+    nothing and has its own index.
     """
     states = torch.cat([batch.scatter(batch.predict)[:, 1:], batch.last[:, None]], 1)
     rows = torch.arange(len(batch.last), device=states.device)

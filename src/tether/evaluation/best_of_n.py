@@ -20,19 +20,31 @@ def favourites(
     *,
     seed: int,
 ) -> dict[int, list[float | None]]:
-    """The judge's scores, by n, of the answer that the reward likes best among the first n to each prompt.
+    """The judge's scores, by n, of the answer that the reward likes best among the first n to each
+    prompt.
 
-    An answer whose reward failed is never the best; a prompt of which all failed has None. The judge is asked once for each pick.
+    An answer whose reward failed is never the best; a prompt of which all failed has None. The
+    judge is asked once for each pick.
     """
     tell = count_of("best of n of the start", len(prompts) * max(sizes))
     drawn = engine.generate(prompts, sampling, num_samples=max(sizes), seed=seed, progress=tell)
     groups = [group.rollouts for group in drawn]
-    rewards = iter(score.value for score in reward([rollout for group in groups for rollout in group]))
+    rewards = iter(
+        score.value for score in reward([rollout for group in groups for rollout in group])
+    )
     values = [[next(rewards) for _ in group] for group in groups]
     picks = {n: [(place, _favourite(pool[:n])) for place, pool in enumerate(values)] for n in sizes}
-    chosen = sorted({(place, best) for row in picks.values() for place, best in row if best is not None})
-    judged = {key: score.value for key, score in zip(chosen, judge([groups[p][k] for p, k in chosen]), strict=True)}
-    return {n: [None if best is None else judged[place, best] for place, best in row] for n, row in picks.items()}
+    chosen = sorted(
+        {(place, best) for row in picks.values() for place, best in row if best is not None}
+    )
+    judged = {
+        key: score.value
+        for key, score in zip(chosen, judge([groups[p][k] for p, k in chosen]), strict=True)
+    }
+    return {
+        n: [None if best is None else judged[place, best] for place, best in row]
+        for n, row in picks.items()
+    }
 
 
 def _favourite(scores: Sequence[float | None]) -> int | None:
@@ -41,11 +53,18 @@ def _favourite(scores: Sequence[float | None]) -> int | None:
     return max(scored, key=scored.__getitem__, default=None)
 
 
-def over_best_of_n(start: Mapping[int, MaybeScores], after: MaybeScores, groups: Sequence[str]) -> dict[str, Json]:
-    """By n: best of n of the start (`before`) and one answer of the policy (`after`), gain and win rate, and KL of the former.
+def over_best_of_n(
+    start: Mapping[int, MaybeScores], after: MaybeScores, groups: Sequence[str]
+) -> dict[str, Json]:
+    """By n: best of n of the start (`before`) and one answer of the policy (`after`), gain and win
+    rate, and KL of the former.
 
-    What the reward buys without training, for n times the answers. Prompts that `start` does not reach are left out.
+    What the reward buys without training, for n times the answers. Prompts that `start` does not
+    reach are left out.
     Equation: KL ``log n − (n − 1)/n``, in nats a response, https://arxiv.org/abs/2210.10760.
     """
-    rows = {n: before_and_after(picks, after[: len(picks)], groups[: len(picks)]) for n, picks in start.items()}
+    rows = {
+        n: before_and_after(picks, after[: len(picks)], groups[: len(picks)])
+        for n, picks in start.items()
+    }
     return {str(n): {"kl": kl_best_of_n(n), **row} for n, row in rows.items() if row is not None}

@@ -1,8 +1,10 @@
-"""What decoding alone gives: a policy beside the model that it started from, both at several temperatures.
+"""What decoding alone gives: a policy beside the model that it started from, both at several
+temperatures.
 
-A lower temperature makes the answers of most models better, and costs nothing. Training moves probability to what was rewarded,
-so a trained policy is also sharper than its start, and a comparison at one temperature counts that as a gain. What cannot be had
-for nothing is told by the best decoding of the one against the best decoding of the other.
+A lower temperature makes the answers of most models better, and costs nothing. Training moves
+probability to what was rewarded, so a trained policy is also sharper than its start, and a
+comparison at one temperature counts that as a gain. What cannot be had for nothing is told by the
+best decoding of the one against the best decoding of the other.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from tether.evaluation.winrate import MaybeScores, before_and_after, gain, win_r
 from tether.stats import Estimate, EstimateFields, best_against_best, group_indices
 
 Columns = Mapping[float, MaybeScores]
-"""By temperature, 0 being greedy: the scores of all answers. The first is the temperature of training."""
+"""By temperature, 0 being greedy: the scores of all answers. The first is the temperature of
+training.
+"""
 Pairs = Mapping[tuple[float, float], Estimate]
 """Estimates by the temperatures of the policy and of the start."""
 Verdict = Literal["better", "sharper", "undecided", "worse"]
@@ -28,41 +32,82 @@ Verdict = Literal["better", "sharper", "undecided", "worse"]
 
 def other_temperatures(sampling: Sampling, temperatures: Sequence[float]) -> list[float]:
     """These, once each, without the one at which `sampling` draws."""
-    return [temperature for temperature in dict.fromkeys(temperatures) if temperature != sampling.temperature]
+    return [
+        temperature
+        for temperature in dict.fromkeys(temperatures)
+        if temperature != sampling.temperature
+    ]
 
 
 def answers_at(
-    temperature: float, engine: Engine, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
+    temperature: float,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    *,
+    num_samples: int,
+    seed: int,
 ) -> list[Rollout]:
-    """Answers to the prompts at another temperature, `num_samples` each; a greedy one, always the same, is drawn once."""
+    """Answers to the prompts at another temperature, `num_samples` each; a greedy one, always the
+    same, is drawn once.
+    """
     drawn = 1 if temperature == 0 else num_samples
     tell = count_of(f"held-out answers at temperature {temperature:g}", len(prompts) * drawn)
-    groups = engine.generate(prompts, replace(sampling, temperature=temperature), num_samples=drawn, seed=seed, progress=tell)
-    return [rollout for group in groups for rollout in group.rollouts for _ in range(num_samples // drawn)]
+    groups = engine.generate(
+        prompts,
+        replace(sampling, temperature=temperature),
+        num_samples=drawn,
+        seed=seed,
+        progress=tell,
+    )
+    return [
+        rollout
+        for group in groups
+        for rollout in group.rollouts
+        for _ in range(num_samples // drawn)
+    ]
 
 
-def by_temperature(before: Columns, after: Columns, groups: Sequence[str]) -> dict[str, dict[str, EstimateFields]]:
-    """Means before and after, the gain and the win rate at each temperature that both have, with intervals over prompts."""
+def by_temperature(
+    before: Columns, after: Columns, groups: Sequence[str]
+) -> dict[str, dict[str, EstimateFields]]:
+    """Means before and after, the gain and the win rate at each temperature that both have, with
+    intervals over prompts.
+    """
     shared = sorted(before.keys() & after.keys(), reverse=True)
-    rows = {f"{temperature:g}": before_and_after(before[temperature], after[temperature], groups) for temperature in shared}
+    rows = {
+        f"{temperature:g}": before_and_after(before[temperature], after[temperature], groups)
+        for temperature in shared
+    }
     return {temperature: row for temperature, row in rows.items() if row is not None}
 
 
 def over_best_decoding(before: Columns, after: Columns, groups: Sequence[str]) -> Json | None:
-    """The gain over the best decoding of the start, by the policy at its own best; None where nothing was scored on both sides.
+    """The gain over the best decoding of the start, by the policy at its own best; None where
+    nothing was scored on both sides.
 
-    The gain is that of `stats.best_against_best`, over the answers that were scored at every temperature. Where scores have
-    but two levels, and for the win rate, the interval comes from pairs of temperatures. With g_pb the estimate at temperature p
-    of the policy against temperature b of the start, ``max_p min_b g_pb`` lies in ``[max_p min_b low_pb, min_b max_p high_pb]``.
-    Each bound has the level (1 − 0.95) / 2 over the number of temperatures from which its outer choice is made (Bonferroni). The
-    inner choice needs no correction: to beat the best is to beat each (the intersection-union test).
+    The gain is that of `stats.best_against_best`, over the answers that were scored at every
+    temperature. Where scores have but two levels, and for the win rate, the interval comes from
+    pairs of temperatures. With g_pb the estimate at temperature p of the policy against temperature
+    b of the start, ``max_p min_b g_pb`` lies in ``[max_p min_b low_pb, min_b max_p high_pb]``. Each
+    bound has the level (1 − 0.95) / 2 over the number of temperatures from which its outer choice
+    is made (Bonferroni). The inner choice needs no correction: to beat the best is to beat each
+    (the intersection-union test).
     Paper: Berger 1982, https://doi.org/10.1080/00401706.1982.10487790.
-    Trap: to choose the best and then compare with it, by the usual interval, calls an unchanged policy better or worse too often.
+    Trap: to choose the best and then compare with it, by the usual interval, calls an unchanged
+        policy better or worse too often.
     """
-    ours, theirs = ({t: scores for t, scores in side.items() if any(s is not None for s in scores)} for side in (after, before))
+    ours, theirs = (
+        {t: scores for t, scores in side.items() if any(s is not None for s in scores)}
+        for side in (after, before)
+    )
     if not (ours and theirs):
         return None
-    rows = [row for row in zip(*ours.values(), *theirs.values(), groups, strict=True) if None not in row[:-1]]
+    rows = [
+        row
+        for row in zip(*ours.values(), *theirs.values(), groups, strict=True)
+        if None not in row[:-1]
+    ]
     rates = _by_pairs(ours, theirs, groups, win_rate)
     if not rates:
         return None
@@ -71,34 +116,54 @@ def over_best_decoding(before: Columns, after: Columns, groups: Sequence[str]) -
     else:
         scores = np.array([row[:-1] for row in rows], dtype=np.float64)
         width = len(ours)
-        contest = best_against_best(scores[:, :width], scores[:, width:], group_indices([row[-1] for row in rows]))
+        contest = best_against_best(
+            scores[:, :width], scores[:, width:], group_indices([row[-1] for row in rows])
+        )
         own, start, value = list(ours)[contest.ours], list(theirs)[contest.theirs], contest.gain
-    return {**value.as_dict(), "win_rate": _saddle(rates)[1].as_dict(), "temperature": start, "policy_temperature": own}
+    return {
+        **value.as_dict(),
+        "win_rate": _saddle(rates)[1].as_dict(),
+        "temperature": start,
+        "policy_temperature": own,
+    }
 
 
-def _gain_over(ours: MaybeScores, theirs: MaybeScores, *, groups: Sequence[str], confidence: float) -> Estimate:
+def _gain_over(
+    ours: MaybeScores, theirs: MaybeScores, *, groups: Sequence[str], confidence: float
+) -> Estimate:
     """The gain of the first over the second, which were scored together."""
     gained = gain(theirs, ours, groups, confidence=confidence)
     assert gained is not None  # pairs without a common score are left out before
     return gained
 
 
-def _by_pairs(ours: Columns, theirs: Columns, groups: Sequence[str], measure: Callable[..., Estimate]) -> Pairs:
-    """An estimate of each temperature of ours against each of theirs, with a low and a high bound of Bonferroni's levels."""
+def _by_pairs(
+    ours: Columns, theirs: Columns, groups: Sequence[str], measure: Callable[..., Estimate]
+) -> Pairs:
+    """An estimate of each temperature of ours against each of theirs, with a low and a high bound
+    of Bonferroni's levels.
+    """
     by_low, by_high = (1 - 0.05 / len(side) for side in (ours, theirs))
     pairs = {}
     for own, start in product(ours, theirs):
         sides = ours[own], theirs[start]
         if any(a is not None and b is not None for a, b in zip(*sides, strict=True)):
-            low, high = (measure(*sides, groups=groups, confidence=level) for level in (by_low, by_high))
+            low, high = (
+                measure(*sides, groups=groups, confidence=level) for level in (by_low, by_high)
+            )
             pairs[own, start] = low._replace(high=high.high)
     return pairs
 
 
 def _saddle(estimates: Pairs) -> tuple[tuple[float, float], Estimate]:
-    """The best temperature of the policy with its worst opponent, and ``max min`` of values and bounds."""
+    """The best temperature of the policy with its worst opponent, and ``max min`` of values and
+    bounds.
+    """
     ours, theirs = (list(dict.fromkeys(pair[side] for pair in estimates)) for side in (0, 1))
-    worst = [min((pair for pair in estimates if pair[0] == own), key=lambda pair: estimates[pair].value) for own in ours]
+    worst = [
+        min((pair for pair in estimates if pair[0] == own), key=lambda pair: estimates[pair].value)
+        for own in ours
+    ]
     place = max(worst, key=lambda pair: estimates[pair].value)
     low = max(min(e.low for (p, _), e in estimates.items() if p == own) for own in ours)
     high = min(max(e.high for (_, b), e in estimates.items() if b == other) for other in theirs)
@@ -106,27 +171,40 @@ def _saddle(estimates: Pairs) -> tuple[tuple[float, float], Estimate]:
 
 
 def sharpening(
-    start: Mapping[float, tuple[float, MaybeScores]], now: tuple[float, MaybeScores], groups: Sequence[str], at: float
+    start: Mapping[float, tuple[float, MaybeScores]],
+    now: tuple[float, MaybeScores],
+    groups: Sequence[str],
+    at: float,
 ) -> dict[str, float]:
-    """Measure how much of a gain at the temperature of training a lower temperature of the start would have given.
+    """Measure how much of a gain at the temperature of training a lower temperature of the start
+    would have given.
 
-    The policy is compared with its start at the `temperature` of the same entropy. `gain` is the whole, `share` what of it is not
-    beyond the start there, and `sure` 1 where there is a gain and it is not shown that any of it is beyond; else 0.
+    The policy is compared with its start at the `temperature` of the same entropy. `gain` is the
+    whole, `share` what of it is not beyond the start there, and `sure` 1 where there is a gain and
+    it is not shown that any of it is beyond; else 0.
 
-    Equation: between the two measured temperatures of the start whose entropies enclose the policy's, scores and temperature are
-    interpolated linearly in the entropy, answer by answer, so that the difference has an interval over prompts.
-    Args: ``start`` by temperature, ``now`` of the policy: (entropy in nats a token, scores). Empty where nothing can be compared.
-    Trap: entropy is that of the answers given, so a policy that answers in fewer words is not of itself a sharper one.
+    Equation: between the two measured temperatures of the start whose entropies enclose the
+    policy's, scores and temperature are interpolated linearly in the entropy, answer by answer, so
+    that the difference has an interval over prompts.
+    Args: ``start`` by temperature, ``now`` of the policy: (entropy in nats a token, scores). Empty
+        where nothing can be compared.
+    Trap: entropy is that of the answers given, so a policy that answers in fewer words is not of
+        itself a sharper one.
     """
     entropy, scores = now
-    points = sorted((own, temperature) for temperature, (own, _) in start.items() if temperature <= at)
+    points = sorted(
+        (own, temperature) for temperature, (own, _) in start.items() if temperature <= at
+    )
     if len(points) < 2 or (whole := gain(start[at][1], scores, groups)) is None:
         return {}
     below = max((point for point in points if point[0] <= entropy), default=points[0])
     above = min((point for point in points if point[0] >= entropy), default=points[-1])
     weight = 0.0 if above[0] == below[0] else (entropy - below[0]) / (above[0] - below[0])
     low, high = start[below[1]][1], start[above[1]][1]
-    between = [None if a is None or b is None else a + weight * (b - a) for a, b in zip(low, high, strict=True)]
+    between = [
+        None if a is None or b is None else a + weight * (b - a)
+        for a, b in zip(low, high, strict=True)
+    ]
     if (beyond := gain(between, scores, groups)) is None:
         return {}
     share = 1 - beyond.value / whole.value if whole.value > 0 else 0.0
@@ -135,7 +213,9 @@ def sharpening(
 
 
 def verdict(gain: Mapping[str, Any], over_best: Mapping[str, Any]) -> Verdict:
-    """In a word: `sharper` says that the gain at the temperature of training is nothing that decoding could not give."""
+    """In a word: `sharper` says that the gain at the temperature of training is nothing that
+    decoding could not give.
+    """
     if (over_best["low"] or 0) > 0:
         return "better"
     if (over_best["high"] or 0) < 0 or (gain["high"] or 0) < 0:
@@ -144,8 +224,17 @@ def verdict(gain: Mapping[str, Any], over_best: Mapping[str, Any]) -> Verdict:
 
 
 def control(before: Columns, after: Columns, groups: Sequence[str], at: float) -> Json:
-    """All of it, for a summary: `by_temperature`, `over_best_decoding` and `verdict`; `at` is the temperature of training."""
-    rows, over_best = by_temperature(before, after, groups), over_best_decoding(before, after, groups)
+    """All of it, for a summary: `by_temperature`, `over_best_decoding` and `verdict`; `at` is the
+    temperature of training.
+    """
+    rows, over_best = (
+        by_temperature(before, after, groups),
+        over_best_decoding(before, after, groups),
+    )
     if over_best is None or f"{at:g}" not in rows:
         return {"by_temperature": rows}
-    return {"by_temperature": rows, "over_best_decoding": over_best, "verdict": verdict(rows[f"{at:g}"]["gain"], over_best)}
+    return {
+        "by_temperature": rows,
+        "over_best_decoding": over_best,
+        "verdict": verdict(rows[f"{at:g}"]["gain"], over_best),
+    }

@@ -1,4 +1,6 @@
-"""What log-probabilities say of texts: how likely they are to a frozen model, and how far a policy has moved from another."""
+"""What log-probabilities say of texts: how likely they are to a frozen model, and how far a policy
+has moved from another.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tether.models.trunk import Role
 
 
 class Fluency:
-    """Mean log-probability a token, in nats, of responses under a frozen model, stop token left out.
+    """Mean log-probability a token, in nats, of responses under a frozen model, stop token left
+    out.
 
     A measure of whether a text reads as its language.
     """
@@ -28,12 +31,22 @@ class Fluency:
     def __call__(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[float]:
         """One number a response; an empty one gets minus infinity."""
         written = [i for i, response in enumerate(responses) if response.strip()]
-        sequences = [self.encoder.conversation((*prompts[i].messages, assistant(responses[i])), "last") for i in written]
-        means, tell, read = [float("-inf")] * len(responses), count_of("reading answers", len(written)), 0
-        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
+        sequences = [
+            self.encoder.conversation((*prompts[i].messages, assistant(responses[i])), "last")
+            for i in written
+        ]
+        means, tell, read = (
+            [float("-inf")] * len(responses),
+            count_of("reading answers", len(written)),
+            0,
+        )
+        for cut, batch in batches_for(
+            self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens
+        ):
             logprobs = batch.scatter(self.role.logprobs(batch)[0]).tolist()
             for k, row in zip(cut, logprobs, strict=True):
-                # The stop token stands last; whether a text ends is another question than how it reads.
+                # The stop token stands last; whether a text ends is another question than how it
+                # reads.
                 length = max(1, sequences[k].num_trained - 1)
                 means[written[k]] = sum(row[:length]) / length
             read += len(cut)
@@ -51,7 +64,8 @@ def kl_to_reference(
     *,
     micro_batch_tokens: int = 2048,
 ) -> list[float]:
-    """KL(policy || reference) in nats a response by k1: one unbiased number for each of the policy's own answers.
+    """KL(policy || reference) in nats a response by k1: one unbiased number for each of the
+    policy's own answers.
 
     Args:
         temperature: that the answers were sampled at; both models are read at it.
@@ -61,9 +75,14 @@ def kl_to_reference(
     limit = min(role.document_tokens(micro_batch_tokens) for role in (policy, reference))
     tell, read = count_of("comparing answers with the reference", len(rollouts)), 0
     for cut in cut_batches(sequences, micro_batch_tokens, document_tokens=limit):
-        batch = make_batch([sequences[i] for i in cut], encoder.pad_id, document_tokens=limit).to(policy.device)
+        batch = make_batch([sequences[i] for i in cut], encoder.pad_id, document_tokens=limit).to(
+            policy.device
+        )
         common = policy.common(batch) if reference.model is policy.model else None
-        ours, theirs = (batch.scatter(role.logprobs(batch, temperature, common)[0]) for role in (policy, reference))
+        ours, theirs = (
+            batch.scatter(role.logprobs(batch, temperature, common)[0])
+            for role in (policy, reference)
+        )
         sums[cut] = kl_policy_reference_k1(ours, theirs).sum(-1).double().cpu()
         read += len(cut)
         tell(read)

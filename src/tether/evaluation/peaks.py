@@ -1,6 +1,8 @@
-"""Which measurement of a training is its best, and whether the last has fallen below an earlier one.
+"""Which measurement of a training is its best, and whether the last has fallen below an earlier
+one.
 
-Every function reads the scores of the same answers at several steps, `groups` naming the prompt of each answer.
+Every function reads the scores of the same answers at several steps, `groups` naming the prompt of
+each answer.
 """
 
 from __future__ import annotations
@@ -14,14 +16,20 @@ import numpy as np
 from tether.stats import Array, group_indices
 
 FALSE_STOPS = 0.05
-"""Of runs whose score never falls, at most this share is ended by `has_fallen`, over all their measurements together."""
+"""Of runs whose score never falls, at most this share is ended by `has_fallen`, over all their
+measurements together.
+"""
 Measured = Mapping[int, Mapping[str, Sequence[float | None]]]
 """By step: columns of numbers, one an answer; `score` is the judge's."""
 
 
 def best_step(measured: Measured) -> int | None:
     """The step of the highest mean score; the first of equals."""
-    means = {step: statistics.fmean(scores) for step, rows in measured.items() if (scores := without_none(rows["score"]))}
+    means = {
+        step: statistics.fmean(scores)
+        for step, rows in measured.items()
+        if (scores := without_none(rows["score"]))
+    }
     return max(sorted(means), key=means.__getitem__, default=None)
 
 
@@ -30,26 +38,38 @@ def without_none(values: Sequence[float | None]) -> list[float]:
 
 
 def chosen_by_others(measured: Measured, groups: Sequence[str]) -> list[int | None]:
-    """For each answer the best step of the other half of the prompts: its score there had no part in the choice."""
+    """For each answer the best step of the other half of the prompts: its score there had no part
+    in the choice.
+    """
     sides = group_indices(groups) % 2
 
     def best_of(side: int) -> int | None:
-        return best_step({step: {"score": list(compress(rows["score"], sides == side))} for step, rows in measured.items()})
+        return best_step(
+            {
+                step: {"score": list(compress(rows["score"], sides == side))}
+                for step, rows in measured.items()
+            }
+        )
 
     by_others = best_of(1), best_of(0)
     return [by_others[side] for side in sides]
 
 
-def has_fallen(measured: Measured, groups: Sequence[str], looks: int, *, num_draws: int = 10_000, seed: int = 0) -> bool:
-    """Whether the last measurement lies below an earlier one, clearly enough that few runs without a fall would show as much.
+def has_fallen(
+    measured: Measured, groups: Sequence[str], looks: int, *, num_draws: int = 10_000, seed: int = 0
+) -> bool:
+    """Whether the last measurement lies below an earlier one, clearly enough that few runs without
+    a fall would show as much.
 
-    Equation: T = max over earlier s of (x̄_s − x̄_now) / se_s, compared with its own distribution where nothing changed: every
-    prompt's deviations are multiplied by one normal number, and each draw divided by the same root of χ²/(G − 1), as in Student's
-    t. So the choice of the highest is in it, and what neighbouring measurements have in common. Each of the `looks` planned
+    Equation: T = max over earlier s of (x̄_s − x̄_now) / se_s, compared with its own distribution
+    where nothing changed: every prompt's deviations are multiplied by one normal number, and each
+    draw divided by the same root of χ²/(G − 1), as in Student's t. So the choice of the highest is
+    in it, and what neighbouring measurements have in common. Each of the `looks` planned
     measurements gets an equal part of `FALSE_STOPS` (Bonferroni).
-    Paper: White 2000, https://doi.org/10.1111/1468-0262.00152; multipliers: Chernozhukov et al. 2013,
-    https://doi.org/10.1214/13-AOS1161.
-    Trap: it asks for a fall below *any* earlier measurement, not below the highest alone, which noise has chosen.
+    Paper: White 2000, https://doi.org/10.1111/1468-0262.00152; multipliers: Chernozhukov et al.
+    2013, https://doi.org/10.1214/13-AOS1161.
+    Trap: it asks for a fall below *any* earlier measurement, not below the highest alone, which
+        noise has chosen.
     """
     from scipy.special import stdtr
 
@@ -63,7 +83,8 @@ def has_fallen(measured: Measured, groups: Sequence[str], looks: int, *, num_dra
     errors = np.sqrt((freedom + 1) / freedom * (moved**2).sum(0)) + 1e-9 * (1 + np.abs(means[-1]))
     highest = float(((means[:-1] - means[-1]) / errors).max())
     alone = float(stdtr(freedom, -highest))
-    if alone >= level or alone * len(errors) < level:  # too little were it the only comparison, or enough were they unrelated
+    # too little were it the only comparison, or enough were they unrelated
+    if alone >= level or alone * len(errors) < level:
         return alone < level
     generator = np.random.default_rng(seed)
     scale = np.sqrt((freedom + 1) / generator.chisquare(freedom, num_draws))
@@ -74,7 +95,9 @@ def has_fallen(measured: Measured, groups: Sequence[str], looks: int, *, num_dra
 def peak_interval(
     measured: Measured, groups: Sequence[str], *, num_resamples: int = 1000, seed: int = 0
 ) -> tuple[int, int] | None:
-    """Between which steps the highest mean lies in 95% of resamples of the prompts; None without any score."""
+    """Between which steps the highest mean lies in 95% of resamples of the prompts; None without
+    any score.
+    """
     steps, sums, counts = _by_prompt(measured, groups)
     if not steps:
         return None
@@ -87,10 +110,13 @@ def peak_interval(
 
 
 def _by_prompt(measured: Measured, groups: Sequence[str]) -> tuple[list[int], Array, Array]:
-    """The steps at which anything was scored, and each prompt's sum and number of scores there, (prompts, steps)."""
+    """The steps at which anything was scored, and each prompt's sum and number of scores there,
+    (prompts, steps).
+    """
     steps = [step for step in sorted(measured) if without_none(measured[step]["score"])]
     prompts, columns = group_indices(groups), [measured[step]["score"] for step in steps]
-    scores = np.array(columns, dtype=np.float64).reshape(len(steps), len(groups)).T  # None becomes NaN
+    # None becomes NaN
+    scores = np.array(columns, dtype=np.float64).reshape(len(steps), len(groups)).T
     sums, counts = np.zeros((2, len(set(groups)), len(steps)))
     np.add.at(sums, prompts, np.nan_to_num(scores))
     np.add.at(counts, prompts, ~np.isnan(scores))

@@ -1,8 +1,9 @@
 """How well are wrong steps found? Step by step, and as the first error of a solution.
 
-A solution is given by whether each of its judged steps is right, and by the probabilities that a model gives to that. A step is
-called wrong where its probability lies below a threshold. Everything that is reported is a function of eight counts, which add up
-over solutions, so that intervals come from leaving out one problem at a time.
+A solution is given by whether each of its judged steps is right, and by the probabilities that a
+model gives to that. A step is called wrong where its probability lies below a threshold. Everything
+that is reported is a function of eight counts, which add up over solutions, so that intervals come
+from leaving out one problem at a time.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ Probabilities = Sequence[float]
 
 
 class StepCounts(NamedTuple):
-    """What one solution adds. The first four count steps: called wrong or right, and rightly (`true`) or not. The others count
-    solutions: with an error, with their first error called exactly, without an error, without any and nothing called wrong."""
+    """What one solution adds. The first four count steps: called wrong or right, and rightly
+    (`true`) or not. The others count
+    solutions: with an error, with their first error called exactly, without an error, without any
+        and nothing called wrong.
+    """
 
     true_wrong: float = 0.0
     false_wrong: float = 0.0
@@ -41,15 +45,19 @@ def count_calls(right: Right, probabilities: Probabilities, threshold: float) ->
     Trap: NaN lies below no threshold, and would pass for right; it is refused.
     """
     if len(right) != len(probabilities) or any(map(math.isnan, probabilities)):
-        raise ValueError(f"{len(right)} steps need as many probabilities, none of them NaN; got {list(probabilities)}")
+        raise ValueError(
+            f"{len(right)} steps need as many probabilities, none of them NaN; got "
+            f"{list(probabilities)}"
+        )
     return _expected(right, [float(p < threshold) for p in probabilities])
 
 
 def count_blind(right: Right, rate: float) -> StepCounts:
-    """Expect what calling steps wrong at random, each with probability ``rate``, adds for one solution: chance, exactly.
+    """Expect what calling steps wrong at random, each with probability ``rate``, adds for one
+    solution: chance, exactly.
 
-    Equation: each step counts as ``rate`` calls; the first error, the k-th step, is found with ``(1 − rate)^{k−1} rate``, and n
-    right steps pass with ``(1 − rate)^n``.
+    Equation: each step counts as ``rate`` calls; the first error, the k-th step, is found with ``(1
+    − rate)^{k−1} rate``, and n right steps pass with ``(1 − rate)^n``.
     """
     return _expected(right, [rate] * len(right))
 
@@ -81,17 +89,23 @@ def _f1(hits: Array, false: Array, missed: Array) -> Array:
 
 
 def step_f1(counts: Array) -> Array:
-    """F1 of the wrong steps, ``2 TP / (2 TP + FP + FN)`` with *wrong* as the positive class; 0 where none is called rightly."""
+    """F1 of the wrong steps, ``2 TP / (2 TP + FP + FN)`` with *wrong* as the positive class; 0
+    where none is called rightly.
+    """
     return _f1(counts[..., 0], counts[..., 1], counts[..., 3])
 
 
 def macro_f1(counts: Array) -> Array:
-    """Mean of the F1 of wrong and of right steps: the PRMScore of PRMBench, https://arxiv.org/abs/2501.03124."""
+    """Mean of the F1 of wrong and of right steps: the PRMScore of PRMBench,
+    https://arxiv.org/abs/2501.03124.
+    """
     return (step_f1(counts) + _f1(counts[..., 2], counts[..., 1], counts[..., 3])) / 2
 
 
 def accuracy_erroneous(counts: Array) -> Array:
-    """Share of the solutions with an error whose first wrong step is the first that is called wrong."""
+    """Share of the solutions with an error whose first wrong step is the first that is called
+    wrong.
+    """
     return _ratio(counts[..., 5], counts[..., 4])
 
 
@@ -101,9 +115,13 @@ def accuracy_flawless(counts: Array) -> Array:
 
 
 def first_error_f1(counts: Array) -> Array:
-    """Harmonic mean of the two accuracies: ProcessBench, Zheng et al. 2024, https://arxiv.org/abs/2412.06559."""
+    """Harmonic mean of the two accuracies: ProcessBench, Zheng et al. 2024,
+    https://arxiv.org/abs/2412.06559.
+    """
     first, second = accuracy_erroneous(counts), accuracy_flawless(counts)
-    return np.where(np.isnan(first + second), math.nan, _ratio(2 * first * second, first + second, 0.0))
+    return np.where(
+        np.isnan(first + second), math.nan, _ratio(2 * first * second, first + second, 0.0)
+    )
 
 
 Metric = Callable[[Array], Array]
@@ -111,7 +129,9 @@ FAMILIES: dict[str, tuple[Metric, ...]] = {
     "step": (step_f1, macro_f1),
     "first_error": (first_error_f1, accuracy_erroneous, accuracy_flawless),
 }
-"""Two questions, which steps are wrong and where it first goes wrong; the first metric of each chooses its threshold."""
+"""Two questions, which steps are wrong and where it first goes wrong; the first metric of each
+chooses its threshold.
+"""
 _OBSERVATIONS: dict[Metric, tuple[list[int], ...]] = {
     step_f1: ([0, 1, 3],),
     macro_f1: ([0, 1, 3], [2, 1, 3]),
@@ -119,31 +139,44 @@ _OBSERVATIONS: dict[Metric, tuple[list[int], ...]] = {
     accuracy_erroneous: ([4],),
     accuracy_flawless: ([6],),
 }
-"""The counts of which a metric is made: steps that are wrong or called so, or solutions; of two kinds the rarer one limits it."""
+"""The counts of which a metric is made: steps that are wrong or called so, or solutions; of two
+kinds the rarer one limits it.
+"""
 _COUNTED: dict[Metric, list[int]] = {
     step_f1: [0, 1, 2, 3],
     macro_f1: [0, 1, 2, 3],
     accuracy_erroneous: [4],
     accuracy_flawless: [6],
 }
-"""The counts that are observations of a metric; `first_error_f1` observes solutions with and without an error."""
+"""The counts that are observations of a metric; `first_error_f1` observes solutions with and
+without an error.
+"""
 _FEWEST_PROBLEMS = 8
 """Problems of equal size that a metric must rest on."""
 
 
 def step_estimates(
-    counts: Sequence[StepCounts], groups: Sequence[Hashable], metrics: Sequence[Metric], *, confidence: float = 0.95
+    counts: Sequence[StepCounts],
+    groups: Sequence[Hashable],
+    metrics: Sequence[Metric],
+    *,
+    confidence: float = 0.95,
 ) -> dict[str, Estimate]:
-    """Estimate metrics of many solutions, each with the interval of a share over whole problems (`stats.share_interval`).
+    """Estimate metrics of many solutions, each with the interval of a share over whole problems
+    (`stats.share_interval`).
 
-    Shapes: ``counts`` and ``groups`` (which problem) of one length; all results lie in [0, 1]. ``count`` is the number of steps
-    or of solutions that a metric looks at.
+    Shapes: ``counts`` and ``groups`` (which problem) of one length; all results lie in [0, 1].
+    ``count`` is the number of steps or of solutions that a metric looks at.
     Raises: ``ValueError`` when lengths differ or there is nothing.
-    Trap: one problem stands in the data in many versions; by solution the intervals would be far too narrow. A metric of what
-    is rare rests on the few problems that have it: with fewer than eight, or where one of them decides, the bounds are infinite.
+    Trap: one problem stands in the data in many versions; by solution the intervals would be far
+    too narrow. A metric of what is rare rests on the few problems that have it: with fewer than
+    eight, or where one of them decides, the bounds are infinite.
     """
     if not counts or len(counts) != len(groups):
-        raise ValueError(f"expected as many groups as solutions, and at least one, got {len(groups)} and {len(counts)}")
+        raise ValueError(
+            "expected as many groups as solutions, and at least one, got "
+            f"{len(groups)} and {len(counts)}"
+        )
     sums = np.zeros((len(set(groups)), len(StepCounts._fields)))
     np.add.at(sums, group_indices(groups), np.array(counts, dtype=np.float64))
     return {metric.__name__: _estimate(metric, sums, confidence) for metric in metrics}
@@ -155,19 +188,26 @@ def _estimate(metric: Metric, sums: Array, confidence: float) -> Estimate:
     value, without = float(metric(total)), metric(total - sums)
     count = round(float(total[_COUNTED.get(metric, [4, 6])].sum()))
     sizes = [sums[:, columns].sum(1) for columns in _OBSERVATIONS[metric]]
-    equal, trials = min((float(size.sum() ** 2 / max((size**2).sum(), 1e-9)), float(size.sum())) for size in sizes)
+    equal, trials = min(
+        (float(size.sum() ** 2 / max((size**2).sum(), 1e-9)), float(size.sum())) for size in sizes
+    )
     if equal < _FEWEST_PROBLEMS or math.isnan(value) or np.isnan(without).any():
         return without_interval(value, count, f"problems: {equal:.3g} of equal size bear on it")
     influence = jackknife(without)._replace(equal=equal)
     spread = _spread(metric, value)
-    return Estimate(value, *share_interval(value, influence, max(trials, equal), spread=spread, confidence=confidence), count)
+    return Estimate(
+        value,
+        *share_interval(value, influence, max(trials, equal), spread=spread, confidence=confidence),
+        count,
+    )
 
 
 def _spread(metric: Metric, value: float) -> float:
-    """The variance that one observation gives to a metric, in units of p(1 − p); a mean of two metrics has half of theirs.
+    """The variance that one observation gives to a metric, in units of p(1 − p); a mean of two
+    metrics has half of theirs.
 
-    Equation: of F1 in the steps that are wrong or called so, by the delta method, ``(2 − F)² / 2``, for ``F = 2J / (1 + J)`` with
-    their share J that is both.
+    Equation: of F1 in the steps that are wrong or called so, by the delta method, ``(2 − F)² / 2``,
+    for ``F = 2J / (1 + J)`` with their share J that is both.
     """
     if metric is step_f1:
         return (2 - value) ** 2 / 2
@@ -175,30 +215,47 @@ def _spread(metric: Metric, value: float) -> float:
 
 
 def best_threshold(
-    right: Sequence[Right], probabilities: Sequence[Probabilities], metric: Metric, *, num_candidates: int = 200
+    right: Sequence[Right],
+    probabilities: Sequence[Probabilities],
+    metric: Metric,
+    *,
+    num_candidates: int = 200,
 ) -> float:
     """Choose the threshold with the highest metric, among quantiles of the probabilities.
 
     Raises: ``ValueError`` when the metric is not defined on these solutions.
-    Trap: chosen on the solutions that it is reported on, it flatters the model; choose it on others, and on such as the model was
-    not trained on, since there its probabilities are more extreme.
+    Trap: chosen on the solutions that it is reported on, it flatters the model; choose it on
+    others, and on such as the model was not trained on, since there its probabilities are more
+    extreme.
     """
     values = np.unique([p for row in probabilities for p in row])
     between = (values[1:] + values[:-1]) / 2
     if len(between) > num_candidates:
         between = np.quantile(between, np.linspace(0, 1, num_candidates))
     # Below all of them nothing is called wrong, above all everything is.
-    candidates = [float(values[0]), *map(float, between), math.nextafter(float(values[-1]), math.inf)]
-    return _best(candidates, lambda c: [count_calls(r, p, c) for r, p in zip(right, probabilities, strict=True)], metric)
+    candidates = [
+        float(values[0]),
+        *map(float, between),
+        math.nextafter(float(values[-1]), math.inf),
+    ]
+    return _best(
+        candidates,
+        lambda c: [count_calls(r, p, c) for r, p in zip(right, probabilities, strict=True)],
+        metric,
+    )
 
 
 def best_rate(right: Sequence[Right], metric: Metric, *, num_candidates: int = 200) -> float:
-    """Choose the rate of calling steps wrong blindly that has the highest metric: the best that can be done without looking."""
+    """Choose the rate of calling steps wrong blindly that has the highest metric: the best that can
+    be done without looking.
+    """
     candidates = [k / num_candidates for k in range(num_candidates + 1)]
     return _best(candidates, lambda c: [count_blind(r, c) for r in right], metric)
 
 
-def _best(candidates: Sequence[float], counted: Callable[[float], list[StepCounts]], metric: Metric) -> float:
+def _best(
+    candidates: Sequence[float], counted: Callable[[float], list[StepCounts]], metric: Metric
+) -> float:
     scores = [float(metric(np.array(counted(c), dtype=np.float64).sum(0))) for c in candidates]
     if any(map(math.isnan, scores)):
         raise ValueError(f"{metric.__name__} needs solutions with and without an error")
@@ -211,14 +268,16 @@ def compare_with_chance(
     groups: Sequence[Hashable],
     calibration: tuple[Sequence[Right], Sequence[Probabilities]],
 ) -> dict[str, Json]:
-    """Report all metrics with their intervals: of the model at the thresholds that are best on ``calibration``, and of chance.
+    """Report all metrics with their intervals: of the model at the thresholds that are best on
+    ``calibration``, and of chance.
 
-    Shapes: one sequence of judged steps a solution, in ``right`` and ``probabilities`` alike, and in both parts of
-    ``calibration``. Returns ``thresholds``, and for ``model``, ``random`` (calls as many steps wrong as there are) and ``blind``
-    (calls as many as is best on ``calibration``) every metric as an `Estimate`'s fields.
+    Shapes: one sequence of judged steps a solution, in ``right`` and ``probabilities`` alike, and
+    in both parts of ``calibration``. Returns ``thresholds``, and for ``model``, ``random`` (calls
+    as many steps wrong as there are) and ``blind`` (calls as many as is best on ``calibration``)
+    every metric as an `Estimate`'s fields.
     Raises: ``ValueError`` when lengths differ or there is nothing.
-    Trap: without both flawless and erroneous solutions in ``calibration`` there is no first-error F1 to choose by, and the
-    threshold of the steps serves for both questions.
+    Trap: without both flawless and erroneous solutions in ``calibration`` there is no first-error
+    F1 to choose by, and the threshold of the steps serves for both questions.
     """
     labels, calibrated = calibration
     mixed = len({all(row) for row in labels}) == 2
@@ -228,11 +287,16 @@ def compare_with_chance(
         chooser = metrics[0] if mixed else step_f1
         threshold, rate = best_threshold(labels, calibrated, chooser), best_rate(labels, chooser)
         counts = {
-            "model": [count_calls(row, given, threshold) for row, given in zip(right, probabilities, strict=True)],
+            "model": [
+                count_calls(row, given, threshold)
+                for row, given in zip(right, probabilities, strict=True)
+            ],
             "random": [count_blind(row, share) for row in right],
             "blind": [count_blind(row, rate) for row in right],
         }
         result["thresholds"][family] = threshold
         for name, rows in counts.items():
-            result[name] |= {key: value.as_dict() for key, value in step_estimates(rows, groups, metrics).items()}
+            result[name] |= {
+                key: value.as_dict() for key, value in step_estimates(rows, groups, metrics).items()
+            }
     return result

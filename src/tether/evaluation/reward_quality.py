@@ -1,4 +1,6 @@
-"""How far a reward model can be believed: accuracy overall and by slice, calibration, what length and format explain."""
+"""How far a reward model can be believed: accuracy overall and by slice, calibration, what length
+and format explain.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,28 @@ def votes_slice(comparison: Comparison) -> str:
 
 def source_slice(comparison: Comparison) -> str:
     """A data set's own name for the part that a row is of, as RewardBench's `subset`."""
-    return str(next((comparison.metadata[key] for key in ("subset", "source", "category") if key in comparison.metadata), ""))
+    return str(
+        next(
+            (
+                comparison.metadata[key]
+                for key in ("subset", "source", "category")
+                if key in comparison.metadata
+            ),
+            "",
+        )
+    )
 
 
-def judge_rewards(comparisons: Sequence[Comparison], chosen: Sequence[float | None], rejected: Sequence[float | None]) -> Json:
+def judge_rewards(
+    comparisons: Sequence[Comparison],
+    chosen: Sequence[float | None],
+    rejected: Sequence[float | None],
+) -> Json:
     """Everything below, of pairs with a direction; ties and failed scores are counted and left out.
 
-    The likelier side of a label is the better one, whatever the row calls it, and a label of 1/2 is a tie. Beyond that a label
-    counts as certain: of soft ones no model can have all, and a calibrated model seems to be too little sure.
+    The likelier side of a label is the better one, whatever the row calls it, and a label of 1/2 is
+    a tie. Beyond that a label counts as certain: of soft ones no model can have all, and a
+    calibrated model seems to be too little sure.
 
     Args:
         chosen, rejected: the model's scores of both sides, None where scoring failed.
@@ -70,42 +86,72 @@ def judge_rewards(comparisons: Sequence[Comparison], chosen: Sequence[float | No
     ]
     rows = [row for row in directed if None not in row[1:]]
     if not rows:
-        raise DataError(f"no pair of {len(comparisons)} has a direction and two scores. Give pairs that are not all ties.")
+        raise DataError(
+            f"no pair of {len(comparisons)} has a direction and two scores. Give "
+            "pairs that are not all ties."
+        )
     pairs, above, below = (list(column) for column in zip(*rows, strict=True))
     groups = [group_of(pair) for pair in pairs]
     difference = np.array(above) - np.array(below)
     lengths, formats = (
-        np.array([[count(p.chosen), count(p.rejected)] for p in pairs], dtype=np.float64).T for count in (words, marks)
+        np.array([[count(p.chosen), count(p.rejected)] for p in pairs], dtype=np.float64).T
+        for count in (words, marks)
     )
     return {
         "num_pairs": len(pairs),
         "num_ties": len(comparisons) - len(directed),
         "num_failed": len(directed) - len(rows),
         "accuracy": pairwise_accuracy(above, below, groups).as_dict(),
-        "length_only": pairwise_accuracy(lengths[0].tolist(), lengths[1].tolist(), groups).as_dict(),
+        "length_only": pairwise_accuracy(
+            lengths[0].tolist(), lengths[1].tolist(), groups
+        ).as_dict(),
         "slices": slices(pairs, above, below, groups),
         **calibration(difference, groups),
-        "difference_with_length": correlation(difference.tolist(), (lengths[0] - lengths[1]).tolist()),
-        "difference_with_marks": correlation(difference.tolist(), (formats[0] - formats[1]).tolist()),
+        "difference_with_length": correlation(
+            difference.tolist(), (lengths[0] - lengths[1]).tolist()
+        ),
+        "difference_with_marks": correlation(
+            difference.tolist(), (formats[0] - formats[1]).tolist()
+        ),
         "annotators": annotators(pairs, difference),
     }
 
 
-def slices(pairs: Sequence[Comparison], above: Sequence[float], below: Sequence[float], groups: Sequence[str]) -> list[Json]:
-    """Accuracy within slices of at least ten pairs: by length, by the source's own parts, by margin, by the annotators' votes."""
+def slices(
+    pairs: Sequence[Comparison],
+    above: Sequence[float],
+    below: Sequence[float],
+    groups: Sequence[str],
+) -> list[Json]:
+    """Accuracy within slices of at least ten pairs: by length, by the source's own parts, by
+    margin, by the annotators' votes.
+    """
     margins = sorted(abs(p.margin) for p in pairs if p.margin is not None)
-    edges = [margins[len(margins) * k // 3] for k in (1, 2)] if margins and margins[0] < margins[-1] else []
+    edges = (
+        [margins[len(margins) * k // 3] for k in (1, 2)]
+        if margins and margins[0] < margins[-1]
+        else []
+    )
 
     def margin_slice(pair: Comparison) -> str:
         if pair.margin is None or not edges:
             return ""
         return ("small", "middle", "large")[sum(abs(pair.margin) >= edge for edge in edges)]
 
-    kinds: dict[str, Name] = {"length": length_slice, "source": source_slice, "margin": margin_slice, "votes": votes_slice}
+    kinds: dict[str, Name] = {
+        "length": length_slice,
+        "source": source_slice,
+        "margin": margin_slice,
+        "votes": votes_slice,
+    }
     result = []
     for kind, name_of in kinds.items():
         names = list(map(name_of, pairs))
-        members = {name: [i for i, other in enumerate(names) if other == name] for name in dict.fromkeys(names) if name}
+        members = {
+            name: [i for i, other in enumerate(names) if other == name]
+            for name in dict.fromkeys(names)
+            if name
+        }
         for name, rows in members.items():
             if len(rows) >= FEWEST and len(members) > 1:
                 scores = [above[i] for i in rows], [below[i] for i in rows]
@@ -117,14 +163,19 @@ def slices(pairs: Sequence[Comparison], above: Sequence[float], below: Sequence[
 def calibration(difference: Array, groups: Sequence[str]) -> Json:
     """Calibration of sigma(difference), and what one temperature mends of it.
 
-    The temperature that is told is fitted on all pairs; the error after it is measured on prompts that it was not fitted on
-    (two halves, each with the other's temperature). Guo et al. 2017, https://arxiv.org/abs/1706.04599.
+    The temperature that is told is fitted on all pairs; the error after it is measured on prompts
+    that it was not fitted on (two halves, each with the other's temperature). Guo et al. 2017,
+    https://arxiv.org/abs/1706.04599.
     """
     half, temperature = group_indices(groups) % 2, fit_temperature(difference)
     parts = [difference[half == side] for side in (0, 1)]
     cooled = difference / temperature
     if all(map(len, parts)):
-        cooled = np.where(half == 0, difference / fit_temperature(parts[1]), difference / fit_temperature(parts[0]))
+        cooled = np.where(
+            half == 0,
+            difference / fit_temperature(parts[1]),
+            difference / fit_temperature(parts[0]),
+        )
     probability, after = _sigmoid(difference), _sigmoid(cooled)
     return {
         "calibration_error": expected_calibration_error(probability),
@@ -137,20 +188,25 @@ def calibration(difference: Array, groups: Sequence[str]) -> Json:
 
 
 def fit_temperature(difference: Array) -> float:
-    """Find the T for which sigma(difference / T) explains the choices best: the smallest mean of log(1 + exp(-d/T)).
+    """Find the T for which sigma(difference / T) explains the choices best: the smallest mean of
+    log(1 + exp(-d/T)).
 
-    Where every pair is right the loss falls for ever as T falls, and where most are wrong it is best to know nothing: T ends at
-    its bounds, 1e-3 and 1e3.
+    Where every pair is right the loss falls for ever as T falls, and where most are wrong it is
+    best to know nothing: T ends at its bounds, 1e-3 and 1e3.
     """
     from scipy.optimize import minimize_scalar
 
     bounds = math.log(1e-3), math.log(1e3)
-    fit = minimize_scalar(lambda log_t: _loss(difference / math.exp(log_t)), bounds=bounds, method="bounded")
+    fit = minimize_scalar(
+        lambda log_t: _loss(difference / math.exp(log_t)), bounds=bounds, method="bounded"
+    )
     return math.exp(float(fit.x))
 
 
 def annotators(pairs: Sequence[Comparison], difference: Array) -> Json | None:
-    """How often two annotators of a pair agree on its direction, how often the model does with one; None without several."""
+    """How often two annotators of a pair agree on its direction, how often the model does with one;
+    None without several.
+    """
     among, with_model = [], []
     for pair, lead in zip(pairs, difference, strict=True):
         leans = [math.copysign(1.0, a.preference) for a in pair.annotations if a.preference]
@@ -159,7 +215,11 @@ def annotators(pairs: Sequence[Comparison], difference: Array) -> Json | None:
             with_model += [(lead > 0) == (lean > 0) if lead else 0.5 for lean in leans]
     if not among:
         return None
-    return {"agree": float(np.mean(among)), "model_agrees": float(np.mean(with_model)), "count": len(among)}
+    return {
+        "agree": float(np.mean(among)),
+        "model_agrees": float(np.mean(with_model)),
+        "count": len(among),
+    }
 
 
 def _sigmoid(difference: Array) -> Array:

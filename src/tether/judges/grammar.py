@@ -1,7 +1,8 @@
 """The grammar of written verdicts: which statements of a reply decide for an option.
 
-An explicit verdict counts: "B", "Winner: B", "[[A]]", "I prefer B", "B is better", "So B." A mention does not: "Answer A: poor".
-A reply that decides for two options, relates them ("A < B"), or calls them equal is unclear, and unclear is no verdict.
+An explicit verdict counts: "B", "Winner: B", "[[A]]", "I prefer B", "B is better", "So B." A
+mention does not: "Answer A: poor". A reply that decides for two options, relates them ("A < B"), or
+calls them equal is unclear, and unclear is no verdict.
 """
 
 from __future__ import annotations
@@ -11,18 +12,26 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-_THOUGHT = re.compile(r"</think(?:ing)?>|\[/THINK\]|</reasoning>|<\|channel\|>final<\|message\|>", re.IGNORECASE)
+_THOUGHT = re.compile(
+    r"</think(?:ing)?>|\[/THINK\]|</reasoning>|<\|channel\|>final<\|message\|>", re.IGNORECASE
+)
 """The end of a thought before the reply."""
-_OPENED = re.compile(r"\s*(?:<think(?:ing)?>|\[THINK\]|<reasoning>|<\|channel\|>analysis)", re.IGNORECASE)
+_OPENED = re.compile(
+    r"\s*(?:<think(?:ing)?>|\[THINK\]|<reasoning>|<\|channel\|>analysis)", re.IGNORECASE
+)
 _NOUN = r"(?:(?i:answer|option|response|assistant|reply|candidate|model|choice)\s+)?"
 """A name of what is compared, before an option."""
 _RESULT = (
-    r"(?i:answer|verdict|winner|choice|decision|judge?ment|conclusion|preference|score|rating|grade|pick|vote|result|option)"
+    r"(?i:answer|verdict|winner|choice|decision|judge?ment|conclusion|preference|score|rating"
+    r"|grade|pick|vote|result|option)"
 )
 """A name of a verdict."""
 _ADVERBS = r"(?:(?i:clearly|slightly|much|far|marginally|significantly|overall|still|definitely|the|a|by|bit|little|more)\s+)*"
 _BETTER = r"(?i:better|best|winner|superior|preferable|preferred|stronger|helpful)\b"
-_EQUAL = re.compile(r"\b(?:ties?|tied|draw|neither|equally|equal|no (?:clear )?winner|both (?:are|answers are))\b", re.IGNORECASE)
+_EQUAL = re.compile(
+    r"\b(?:ties?|tied|draw|neither|equally|equal|no (?:clear )?winner|both (?:are|answers are))\b",
+    re.IGNORECASE,
+)
 _QUOTES = r"[\s*_`\"'“”‘’(\[<{$\\]*"
 
 
@@ -39,7 +48,9 @@ def is_unfinished_thought(text: str) -> bool:
 
 
 def verdict_in(text: str, options: Sequence[str]) -> Statement | None:
-    """The verdict of a written reply; None where it has none, or is unclear. What stands in a thought before it is not read."""
+    """The verdict of a written reply; None where it has none, or is unclear. What stands in a
+    thought before it is not read.
+    """
     if is_unfinished_thought(text):
         return None
     start = max((thought.end() for thought in _THOUGHT.finditer(text)), default=0)
@@ -47,7 +58,9 @@ def verdict_in(text: str, options: Sequence[str]) -> Statement | None:
     for read in (grammar.marked, grammar.stated):
         statements = list(read(text, start))
         if statements:
-            return statements[0] if len({statement.option for statement in statements}) == 1 else None
+            return (
+                statements[0] if len({statement.option for statement in statements}) == 1 else None
+            )
     return None
 
 
@@ -57,13 +70,19 @@ def _grammar(options: tuple[str, ...]) -> _Grammar:
 
 
 class _Grammar:
-    """Patterns of the statements that decide for one of these options; option names are read as they are written."""
+    """Patterns of the statements that decide for one of these options; option names are read as
+    they are written.
+    """
 
     def __init__(self, options: tuple[str, ...]) -> None:
         self.options = options
         self.are_numbers = all(option.isdigit() for option in options)
         names = "|".join(re.escape(option) for option in sorted(options, key=len, reverse=True))
-        scale = rf"(?!\s*(?:/|(?i:out of))\s*(?!{re.escape(options[-1])}\b)\d)" if self.are_numbers else ""
+        scale = (
+            rf"(?!\s*(?:/|(?i:out of))\s*(?!{re.escape(options[-1])}\b)\d)"
+            if self.are_numbers
+            else ""
+        )
         named = rf"(?<![\w’'./-])(?P<option>{names})(?![\w’'-]|[.,]\d){scale}"
         ended = r"(?=[\s*_`\"'”’)\]}$]*(?:[.!;\n]|$))"
         other = rf"(?<![\w’'./-])(?:{names})(?![\w’'-])"
@@ -74,28 +93,46 @@ class _Grammar:
         )
         connector = r"(?:\s*(?:[:=→]|->|=>)|\s+(?i:is|was|would\s+be|goes\s+to)\b(?:\s*:)?)"
         self._stated = [
-            re.compile(rf"{_RESULT}\b{_QUOTES}{connector}{_QUOTES}{_NOUN}{_QUOTES}{named}(?!\s+(?i:is|was|has)\b)"),
+            re.compile(
+                rf"{_RESULT}\b{_QUOTES}{connector}{_QUOTES}{_NOUN}{_QUOTES}{named}(?!\s+(?i:is|was|has)\b)"
+            ),
             re.compile(
                 r"\b(?i:I|we)(?:\s+(?i:would)|['’]d|\s+(?i:will)|['’]ll)?\s+"
                 r"(?i:choose|prefer|pick|select|vote\s+for|go\s+with|favou?r|"
                 rf"rate\s+(?:it|this)|give\s+(?:it|this)(?:\s+an?)?)\s+(?:(?i:the|a|it|as)\s+)*{_QUOTES}{_NOUN}{_QUOTES}{named}"
             ),
-            re.compile(rf"\b(?i:I|we)\s+(?i:think|say)\s+(?:(?i:it\s+is|it['’]s)\s+)?{_QUOTES}{_NOUN}{_QUOTES}{named}{ended}"),
-            re.compile(rf"{_NOUN}{_QUOTES}{named}[*_`\"'”’)\]]*\s+(?:(?i:is|was|seems)\s+{_ADVERBS}{_BETTER}|(?i:wins)\b)"),
+            re.compile(
+                rf"\b(?i:I|we)\s+(?i:think|say)\s+(?:(?i:it\s+is|it['’]s)\s+)?{_QUOTES}{_NOUN}{_QUOTES}{named}{ended}"
+            ),
+            re.compile(
+                rf"{_NOUN}{_QUOTES}{named}[*_`\"'”’)\]]*\s+(?:(?i:is|was|seems)\s+{_ADVERBS}{_BETTER}|(?i:wins)\b)"
+            ),
             re.compile(
                 rf"\b(?i:so|therefore|thus|hence|overall)\b,?\s+(?:(?i:it\s+is|it['’]s)\s+)?{_QUOTES}{_NOUN}{_QUOTES}{named}{ended}"
             ),
-            re.compile(rf"(?:^|(?<=\n)){_QUOTES}{_NOUN}{_QUOTES}{named}[*_`\"'”’)\]}}>$.!]*[ \t]*(?=\n|\Z)"),
+            re.compile(
+                rf"(?:^|(?<=\n)){_QUOTES}{_NOUN}{_QUOTES}{named}[*_`\"'”’)\]}}>$.!]*[ \t]*(?=\n|\Z)"
+            ),
         ]
         self._first = re.compile(rf"[\W_]*{_NOUN}{_QUOTES}{named}(?P<rest>.*)", re.DOTALL)
-        self._related = re.compile(rf"[\s*_`)\]]*(?:[/=<>&+~≈≥≤|]+|\s(?i:and|or|vs\.?|versus)\s)\s*{_NOUN}{_QUOTES}{other}")
+        self._related = re.compile(
+            rf"[\s*_`)\]]*(?:[/=<>&+~≈≥≤|]+|\s(?i:and|or|vs\.?|versus)\s)\s*{_NOUN}{_QUOTES}{other}"
+        )
         self._relation = re.compile(rf"{other}{self._related.pattern}")
-        self._heading = re.compile(rf"(?:^|\n|[.;]\s+){_QUOTES}{_NOUN}{_QUOTES}{other}[*_`)\]]*\s*[:.)]\s+\w")
+        self._heading = re.compile(
+            rf"(?:^|\n|[.;]\s+){_QUOTES}{_NOUN}{_QUOTES}{other}[*_`)\]]*\s*[:.)]\s+\w"
+        )
 
     def marked(self, text: str, start: int) -> Iterator[Statement]:
-        """Verdicts in marks that models are told to use: [[A]], \\boxed{A}, <answer>A</answer>, {"winner": "A"}."""
+        """Verdicts in marks that models are told to use: [[A]], \\boxed{A}, <answer>A</answer>,
+        {"winner": "A"}.
+        """
         for match in self._marked.finditer(text, start):
-            name = next(group for group in ("option", "second", "third", "fourth") if match[group] is not None)
+            name = next(
+                group
+                for group in ("option", "second", "third", "fourth")
+                if match[group] is not None
+            )
             yield Statement(self.options.index(match[name]), match.start(name))
 
     def stated(self, text: str, start: int) -> Iterator[Statement]:
@@ -107,7 +144,10 @@ class _Grammar:
         ]
         if not statements and (_EQUAL.search(text, start) or self._relation.search(text, start)):
             return
-        if any(self._related.match(text, place + len(self.options[option])) for option, place in statements):
+        if any(
+            self._related.match(text, place + len(self.options[option]))
+            for option, place in statements
+        ):
             return
         yield from statements
         first = self._first.match(text, start)
@@ -119,5 +159,14 @@ class _Grammar:
         if self._related.match(rest) or self._heading.search(rest):
             return False
         if self.are_numbers:  # "1. First, ..." begins a list
-            return re.match(r"[*_`\"'”’)\]]*\s*(?:\Z|\n|[(:,;–—-]|/|(?i:out of)|\.\s*(?:\Z|\n))", rest) is not None
-        return re.match(r"[*_`\"'”’)\]}>]*\s*(?:\Z|\n|[.,:;)(–—-]|(?i:because|since|as|is better|wins)\b)", rest) is not None
+            return (
+                re.match(r"[*_`\"'”’)\]]*\s*(?:\Z|\n|[(:,;–—-]|/|(?i:out of)|\.\s*(?:\Z|\n))", rest)
+                is not None
+            )
+        return (
+            re.match(
+                r"[*_`\"'”’)\]}>]*\s*(?:\Z|\n|[.,:;)(–—-]|(?i:because|since|as|is better|wins)\b)",
+                rest,
+            )
+            is not None
+        )

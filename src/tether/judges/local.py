@@ -1,4 +1,6 @@
-"""A model in this process that is asked: how probable its reply begins with each of some options, or what it writes."""
+"""A model in this process that is asked: how probable its reply begins with each of some options,
+or what it writes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ MICRO_BATCH_TOKENS = {"cpu": 2**11}
 
 @dataclass(frozen=True)
 class _Branch:
-    """A question with the first tokens that several options share: the next token, by option, tells them apart."""
+    """A question with the first tokens that several options share: the next token, by option, tells
+    them apart.
+    """
 
     question: int
     encoded: Encoded
@@ -41,30 +45,41 @@ class RoleEngine(Engine, Protocol):
 
 
 class LocalChat:
-    """Speaks core.protocols.ChatModel: the log-probabilities are those of sampling at temperature 1 from this very engine.
+    """Speaks core.protocols.ChatModel: the log-probabilities are those of sampling at temperature 1
+    from this very engine.
 
-    A prompt is computed once for all options of one token: the state after it has the probabilities of all of them. Options of
-    several tokens share it where the model can (data.batches).
+    A prompt is computed once for all options of one token: the state after it has the probabilities
+    of all of them. Options of several tokens share it where the model can (data.batches).
 
     Args:
         name: tells these weights and this encoding from others.
-        micro_batch_tokens: padded tokens of a forward pass, unset by device; results do not depend on it beyond rounding.
+        micro_batch_tokens: padded tokens of a forward pass, unset by device; results do not depend
+            on it beyond rounding.
     """
 
-    def __init__(self, name: str, engine: RoleEngine, *, micro_batch_tokens: int | None = None) -> None:
+    def __init__(
+        self, name: str, engine: RoleEngine, *, micro_batch_tokens: int | None = None
+    ) -> None:
         self.name, self.engine, self.role, self.encoder = name, engine, engine.role, engine.encoder
-        self.micro_batch_tokens = micro_batch_tokens or MICRO_BATCH_TOKENS.get(self.role.device.type, 2**14)
+        self.micro_batch_tokens = micro_batch_tokens or MICRO_BATCH_TOKENS.get(
+            self.role.device.type, 2**14
+        )
         self.spent: Counter[str] = Counter()
         tokenizer: Any = self.encoder.tokenizer
         control = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-        control |= {*tokenizer.all_special_tokens, *tokenizer.convert_ids_to_tokens(list(self.encoder.stop_ids))}
+        control |= {
+            *tokenizer.all_special_tokens,
+            *tokenizer.convert_ids_to_tokens(list(self.encoder.stop_ids)),
+        }
         self.control = sorted((token for token in control if len(token) > 1), key=len, reverse=True)
 
     def usage(self) -> Mapping[str, int]:
         return self.spent
 
     @torch.no_grad()
-    def verdicts(self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None) -> list[Verdict]:
+    def verdicts(
+        self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None
+    ) -> list[Verdict]:
         """See core.protocols.ChatModel. Answers come batch by batch, short questions first."""
         self.role.train_mode(False)
         verdicts = PlacedAnswers(told)
@@ -77,19 +92,29 @@ class LocalChat:
                 verdicts[question] = Verdict(None, reason=f"{UNASKABLE}: {error}")
         sequences = [branch.encoded for branch in branches]
         limit = self.role.document_tokens(self.micro_batch_tokens)
-        for part in cut_batches(sequences, self.micro_batch_tokens, document_tokens=limit) if branches else ():
+        for part in (
+            cut_batches(sequences, self.micro_batch_tokens, document_tokens=limit)
+            if branches
+            else ()
+        ):
             chosen = [branches[i] for i in part]
             for branch, ends in zip(chosen, self._ends(chosen, limit), strict=True):
                 of_options = logprobs[branch.question]
                 of_options.update(zip(branch.ends, ends, strict=True))
                 if len(of_options) == len(options):
-                    verdicts[branch.question] = soft_verdict([of_options[i] for i in range(len(options))], options)
+                    verdicts[branch.question] = soft_verdict(
+                        [of_options[i] for i in range(len(options))], options
+                    )
         self.spent.update(questions=len(talks), prompt_tokens=sum(map(len, sequences)))
         return verdicts.in_order()
 
-    def _branches(self, question: int, conversation: Conversation, options: Sequence[str]) -> list[_Branch]:
+    def _branches(
+        self, question: int, conversation: Conversation, options: Sequence[str]
+    ) -> list[_Branch]:
         messages = self._as_data(conversation)
-        encoded = [self.encoder.conversation((*messages, assistant(option)), "last") for option in options]
+        encoded = [
+            self.encoder.conversation((*messages, assistant(option)), "last") for option in options
+        ]
         head = encoded[0].prompt_length
         self._check_length(max(map(len, encoded)))
         together: dict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
@@ -99,17 +124,23 @@ class LocalChat:
             together[tuple(shared)][option] = end
         prompt = encoded[0].ids[:head]
         return [
-            _Branch(question, self.encoder.rollout(prompt, (*shared, next(iter(ends.values())))), ends)
+            _Branch(
+                question, self.encoder.rollout(prompt, (*shared, next(iter(ends.values())))), ends
+            )
             for shared, ends in together.items()
         ]
 
     def _ends(self, branches: Sequence[_Branch], limit: int) -> list[list[float]]:
         """The log-probability of each branch's options, its shared tokens included."""
         sequences = [branch.encoded for branch in branches]
-        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(self.role.device)
+        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(
+            self.role.device
+        )
         places = batch.scatter(batch.predict).tolist()
         wanted = [_wanted(row, branch) for row, branch in zip(places, branches, strict=True)]
-        predict, targets = torch.tensor([pair for row in wanted for pair in row], device=self.role.device).unbind(-1)
+        predict, targets = torch.tensor(
+            [pair for row in wanted for pair in row], device=self.role.device
+        ).unbind(-1)
         questions, logprobs = replace(batch, predict=predict, targets=targets), []
         values = iter(self.role.logprobs_of(self.role.hidden(batch), questions)[0].tolist())
         for row, branch in zip(wanted, branches, strict=True):
@@ -118,7 +149,13 @@ class LocalChat:
         return logprobs
 
     def replies(
-        self, talks: Sequence[Conversation], sampling: Sampling, *, seed: int, ordinals: Sequence[int], told: Told[Reply] = None
+        self,
+        talks: Sequence[Conversation],
+        sampling: Sampling,
+        *,
+        seed: int,
+        ordinals: Sequence[int],
+        told: Told[Reply] = None,
     ) -> list[Reply]:
         """See core.protocols.ChatModel; as many at a time as the engine decodes at once."""
         answers, prompts = PlacedAnswers(told), {}
@@ -132,19 +169,32 @@ class LocalChat:
         places = sorted(prompts)
         for start in range(0, len(places), self.engine.max_rows):
             part = places[start : start + self.engine.max_rows]
-            groups = self.engine.generate([prompts[i] for i in part], sampling, seed=seed, ordinals=[ordinals[i] for i in part])
+            groups = self.engine.generate(
+                [prompts[i] for i in part],
+                sampling,
+                seed=seed,
+                ordinals=[ordinals[i] for i in part],
+            )
             for place, group in zip(part, groups, strict=True):
                 rollout = group.rollouts[0]
-                self.spent.update(questions=1, prompt_tokens=len(rollout.prompt_ids), reply_tokens=len(rollout.response_ids))
+                self.spent.update(
+                    questions=1,
+                    prompt_tokens=len(rollout.prompt_ids),
+                    reply_tokens=len(rollout.response_ids),
+                )
                 answers[place] = Reply(rollout.text, rollout.finished)
         return answers.in_order()
 
     def _check_length(self, length: int) -> None:
         if length > self.engine.context_length:
-            raise DataError(f"{length} tokens do not fit the model's context of {self.engine.context_length}")
+            raise DataError(
+                f"{length} tokens do not fit the model's context of {self.engine.context_length}"
+            )
 
     def _as_data(self, conversation: Conversation) -> Conversation:
-        """The same words, in which no control token can be read: an answer that spells one must not end its turn and speak on."""
+        """The same words, in which no control token can be read: an answer that spells one must not
+        end its turn and speak on.
+        """
         return tuple(replace(turn, content=self._harmless(turn.content)) for turn in conversation)
 
     def _harmless(self, text: str) -> str:
@@ -157,4 +207,7 @@ def _wanted(places: Sequence[int], branch: _Branch) -> list[tuple[int, int]]:
     """(place of the state, token) for each shared token, then for each option's last."""
     shared = branch.encoded.num_trained - 1
     targets = branch.encoded.ids[len(branch.encoded) - shared - 1 : -1]
-    return [*zip(places[:shared], targets, strict=True), *((places[shared], end) for end in branch.ends.values())]
+    return [
+        *zip(places[:shared], targets, strict=True),
+        *((places[shared], end) for end in branch.ends.values()),
+    ]

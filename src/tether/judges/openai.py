@@ -1,8 +1,10 @@
-"""A model behind an OpenAI-compatible address that is asked: https://platform.openai.com/docs/api-reference/chat.
+"""A model behind an OpenAI-compatible address that is asked:
+https://platform.openai.com/docs/api-reference/chat.
 
-vLLM, SGLang, llama.cpp, Ollama and most paid services speak it. Log-probabilities are those of the first tokens of the reply;
-where a server gives none, the reply itself is read. Retries and waiting are the OpenAI client's own; every request of it, a
-repeated one too, passes a meter that keeps the budget.
+vLLM, SGLang, llama.cpp, Ollama and most paid services speak it. Log-probabilities are those of the
+first tokens of the reply; where a server gives none, the reply itself is read. Retries and waiting
+are the OpenAI client's own; every request of it, a repeated one too, passes a meter that keeps the
+budget.
 """
 
 from __future__ import annotations
@@ -30,12 +32,20 @@ Options = dict[str, object]
 """Settings of a request, as the OpenAI client takes them."""
 
 LADDER = (20, 5, 0)
-"""How many likeliest tokens are asked for; a server that refuses is asked for fewer, and in the end for none."""
+"""How many likeliest tokens are asked for; a server that refuses is asked for fewer, and in the end
+for none.
+"""
 MARGIN_TOKENS = 256
-"""What a template may add to a conversation, where the most that a request can cost is set aside; answers teach more."""
+"""What a template may add to a conversation, where the most that a request can cost is set aside;
+answers teach more.
+"""
 NO_ANSWER, NO_CONNECTION, UNREADABLE = "no answer in time", "no connection", "unreadable answer"
-CONTROL = re.compile(r"<(?=[|｜][^\s<>]{1,40}[|｜]>|/?s>|/?think>|(?:start|end)_of_turn>|[be]os>)|\[(?=/?INST\])")
-"""Where control tokens of the usual templates begin; which ones a server's tokenizer has is not known here."""
+CONTROL = re.compile(
+    r"<(?=[|｜][^\s<>]{1,40}[|｜]>|/?s>|/?think>|(?:start|end)_of_turn>|[be]os>)|\[(?=/?INST\])"
+)
+"""Where control tokens of the usual templates begin; which ones a server's tokenizer has is not
+known here.
+"""
 
 
 class Stopped(openai.OpenAIError):
@@ -45,8 +55,8 @@ class Stopped(openai.OpenAIError):
 class Meter(openai.DefaultAsyncHttpxClient):
     """Sends the client's requests: within the budget, each with a limit of time, all counted.
 
-    Requests and tokens that may be spent are never exceeded, whatever is under way at the same time: the most that a request can
-    cost is set aside before it is sent.
+    Requests and tokens that may be spent are never exceeded, whatever is under way at the same
+    time: the most that a request can cost is set aside before it is sent.
     """
 
     def __init__(self, chat: ServedChat) -> None:
@@ -57,22 +67,30 @@ class Meter(openai.DefaultAsyncHttpxClient):
         """One request, a repeated one too.
 
         Raises:
-            Stopped: the budget does not cover it, the account is empty, or the server has given no answers for long.
+            Stopped: the budget does not cover it, the account is empty, or the server has given no
+                answers for long.
             httpx2.RequestError: there was no answer, or no chat completion; the client asks again.
         """
         chat, body = self.chat, json.loads(request.content)
-        size = len(json.dumps(body["messages"], ensure_ascii=False).encode())  # no token is less than a byte
+        # no token is less than a byte
+        size = len(json.dumps(body["messages"], ensure_ascii=False).encode())
         size += body.get("max_tokens") or body["max_completion_tokens"]
         most = cost = size + chat.margin
         await self._reserve(most)
-        chat.spent.update(["requests", "retries"] if int(request.headers["x-stainless-retry-count"]) else ["requests"])
+        chat.spent.update(
+            ["requests", "retries"]
+            if int(request.headers["x-stainless-retry-count"])
+            else ["requests"]
+        )
         failure = ""
         try:
-            async with asyncio.timeout(chat.config.time_limit):  # the client's own limit begins again with every byte
+            # the client's own limit begins again with every byte
+            async with asyncio.timeout(chat.config.time_limit):
                 response = await super().send(request, **options)
             if response.is_success:
                 tokens = read_completion(response.json()).tokens
-                cost = sum(tokens.values()) or most  # a server that does not say may have taken all that was set aside
+                # a server that does not say may have taken all that was set aside
+                cost = sum(tokens.values()) or most
                 chat.margin = max(chat.margin, cost - size)
                 chat.spent.update(tokens)
                 return response
@@ -99,12 +117,21 @@ class Meter(openai.DefaultAsyncHttpxClient):
 
     async def _reserve(self, most: int) -> None:
         """Take one request, and the most tokens that it can cost, from the budget."""
-        chat, requests, tokens = self.chat, self.chat.config.max_requests, self.chat.config.max_tokens
+        chat, requests, tokens = (
+            self.chat,
+            self.chat.config.max_requests,
+            self.chat.config.max_tokens,
+        )
         async with self.settled:
-            while tokens is not None and chat.tokens + self.reserved + most > tokens and not chat.stopped:
+            while (
+                tokens is not None
+                and chat.tokens + self.reserved + most > tokens
+                and not chat.stopped
+            ):
                 if not self.reserved:
                     raise Stopped(SPENT)
-                await self.settled.wait()  # a request under way may cost less than was set aside for it
+                # a request under way may cost less than was set aside for it
+                await self.settled.wait()
             if chat.stopped or (requests is not None and chat.requests >= requests):
                 raise Stopped(chat.stopped or SPENT)
             chat.requests, self.reserved = chat.requests + 1, self.reserved + most
@@ -113,9 +140,10 @@ class Meter(openai.DefaultAsyncHttpxClient):
 class ServedChat:
     """Speaks core.protocols.ChatModel.
 
-    The client asks busy servers (429), failing ones (5xx) and silent ones again, later each time or when they say. Where the
-    budget does not cover a request, the account is empty (402), or many questions in a row have got no answer, nothing more is
-    asked, and that is the reason of the rest. A server that has answered and then forbids (403) means that question.
+    The client asks busy servers (429), failing ones (5xx) and silent ones again, later each time or
+    when they say. Where the budget does not cover a request, the account is empty (402), or many
+    questions in a row have got no answer, nothing more is asked, and that is the reason of the
+    rest. A server that has answered and then forbids (403) means that question.
 
     Attributes:
         requests, tokens: what was spent of the budget, by all questions together.
@@ -135,7 +163,9 @@ class ServedChat:
     def usage(self) -> Mapping[str, int]:
         return self.spent
 
-    def verdicts(self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None) -> list[Verdict]:
+    def verdicts(
+        self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None
+    ) -> list[Verdict]:
         """See core.protocols.ChatModel.
 
         Raises:
@@ -144,17 +174,29 @@ class ServedChat:
 
         async def ask(client: openai.AsyncOpenAI, place: int) -> Verdict:
             length = self.config.reply_tokens
-            completion, reason = await self._complete(client, talks[place], length, {"temperature": 0.0}, likeliest=True)
+            completion, reason = await self._complete(
+                client, talks[place], length, {"temperature": 0.0}, likeliest=True
+            )
             if completion is None:
                 return Verdict(None, reason=reason)
-            return read_verdict(completion.text, completion.likeliest, options, finished=completion.finished)
+            return read_verdict(
+                completion.text, completion.likeliest, options, finished=completion.finished
+            )
 
         return self._all(len(talks), ask, told)
 
     def replies(
-        self, talks: Sequence[Conversation], sampling: Sampling, *, seed: int, ordinals: Sequence[int], told: Told[Reply] = None
+        self,
+        talks: Sequence[Conversation],
+        sampling: Sampling,
+        *,
+        seed: int,
+        ordinals: Sequence[int],
+        told: Told[Reply] = None,
     ) -> list[Reply]:
-        """See core.protocols.ChatModel; whether seed and ordinal decide the reply is up to the server."""
+        """See core.protocols.ChatModel; whether seed and ordinal decide the reply is up to the
+        server.
+        """
         fixed: Options = {"temperature": sampling.temperature, "top_p": sampling.top_p}
         fixed |= {"stop": list(sampling.stop_strings)} if sampling.stop_strings else {}
         more = {"top_k": sampling.top_k, "min_p": sampling.min_p}
@@ -162,13 +204,22 @@ class ServedChat:
 
         async def ask(client: openai.AsyncOpenAI, place: int) -> Reply:
             how = {**fixed, "seed": random.Random(f"{seed}/{ordinals[place]}").getrandbits(31)}
-            completion, reason = await self._complete(client, talks[place], sampling.max_new_tokens, how)
-            return Reply(None, False, reason) if completion is None else Reply(completion.text.strip(), completion.finished)
+            completion, reason = await self._complete(
+                client, talks[place], sampling.max_new_tokens, how
+            )
+            return (
+                Reply(None, False, reason)
+                if completion is None
+                else Reply(completion.text.strip(), completion.finished)
+            )
 
         return self._all(len(talks), ask, told)
 
     def _all(
-        self, count: int, ask: Callable[[openai.AsyncOpenAI, int], Awaitable[AnswerT]], told: Told[AnswerT]
+        self,
+        count: int,
+        ask: Callable[[openai.AsyncOpenAI, int], Awaitable[AnswerT]],
+        told: Told[AnswerT],
     ) -> list[AnswerT]:
         """Every question once, `concurrency` of them under way at a time."""
         answers, places, config = PlacedAnswers(told), iter(range(count)), self.config
@@ -178,9 +229,17 @@ class ServedChat:
                 answers[place] = await ask(client, place)
 
         async def all_of_them() -> None:
-            how = {"timeout": config.time_limit, "max_retries": config.attempts - 1, "http_client": Meter(self)}
-            async with openai.AsyncOpenAI(api_key=self._key or "none", base_url=config.url, **how) as client:
-                workers = [asyncio.create_task(work(client)) for _ in range(min(count, config.concurrency))]
+            how = {
+                "timeout": config.time_limit,
+                "max_retries": config.attempts - 1,
+                "http_client": Meter(self),
+            }
+            async with openai.AsyncOpenAI(
+                api_key=self._key or "none", base_url=config.url, **how
+            ) as client:
+                workers = [
+                    asyncio.create_task(work(client)) for _ in range(min(count, config.concurrency))
+                ]
                 try:
                     await asyncio.gather(*workers)
                 finally:
@@ -191,9 +250,16 @@ class ServedChat:
         return answers.in_order()
 
     async def _complete(
-        self, client: openai.AsyncOpenAI, conversation: Conversation, length: int, how: Options, *, likeliest: bool = False
+        self,
+        client: openai.AsyncOpenAI,
+        conversation: Conversation,
+        length: int,
+        how: Options,
+        *,
+        likeliest: bool = False,
     ) -> tuple[Completion | None, str]:
-        """A completion, or None and why; a refusal may change the wording, so that it is asked once more.
+        """A completion, or None and why; a refusal may change the wording, so that it is asked once
+        more.
 
         Raises:
             ModelError: every other request would meet the same, and the user can mend it.
@@ -202,20 +268,28 @@ class ServedChat:
         while True:
             level, name = self._level, self._length_name
             most = LADDER[level] if likeliest else 0
-            wording: Any = {name: length, **how, **({"logprobs": True, "top_logprobs": most} if most else {})}
+            wording: Any = {
+                name: length,
+                **how,
+                **({"logprobs": True, "top_logprobs": most} if most else {}),
+            }
             try:
-                answer = await client.chat.completions.create(model=self.config.model, messages=messages, **wording)
+                answer = await client.chat.completions.create(
+                    model=self.config.model, messages=messages, **wording
+                )
                 self._fruitless, self._answered = 0, True
                 return read_completion(answer.model_dump()), ""
             except Stopped as stop:
                 return None, str(stop)
             except openai.APIStatusError as error:
                 code, text = error.status_code, self._words(error)
-                # Some services refuse a single prompt so, which their moderation has flagged: https://openrouter.ai/docs/errors.
+                # Some services refuse a single prompt so, which their moderation has flagged:
+                # https://openrouter.ai/docs/errors.
                 of_one = code == 403 and (self._answered or "flagged" in text)
                 if code in (401, 403, 404) and not of_one:
                     raise ModelError(
-                        f"{self.name} refuses (HTTP {code}): {text}. Mend the address, the model's name or the key"
+                        f"{self.name} refuses (HTTP {code}): {text}. Mend the address, the "
+                        "model's name or the key"
                     ) from None
                 if code in (400, 422) and self._reworded(text, level, name):
                     continue
@@ -225,7 +299,11 @@ class ServedChat:
             except openai.APITimeoutError:
                 reason = NO_ANSWER
             except openai.APIConnectionError as error:
-                reason = UNREADABLE if isinstance(error.__cause__, httpx2.DecodingError) else NO_CONNECTION
+                reason = (
+                    UNREADABLE
+                    if isinstance(error.__cause__, httpx2.DecodingError)
+                    else NO_CONNECTION
+                )
             self._fruitless += 1
             if self._fruitless > 2 * self.config.concurrency:
                 self.stopped = f"{DOWN}: {reason}, {self._fruitless} times in a row"
@@ -234,11 +312,15 @@ class ServedChat:
     def _words(self, error: openai.APIStatusError) -> str:
         """The server's own words, shortened and without the key, which some repeat."""
         words = error.body.get("message") if isinstance(error.body, dict) else error.body
-        text = " ".join((words if isinstance(words, str) and words else error.message).split()).rstrip(".")
+        text = " ".join(
+            (words if isinstance(words, str) and words else error.message).split()
+        ).rstrip(".")
         return (text.replace(self._key, "(key)") if self._key else text)[:200]
 
     def _reworded(self, text: str, level: int, name: str) -> bool:
-        """Whether the next request will say it differently: fewer likeliest tokens, or another name for the length."""
+        """Whether the next request will say it differently: fewer likeliest tokens, or another name
+        for the length.
+        """
         if "max_completion_tokens" in text and name == "max_tokens":
             self._length_name = "max_completion_tokens"
         elif "logprobs" in text and level < len(LADDER) - 1:
@@ -249,9 +331,11 @@ class ServedChat:
 
 
 def _wire_rows(conversation: Conversation) -> list[Json]:
-    """The turns as OpenAI's requests have them: the arguments of a call are text there, and no control token is left whole.
+    """The turns as OpenAI's requests have them: the arguments of a call are text there, and no
+    control token is left whole.
 
-    A tool's result names the call that it answers: turns have no such name, so results are taken in the order of their calls.
+    A tool's result names the call that it answers: turns have no such name, so results are taken in
+    the order of their calls.
     """
     rows, unanswered, number = [], list[str](), itertools.count()
     for turn in conversation:
@@ -259,7 +343,9 @@ def _wire_rows(conversation: Conversation) -> list[Json]:
         calls = row.get("tool_calls", ())
         for call in calls:
             call.setdefault("id", f"call_{next(number)}")
-            call["function"]["arguments"] = CONTROL.sub(r"\g<0> ", json.dumps(call["function"]["arguments"], ensure_ascii=False))
+            call["function"]["arguments"] = CONTROL.sub(
+                r"\g<0> ", json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            )
         if turn.role == "tool":
             row |= {"tool_call_id": unanswered.pop(0)} if unanswered else {}
         else:
@@ -269,7 +355,9 @@ def _wire_rows(conversation: Conversation) -> list[Json]:
 
 
 class Completion(NamedTuple):
-    """A reply, whether it ended by itself, the likeliest tokens at each of its places, and what it cost."""
+    """A reply, whether it ended by itself, the likeliest tokens at each of its places, and what it
+    cost.
+    """
 
     text: str
     finished: bool
@@ -286,9 +374,24 @@ def read_completion(answer: Any) -> Completion:
     try:
         choice, cost = answer["choices"][0], answer.get("usage")
         places = (choice.get("logprobs") or {}).get("content") or ()
-        likeliest = [[(t["token"], float(t["logprob"])) for t in (place, *(place.get("top_logprobs") or ()))] for place in places]
-        tokens = {"prompt_tokens": int(cost["prompt_tokens"]), "reply_tokens": int(cost["completion_tokens"])} if cost else {}
-        return Completion(str(choice["message"]["content"] or ""), choice["finish_reason"] != "length", likeliest, tokens)
+        likeliest = [
+            [(t["token"], float(t["logprob"])) for t in (place, *(place.get("top_logprobs") or ()))]
+            for place in places
+        ]
+        tokens = (
+            {
+                "prompt_tokens": int(cost["prompt_tokens"]),
+                "reply_tokens": int(cost["completion_tokens"]),
+            }
+            if cost
+            else {}
+        )
+        return Completion(
+            str(choice["message"]["content"] or ""),
+            choice["finish_reason"] != "length",
+            likeliest,
+            tokens,
+        )
     except (AttributeError, TypeError, LookupError) as error:
         raise ValueError(f"not a chat completion: {error}") from error
 

@@ -1,4 +1,6 @@
-"""What a recipe says of a server whose model judges. No client here: recipes are checked without the package openai."""
+"""What a recipe says of a server whose model judges. No client here: recipes are checked without
+the package openai.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +14,45 @@ from tether.core.errors import ConfigError
 
 
 class JudgeServerConfig(Config):
-    """Where a server is, and what asking it may cost. The key is never here: it stands in an environment variable."""
+    """Where a server is, and what asking it may cost. The key is never here: it stands in an
+    environment variable.
+    """
 
     url: str = Field(description="base address, such as http://127.0.0.1:8000/v1")
     model: str = Field(description="the model's name at the server")
     key_variable: str | None = Field(
-        default=None, description="environment variable that holds the key; unset: OPENAI_API_KEY for api.openai.com, else no key"
+        default=None,
+        description=(
+            "environment variable that holds the key; unset: OPENAI_API_KEY "
+            "for api.openai.com, else no key"
+        ),
     )
     concurrency: int = Field(default=8, ge=1, description="requests at a time")
     time_limit: float = Field(default=120.0, gt=0, description="seconds a request")
-    attempts: int = Field(default=5, ge=1, description="requests a question, where a server is busy, fails or is silent")
-    max_requests: int | None = Field(default=None, ge=0, description="for all questions together, repeated ones counted")
-    max_tokens: int | None = Field(default=None, ge=0, description="of prompts and replies, for all questions together")
-    reply_tokens: int = Field(default=8, ge=1, description="longest reply where one of several options is asked for")
+    attempts: int = Field(
+        default=5,
+        ge=1,
+        description=("requests a question, where a server is busy, fails or is silent"),
+    )
+    max_requests: int | None = Field(
+        default=None, ge=0, description=("for all questions together, repeated ones counted")
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=0, description=("of prompts and replies, for all questions together")
+    )
+    reply_tokens: int = Field(
+        default=8, ge=1, description=("longest reply where one of several options is asked for")
+    )
 
     @field_validator("url")
     @classmethod
     def _plain_address(cls, url: str) -> str:
         parts = urlsplit(url)
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("an address with a name, a password or a query would be written down. Use key_variable for the key")
+            raise ValueError(
+                "an address with a name, a password or a query would be written "
+                "down. Use key_variable for the key"
+            )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no address of a server: write http://host:port/v1")
         return url.rstrip("/")
@@ -42,9 +63,14 @@ class JudgeServerConfig(Config):
         Raises:
             ConfigError: the variable that should hold it is not set.
         """
-        name = self.key_variable or ("OPENAI_API_KEY" if urlsplit(self.url).hostname == "api.openai.com" else None)
+        name = self.key_variable or (
+            "OPENAI_API_KEY" if urlsplit(self.url).hostname == "api.openai.com" else None
+        )
         if name is None:
             return None  # a key that belongs elsewhere is not shown to this server
         if not os.environ.get(name):
-            raise ConfigError(f"the key for {self.url} belongs into the environment variable {name}, which is not set")
+            raise ConfigError(
+                f"the key for {self.url} belongs into the environment variable "
+                f"{name}, which is not set"
+            )
         return os.environ[name]

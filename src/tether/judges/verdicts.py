@@ -21,7 +21,9 @@ SPENT, DOWN, QUOTA = "budget spent", "the server gave no answers", "the account 
 _MARKS = re.compile(r"^[\W_]+|[\W_]+$")
 
 Likeliest = Sequence[Sequence[tuple[str, float]]]
-"""For each token of a reply: the one that was drawn, then the likeliest ones, each with its log-probability in nats."""
+"""For each token of a reply: the one that was drawn, then the likeliest ones, each with its
+log-probability in nats.
+"""
 
 
 def normalised(logprobs: Sequence[float]) -> tuple[tuple[float, ...], float]:
@@ -32,21 +34,35 @@ def normalised(logprobs: Sequence[float]) -> tuple[tuple[float, ...], float]:
 
 
 def soft_verdict(logprobs: Sequence[float], options: Sequence[str]) -> Verdict:
-    """The verdict in the log-probabilities of the options; none where one is not a number, as of weights that overflow."""
+    """The verdict in the log-probabilities of the options; none where one is not a number, as of
+    weights that overflow.
+    """
     shares, mass = normalised(logprobs)
     if any(map(math.isnan, shares)):
-        numbers = ", ".join(f"{option!r} {value:.3g}" for option, value in zip(options, logprobs, strict=True))
-        return Verdict(None, reason=f"{NOT_A_NUMBER}: log-probabilities {numbers}. Mend the weights, or name another model")
+        numbers = ", ".join(
+            f"{option!r} {value:.3g}" for option, value in zip(options, logprobs, strict=True)
+        )
+        return Verdict(
+            None,
+            reason=(
+                f"{NOT_A_NUMBER}: log-probabilities {numbers}. Mend the "
+                "weights, or name another model"
+            ),
+        )
     return Verdict(shares, mass)
 
 
-def read_verdict(text: str, likeliest: Likeliest, options: Sequence[str], *, finished: bool = True) -> Verdict:
-    """The verdict of a reply: softly by the token that names the option, where there are log-probabilities, else by its words.
+def read_verdict(
+    text: str, likeliest: Likeliest, options: Sequence[str], *, finished: bool = True
+) -> Verdict:
+    """The verdict of a reply: softly by the token that names the option, where there are
+    log-probabilities, else by its words.
 
-    An option's probability is the sum over the tokens at that place that read as it, or as the beginning of it and of no other
-    option, white space and marks aside. An option with no such token is given the most that it can have: no more than the least
-    likely that is listed, no more than its equal part of what the listed ones leave. A reply that was read and names no option
-    is no verdict, but `parsed`.
+    An option's probability is the sum over the tokens at that place that read as it, or as the
+    beginning of it and of no other option, white space and marks aside. An option with no such
+    token is given the most that it can have: no more than the least likely that is listed, no more
+    than its equal part of what the listed ones leave. A reply that was read and names no option is
+    no verdict, but `parsed`.
 
     Args:
         text: the reply, with the thought before it where there is one.
@@ -68,16 +84,23 @@ def read_verdict(text: str, likeliest: Likeliest, options: Sequence[str], *, fin
             left = max(LEAST, min(*chances, (1.0 - sum(chances)) / max(1, shares.count(0.0))))
             logprobs, _ = normalised([math.log(share or left) for share in shares])
             return Verdict(logprobs, min(1.0, sum(shares)))
-    return Verdict(tuple(0.0 if i == option else -math.inf for i in range(len(options))), parsed=True)
+    return Verdict(
+        tuple(0.0 if i == option else -math.inf for i in range(len(options))), parsed=True
+    )
 
 
 def _no_verdict(text: str, finished: bool) -> Verdict:
     """The reason why a reply has no verdict."""
     if not finished:
         where = (
-            "while it was thinking" if is_unfinished_thought(text) or not _MARKS.sub("", text) else "before it named an option"
+            "while it was thinking"
+            if is_unfinished_thought(text) or not _MARKS.sub("", text)
+            else "before it named an option"
         )
-        return Verdict(None, reason=f"{CUT_OFF} {where}: raise reply_tokens (--reply-tokens), its greatest length")
+        return Verdict(
+            None,
+            reason=(f"{CUT_OFF} {where}: raise reply_tokens (--reply-tokens), its greatest length"),
+        )
     if not _MARKS.sub("", text):  # it may have been cut off before its first word
         return Verdict(None, reason="no word in the reply")
     return Verdict(None, parsed=True, reason=f"{NO_OPTION}: {' '.join(text.split())[:60]!r}")
@@ -86,13 +109,25 @@ def _no_verdict(text: str, finished: bool) -> Verdict:
 def _place_of(
     text: str, position: int, likeliest: Likeliest, options: Sequence[str], option: int
 ) -> Sequence[tuple[str, float]] | None:
-    """The likeliest tokens at a position of the reply; where the tokens spell another text, those of the first such option."""
+    """The likeliest tokens at a position of the reply; where the tokens spell another text, those
+    of the first such option.
+    """
     drawn = [tokens[0][0] if tokens else "" for tokens in likeliest]
     start = "".join(drawn).find(text)
     ends = list(itertools.accumulate(map(len, drawn)))
     if start >= 0:
-        return next((tokens for tokens, end in zip(likeliest, ends, strict=True) if end > start + position), None)
-    return next((tokens for tokens, token in zip(likeliest, drawn, strict=True) if _option_of(token, options) == option), None)
+        return next(
+            (tokens for tokens, end in zip(likeliest, ends, strict=True) if end > start + position),
+            None,
+        )
+    return next(
+        (
+            tokens
+            for tokens, token in zip(likeliest, drawn, strict=True)
+            if _option_of(token, options) == option
+        ),
+        None,
+    )
 
 
 def _option_of(token: str, options: Sequence[str]) -> int | None:
@@ -102,6 +137,8 @@ def _option_of(token: str, options: Sequence[str]) -> int | None:
 
 
 def written_option(text: str, options: Sequence[str]) -> int | None:
-    """The place of the option that a written reply decides for; None where it decides for none, or is unclear."""
+    """The place of the option that a written reply decides for; None where it decides for none, or
+    is unclear.
+    """
     verdict = verdict_in(text, options)
     return None if verdict is None else verdict.option

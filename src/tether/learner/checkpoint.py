@@ -1,9 +1,10 @@
 """Checkpoints: tensors in safetensors, values in JSON, visible only when whole.
 
-A checkpoint is written into a temporary folder, each file is flushed to the disk and its digest noted, `COMPLETE` is written last
-and the folder is renamed, so that one without `COMPLETE` never counts and one whose bytes have changed is noticed. Of tensors
-that are cut over ranks, each rank writes its parts, and reads the parts that it needs, whatever number of ranks wrote them:
-torch's distributed checkpoint, in safetensors too.
+A checkpoint is written into a temporary folder, each file is flushed to the disk and its digest
+noted, `COMPLETE` is written last and the folder is renamed, so that one without `COMPLETE` never
+counts and one whose bytes have changed is noticed. Of tensors that are cut over ranks, each rank
+writes its parts, and reads the parts that it needs, whatever number of ranks wrote them: torch's
+distributed checkpoint, in safetensors too.
 """
 
 from __future__ import annotations
@@ -33,24 +34,33 @@ STATE = ("state.safetensors", "state.json")
 PARTS = "parts"
 """The folder of what each rank wrote."""
 ROOM = 8
-"""A copy in memory is written in the background where so many of them would fit into what is free."""
+"""A copy in memory is written in the background where so many of them would fit into what is
+free.
+"""
 
 
 class Checkpoints:
-    """The checkpoints of one training: saves do not hold up the next step where memory allows a copy of what is saved.
+    """The checkpoints of one training: saves do not hold up the next step where memory allows a
+    copy of what is saved.
 
     A save that fails is told at the next one, or when the block ends.
     """
 
     def __init__(self, folder: Path, keep: int = 1) -> None:
-        self.folder, self.keep = folder.absolute(), keep  # a user's function may change the working directory meanwhile
+        # a user's function may change the working directory meanwhile
+        self.folder, self.keep = folder.absolute(), keep
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Path] | None = None
 
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             self.wait()
         except Exception:
@@ -60,7 +70,8 @@ class Checkpoints:
             self._writer.shutdown()
 
     def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Save `step`, once the save before is done; of several ranks, the first does, and all where tensors are cut.
+        """Save `step`, once the save before is done; of several ranks, the first does, and all
+        where tensors are cut.
 
         Raises:
             RunError: there is no space for it, or for the one before.
@@ -76,12 +87,20 @@ class Checkpoints:
             save_checkpoint(self.folder, step, tensors, values, keep=self.keep)
             return
         copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
-        self._pending = self._writer.submit(save_checkpoint, self.folder, step, copies, dict(values), keep=self.keep)
+        self._pending = self._writer.submit(
+            save_checkpoint, self.folder, step, copies, dict(values), keep=self.keep
+        )
 
     def _save_in_parts(
-        self, step: int, tensors: Mapping[str, Tensor], parts: Mapping[str, Tensor], values: Mapping[str, Any]
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        parts: Mapping[str, Tensor],
+        values: Mapping[str, Any],
     ) -> None:
-        """Every rank writes its parts into one folder, and the first adds the rest; none goes on before."""
+        """Every rank writes its parts into one folder, and the first adds the rest; none goes on
+        before.
+        """
         from torch.distributed import checkpoint as dcp
 
         if fault := here().agreed(_not_finite(step, parts, self.folder)):
@@ -93,11 +112,14 @@ class Checkpoints:
         try:
             here().together(lambda: dcp.save(dict(parts), storage_writer=writer))
         except dcp.CheckpointException as error:
-            raise RunError(_no_space(self.folder, step, parts) if _disk_is_full(error) else str(error)) from error
+            raise RunError(
+                _no_space(self.folder, step, parts) if _disk_is_full(error) else str(error)
+            ) from error
         if here().first:
             if (count := len(list(folder.iterdir()))) != here().size:
                 raise RunError(
-                    f"{count} of {here().size} ranks have written into {folder}: it must be one folder for all of them"
+                    f"{count} of {here().size} ranks have written into {folder}: it must be one "
+                    "folder for all of them"
                 )
             whole = {key: tensor for key, tensor in tensors.items() if key not in parts}
             save_checkpoint(self.folder, step, whole, values, keep=self.keep, parts=folder)
@@ -119,7 +141,9 @@ class Checkpoints:
             pending.result()
 
     def latest(self, weights: Sequence[Tensor] = ()) -> tuple[dict[str, Tensor], Json] | None:
-        """The newest whole checkpoint's tensors and values, or None; of tensors in parts, `name.N` is cut as weight N is."""
+        """The newest whole checkpoint's tensors and values, or None; of tensors in parts, `name.N`
+        is cut as weight N is.
+        """
         self.wait()
         newest = here().once(self._newest)
         if newest is None:
@@ -133,7 +157,9 @@ class Checkpoints:
 
 
 def read_parts(folder: Path, weights: Sequence[Tensor] = ()) -> dict[str, Tensor]:
-    """What ranks wrote, by name; `name.N` as a rank's part of it if weight N is cut and has this shape, else whole."""
+    """What ranks wrote, by name; `name.N` as a rank's part of it if weight N is cut and has this
+    shape, else whole.
+    """
     from torch.distributed import checkpoint as dcp
 
     reader, tensors = dcp.HuggingFaceStorageReader(str(folder)), dict[str, Tensor]()
@@ -142,11 +168,14 @@ def read_parts(folder: Path, weights: Sequence[Tensor] = ()) -> dict[str, Tensor
         number = int(key.rpartition(".")[2])
         like = weights[number] if number < len(weights) else None
         if like is not None and is_cut(like) and like.shape == meta.size:
-            tensors[key] = distributed(torch.empty_like(local(like), dtype=meta.properties.dtype), like)
+            tensors[key] = distributed(
+                torch.empty_like(local(like), dtype=meta.properties.dtype), like
+            )
         else:
             tensors[key] = torch.empty(meta.size, dtype=meta.properties.dtype)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)  # a process alone is what is meant here
+        # a process alone is what is meant here
+        warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)
         dcp.load(tensors, storage_reader=reader, no_dist=True)
     return tensors
 
@@ -191,21 +220,35 @@ def save_checkpoint(
     return target
 
 
-def _write(folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any], parts: Path | None) -> None:
+def _write(
+    folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any], parts: Path | None
+) -> None:
     folder.mkdir()
     if parts:
         parts.rename(folder / PARTS)
-    save_file({key: value.detach().contiguous().cpu() for key, value in tensors.items()}, folder / STATE[0])
+    save_file(
+        {key: value.detach().contiguous().cpu() for key, value in tensors.items()},
+        folder / STATE[0],
+    )
     flush(folder / STATE[0])
     write_json(folder / STATE[1], values)
-    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    files = {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in paths.items()}
+    paths = {
+        str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+    files = {
+        name: {"bytes": path.stat().st_size, "sha256": _digest(path)}
+        for name, path in paths.items()
+    }
     write_json(folder / "COMPLETE", {"format": IN_PARTS if parts else FORMAT, "files": files})
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Whole checkpoints, oldest first."""
-    whole = [path for path in folder.glob("step-*") if path.name[5:].isdecimal() and (path / "COMPLETE").is_file()]
+    whole = [
+        path
+        for path in folder.glob("step-*")
+        if path.name[5:].isdecimal() and (path / "COMPLETE").is_file()
+    ]
     return sorted(whole, key=lambda path: int(path.name[5:]))
 
 
@@ -228,17 +271,27 @@ def _checked(path: Path) -> tuple[dict[str, Tensor], Json, Path | None]:
             for name in dict.fromkeys([*STATE, *complete["files"]]):
                 if _digest(path / name) != complete["files"][name]["sha256"]:
                     raise ValueError(f"{name} is not what was written")
-            return load_file(path / STATE[0]), read_json(path / STATE[1]), path / PARTS if version == IN_PARTS else None
+            return (
+                load_file(path / STATE[0]),
+                read_json(path / STATE[1]),
+                path / PARTS if version == IN_PARTS else None,
+            )
     except Exception as error:
         raise RunError(_damaged(path, error)) from error
-    raise RunError(f"checkpoint {path} has format {version}, and this tether reads up to {IN_PARTS}. Install a newer one.")
+    raise RunError(
+        f"checkpoint {path} has format {version}, and this tether reads up to "
+        f"{IN_PARTS}. Install a newer one."
+    )
 
 
 def _damaged(path: Path, error: Exception) -> str:
     whole = complete_checkpoints(path.parent)
     older = whole[: whole.index(path)] if path in whole else whole
     rest = f"go on from {older[-1].name}" if older else "begin anew: there is none before it"
-    return f"checkpoint {path} is damaged ({error}). Restore it from a copy, or delete that folder to {rest}."
+    return (
+        f"checkpoint {path} is damaged ({error}). Restore it from a copy, or delete that "
+        f"folder to {rest}."
+    )
 
 
 def _digest(path: Path) -> str:
@@ -258,12 +311,18 @@ def _room_for(tensors: Mapping[str, Tensor]) -> bool:
 
 def _not_finite(step: int, tensors: Mapping[str, Tensor], folder: Path) -> str:
     """What to say if there are numbers that are not finite."""
-    bad = [key for key, value in tensors.items() if value.is_floating_point() and not local(value).isfinite().all()]
+    bad = [
+        key
+        for key, value in tensors.items()
+        if value.is_floating_point() and not local(value).isfinite().all()
+    ]
     if not bad:
         return ""
     return (
-        f"after step {step} {len(bad)} tensors have numbers that are not finite ({', '.join(bad[:3])}), so it is not saved. "
-        f"{folder} has the last good checkpoint: lower optimizer.learning_rate, in another run directory."
+        f"after step {step} {len(bad)} tensors have numbers that are not finite "
+        f"({', '.join(bad[:3])}), so it is not saved. "
+        f"{folder} has the last good checkpoint: lower optimizer.learning_rate, in another run "
+        "directory."
     )
 
 
@@ -277,7 +336,8 @@ def _no_space(folder: Path, step: int, tensors: Mapping[str, Tensor]) -> str:
     free, whole = shutil.disk_usage(folder).free / 1e6, complete_checkpoints(folder)
     before = f"{whole[-1].name} is whole" if whole else "there is none before it"
     return (
-        f"no space for the checkpoint of step {step} in {folder}: it takes {_size(tensors) / 1e6:,.1f} MB, {free:,.1f} MB are "
+        f"no space for the checkpoint of step {step} in {folder}: it takes "
+        f"{_size(tensors) / 1e6:,.1f} MB, {free:,.1f} MB are "
         f"free; {before}. Free some space and start the same command again: it goes on from there."
     )
 
@@ -289,4 +349,7 @@ def numbered(name: str, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
 
 def unnumbered(name: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """The inverse of `numbered`; empty where there are none of this name."""
-    return [tensors[f"{name}.{number}"] for number in range(sum(key.startswith(f"{name}.") for key in tensors))]
+    return [
+        tensors[f"{name}.{number}"]
+        for number in range(sum(key.startswith(f"{name}.") for key in tensors))
+    ]

@@ -13,14 +13,30 @@ from tether.core.config import Config
 class LearnerConfig(Config):
     """The processes that train together; learner.ranks says how."""
 
-    ranks: int = Field(default=1, ge=1, description="processes that train together, each on its share of every step's rows")
-    timeout: float = Field(default=60.0, ge=5, description="seconds without a sign of life after which a rank is lost")
+    ranks: int = Field(
+        default=1,
+        ge=1,
+        description=("processes that train together, each on its share of every step's rows"),
+    )
+    timeout: float = Field(
+        default=60.0,
+        ge=5,
+        description=("seconds without a sign of life after which a rank is lost"),
+    )
     restarts: int = Field(
-        default=3, ge=0, description="of all ranks from the last checkpoint, in a row and without getting further; 0: none"
+        default=3,
+        ge=0,
+        description=(
+            "of all ranks from the last checkpoint, in a row and without getting further; 0: none"
+        ),
     )
 
     shard: bool = Field(
-        default=False, description="each rank holds its part of the trunk's layers alone (FSDP2); what samples must be servers"
+        default=False,
+        description=(
+            "each rank holds its part of the trunk's layers alone (FSDP2); "
+            "what samples must be servers"
+        ),
     )
 
     def faults(self) -> Iterator[str]:
@@ -30,7 +46,8 @@ class LearnerConfig(Config):
 
 
 class Rates(NamedTuple):
-    """The default learning rates of a stage: adapters bear, and need, far higher ones than whole models.
+    """The default learning rates of a stage: adapters bear, and need, far higher ones than whole
+    models.
 
     Measured by benchmarks.defaults; docs/algorithms/README.md has those of all stages.
     """
@@ -43,21 +60,46 @@ class OptimizerConfig(Config):
     """AdamW with a warm-up and a decay, on float32 masters."""
 
     kind: Literal["adamw", "adamw8bit"] = Field(
-        default="adamw", description="adamw8bit: its two moments in 8 bits instead of 32 (bitsandbytes); masters stay in float32"
+        default="adamw",
+        description=(
+            "adamw8bit: its two moments in 8 bits instead of 32 "
+            "(bitsandbytes); masters stay in float32"
+        ),
     )
-    learning_rate: float | None = Field(default=None, gt=0, description="unset: the stage's, for adapters or for whole models")
+    learning_rate: float | None = Field(
+        default=None, gt=0, description=("unset: the stage's, for adapters or for whole models")
+    )
     betas: tuple[float, float] = Field(
-        default=(0.9, 0.999), description="of AdamW: decay of the means of gradients and of their squares"
+        default=(0.9, 0.999),
+        description=("of AdamW: decay of the means of gradients and of their squares"),
     )
-    epsilon: float = Field(default=1e-8, gt=0, description="of AdamW: added to the root of the mean square")
+    epsilon: float = Field(
+        default=1e-8, gt=0, description=("of AdamW: added to the root of the mean square")
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="of AdamW, decoupled")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="longer gradients are shortened to this")
-    warmup_fraction: float = Field(default=0.05, ge=0, lt=1, description="share of the updates in which the rate rises from 0")
+    max_grad_norm: float = Field(
+        default=1.0, gt=0, description=("longer gradients are shortened to this")
+    )
+    warmup_fraction: float = Field(
+        default=0.05,
+        ge=0,
+        lt=1,
+        description=("share of the updates in which the rate rises from 0"),
+    )
     schedule: Literal["cosine", "linear", "constant"] = Field(
         default="cosine", description="of the learning rate after the warm-up"
     )
-    final_fraction: float = Field(default=0.1, ge=0, le=1, description="share of the rate that is left at the end of the decay")
-    max_skipped: int = Field(default=3, ge=0, description="updates that may be left out as not finite; one more is an error")
+    final_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description=("share of the rate that is left at the end of the decay"),
+    )
+    max_skipped: int = Field(
+        default=3,
+        ge=0,
+        description=("updates that may be left out as not finite; one more is an error"),
+    )
 
     @property
     def counts_updates(self) -> bool:
@@ -73,18 +115,31 @@ class OptimizerConfig(Config):
 
 
 class TrainedConfig(Config):
-    """The settings of every stage that trains: an optimizer, with a rate for adapters or for whole models, and checkpoints."""
+    """The settings of every stage that trains: an optimizer, with a rate for adapters or for whole
+    models, and checkpoints.
+    """
 
     rates: ClassVar[Rates]
 
-    optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description="AdamW and its learning rate")
+    optimizer: OptimizerConfig = Field(
+        default=OptimizerConfig(), description=("AdamW and its learning rate")
+    )
 
     checkpoint_every: int = Field(default=20, ge=1, description="steps between checkpoints")
-    keep_checkpoints: int = Field(default=1, ge=1, description="newest ones to keep; more than one outlive the end of the stage")
+    keep_checkpoints: int = Field(
+        default=1,
+        ge=1,
+        description=("newest ones to keep; more than one outlive the end of the stage"),
+    )
 
     def optimizer_for(self, adapter: object) -> OptimizerConfig:
-        """The optimizer with the rate that is used: what was set, or the stage's own for an adapter, or (None) a whole model."""
-        if self.optimizer.learning_rate is not None and "learning_rate" in self.optimizer.model_fields_set:
+        """The optimizer with the rate that is used: what was set, or the stage's own for an
+        adapter, or (None) a whole model.
+        """
+        if (
+            self.optimizer.learning_rate is not None
+            and "learning_rate" in self.optimizer.model_fields_set
+        ):
             return self.optimizer
         rate = self.rates.whole if adapter is None else self.rates.adapters
         chosen = self.optimizer.model_copy(update={"learning_rate": rate})
@@ -111,23 +166,34 @@ class SupervisedConfig(TrainedConfig):
 
     epochs: int = Field(default=1, ge=1, description="passes over the rows")
     max_length: int = Field(default=1024, ge=8, description="longer rows are left out and counted")
-    heldout_fraction: float = Field(default=0.1, ge=0, lt=1, description="share of the prompts that only evaluate")
-    evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
+    heldout_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description=("share of the prompts that only evaluate")
+    )
+    evaluate_every: int = Field(
+        default=0, ge=0, description=("updates between evaluations; 0: only at the end")
+    )
     seed: int = Field(default=0, description="of the order of rows and of what is held out")
 
 
 class PreferenceConfig(SupervisedConfig):
     """The settings that the stages on several responses to a prompt share."""
 
-    prompts_per_update: int = Field(default=16, ge=1, description="all responses to a prompt stand in one update")
-    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch, which holds whole prompts")
+    prompts_per_update: int = Field(
+        default=16, ge=1, description=("all responses to a prompt stand in one update")
+    )
+    micro_batch_tokens: int = Field(
+        default=2048, ge=8, description=("padded size of a micro-batch, which holds whole prompts")
+    )
 
 
 class ReferencedConfig(PreferenceConfig):
     """The settings that the stages share which compare a policy with its frozen reference."""
 
     reference_logprobs: Literal["each_update", "precomputed"] = Field(
-        default="each_update", description="ask the reference in every update, or once before training, after which it can go"
+        default="each_update",
+        description=(
+            "ask the reference in every update, or once before training, after which it can go"
+        ),
     )
 
     @property

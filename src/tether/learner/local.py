@@ -1,8 +1,10 @@
-"""One process's learner: gradients accumulate in float32, AdamW works on float32 masters, weights keep their own dtype.
+"""One process's learner: gradients accumulate in float32, AdamW works on float32 masters, weights
+keep their own dtype.
 
-A bfloat16 weight near 1 cannot take a step below 0.004, and eight micro-batch gradients summed in bfloat16 lose what the
-small ones say. So every trainable tensor that is not float32 has a float32 master; its gradient is added to the master's
-as soon as it is complete, and the rounded master is copied back after each step.
+A bfloat16 weight near 1 cannot take a step below 0.004, and eight micro-batch gradients summed in
+bfloat16 lose what the small ones say. So every trainable tensor that is not float32 has a float32
+master; its gradient is added to the master's as soon as it is complete, and the rounded master is
+copied back after each step.
 """
 
 from __future__ import annotations
@@ -41,33 +43,47 @@ def schedule_factor(config: OptimizerConfig, update: int, total: int) -> float:
     if config.schedule == "constant":
         return 1.0
     progress = min(1.0, (update - warmup) / max(1, total - warmup))
-    shape = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1 - progress
+    shape = (
+        0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1 - progress
+    )
     return config.final_fraction + (1 - config.final_fraction) * shape
 
 
 class LocalLearner:
-    """Turns losses into steps of a list of parameters: float32 masters, accumulation, clipping, schedule, averaging.
+    """Turns losses into steps of a list of parameters: float32 masters, accumulation, clipping,
+    schedule, averaging.
 
     Args:
-        parameters: the trainable tensors; groups are formed by dimension (vectors get no weight decay).
+        parameters: the trainable tensors; groups are formed by dimension (vectors get no weight
+            decay).
         total_updates: length of the schedule.
-        ema_decay: of an exponential moving average of the masters, to end with instead of the last weights (cf. Polyak and
-            Juditsky 1992, https://doi.org/10.1137/0330046). Trap: of an adapter both factors are averaged, and their product is
-            the average of the products only as far as the factors change little within the average's span.
+        ema_decay: of an exponential moving average of the masters, to end with instead of the last
+            weights (cf. Polyak and Juditsky 1992, https://doi.org/10.1137/0330046). Trap: of an
+            adapter both factors are averaged, and their product is the average of the products only
+            as far as the factors change little within the average's span.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], config: OptimizerConfig, total_updates: int, ema_decay: float | None = None
+        self,
+        parameters: Sequence[nn.Parameter],
+        config: OptimizerConfig,
+        total_updates: int,
+        ema_decay: float | None = None,
     ) -> None:
         if not parameters:
             raise ValueError("nothing to train")
         if config.learning_rate is None:
-            raise ValueError("the optimizer needs a learning rate: set one, or take a stage's (config.optimizer_for)")
+            raise ValueError(
+                "the optimizer needs a learning rate: set one, or take a stage's "
+                "(config.optimizer_for)"
+            )
         self.config, self.rate = config, config.learning_rate
         self.planned = self.total_updates = total_updates
         self.ema_decay = ema_decay
         self.averages: list[Tensor] = []
-        """The averaged weights, one for each master; none before the first update, or without a decay."""
+        """The averaged weights, one for each master; none before the first update, or without a
+        decay.
+        """
         self.updates = self.skipped = 0
         self.fault = ""
         """The reason for which the last update was left out."""
@@ -75,22 +91,39 @@ class LocalLearner:
         """Of the update in hand: those of this rank's micro-batches."""
         self.parameters = list(parameters)
         self.masters = [_master(p) for p in self.parameters]
-        self._rounded = [(p, m) for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
+        self._rounded = [
+            (p, m) for p, m in zip(self.parameters, self.masters, strict=True) if m is not p
+        ]
         self._cut = [m for p, m in self._rounded if is_cut(p)]
-        self._whole = [m for p, m in zip(self.parameters, self.masters, strict=True) if not is_cut(p)]
+        self._whole = [
+            m for p, m in zip(self.parameters, self.masters, strict=True) if not is_cut(p)
+        ]
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         for parameter, master in self._rounded:
             _collect_into(master, parameter)
-        matrices, vectors = ([m for m in self.masters if (m.dim() > 1) == matrix] for matrix in (True, False))
-        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        matrices, vectors = (
+            [m for m in self.masters if (m.dim() > 1) == matrix] for matrix in (True, False)
+        )
+        groups = [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
         groups = [group for group in groups if group["params"]]
         # In 8 bits: https://arxiv.org/abs/2110.02861.
-        eight = bitsandbytes("optimizer.kind = 'adamw8bit'").optim.AdamW8bit if config.kind == "adamw8bit" else None
-        self.optimizer: torch.optim.Optimizer = (eight or torch.optim.AdamW)(groups, self.rate, config.betas, config.epsilon)
+        eight = (
+            bitsandbytes("optimizer.kind = 'adamw8bit'").optim.AdamW8bit
+            if config.kind == "adamw8bit"
+            else None
+        )
+        self.optimizer: torch.optim.Optimizer = (eight or torch.optim.AdamW)(
+            groups, self.rate, config.betas, config.epsilon
+        )
 
     def backward(self, loss: Tensor) -> None:
-        """Add this micro-batch's gradient to the step's; with a loss that is not finite the update will be left out."""
+        """Add this micro-batch's gradient to the step's; with a loss that is not finite the update
+        will be left out.
+        """
         if here().idle:
             loss = 0 * loss
         else:
@@ -108,7 +141,11 @@ class LocalLearner:
         """
         broken = self._sum_over_ranks()
         # Beyond a shortened schedule, which often ends at 0, updates have its last rate.
-        update = self.updates if self.total_updates == self.planned else min(self.updates, self.total_updates - 1)
+        update = (
+            self.updates
+            if self.total_updates == self.planned
+            else min(self.updates, self.total_updates - 1)
+        )
         rate = self.rate * schedule_factor(self.config, update, self.total_updates)
         norm, *losses = self._numbers(self._clip())
         if fault := _fault(norm, losses, broken):
@@ -137,7 +174,9 @@ class LocalLearner:
             torch._foreach_lerp_(self.averages, list(self.masters), 1 - self.ema_decay)
 
     def _clip(self) -> Tensor:
-        """Shorten the gradient of all weights together, those too of which other ranks hold parts; its norm before."""
+        """Shorten the gradient of all weights together, those too of which other ranks hold parts;
+        its norm before.
+        """
         if not self._cut:
             return torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
         whole, parts = (self._squares(masters) for masters in (self._whole, self._cut))
@@ -147,17 +186,22 @@ class LocalLearner:
         return norm
 
     def _numbers(self, norm: Tensor) -> list[float]:
-        """The gradient's norm and the losses of the update: the one place of a step where the host waits for the device."""
+        """The gradient's norm and the losses of the update: the one place of a step where the host
+        waits for the device.
+        """
         losses, self._losses = self._losses, []
         return torch.stack([number.detach().double() for number in (norm, *losses)]).tolist()
 
     def _squares(self, masters: Sequence[nn.Parameter]) -> Tensor:
         """The sum of their gradients' squares."""
         none = torch.zeros((), device=self.masters[0].device)
-        return sum((master.grad.square().sum() for master in masters if master.grad is not None), none)
+        return sum(
+            (master.grad.square().sum() for master in masters if master.grad is not None), none
+        )
 
     def _sum_over_ranks(self) -> bool:
-        """The gradients of all ranks together; those of weights that are cut were summed where they arose.
+        """The gradients of all ranks together; those of weights that are cut were summed where they
+        arose.
 
         Returns whether the loss of any rank was not finite: then all leave the update out.
         """
@@ -165,7 +209,9 @@ class LocalLearner:
             return False
         broken = any(not bool(loss.isfinite()) for loss in self._losses)
         gradients = [torch.zeros_like(m) if m.grad is None else m.grad for m in self._whole]
-        marks = torch.tensor([broken, *(m.grad is not None for m in self._whole)], device=self.masters[0].device).float()
+        marks = torch.tensor(
+            [broken, *(m.grad is not None for m in self._whole)], device=self.masters[0].device
+        ).float()
         here().sum_([*gradients, marks])
         somewhere_broken, *present = marks.tolist()
         for master, gradient, somewhere in zip(self._whole, gradients, present, strict=True):
@@ -175,25 +221,48 @@ class LocalLearner:
     @torch.no_grad()
     def _round(self) -> None:
         if self._rounded:
-            torch._foreach_copy_([local(parameter) for parameter, _ in self._rounded], [master for _, master in self._rounded])
+            torch._foreach_copy_(
+                [local(parameter) for parameter, _ in self._rounded],
+                [master for _, master in self._rounded],
+            )
 
     def _skip(self, rate: float) -> Mapping[str, float]:
         self.skipped += 1
         if self.skipped > self.config.max_skipped:
-            before = f"; {self.skipped - 1} before it had to be left out too" if self.skipped > 1 else ""
-            raise TrainingError(f"{self.fault}{before}. Lower optimizer.learning_rate, or look for broken rows.")
-        return {"grad_norm": math.nan, "learning_rate": rate, "skipped_updates": float(self.skipped)}
+            before = (
+                f"; {self.skipped - 1} before it had to be left out too" if self.skipped > 1 else ""
+            )
+            raise TrainingError(
+                f"{self.fault}{before}. Lower optimizer.learning_rate, or look for broken rows."
+            )
+        return {
+            "grad_norm": math.nan,
+            "learning_rate": rate,
+            "skipped_updates": float(self.skipped),
+        }
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Everything that the next step depends on: tensors, some of them cut over the ranks, and plain values."""
-        tensors = {f"master.{i}": self.distributed(i, m.detach()) for i, m in enumerate(self.masters)}
-        tensors |= {f"ema.{i}": self.distributed(i, average) for i, average in enumerate(self.averages)}
+        """Everything that the next step depends on: tensors, some of them cut over the ranks, and
+        plain values.
+        """
+        tensors = {
+            f"master.{i}": self.distributed(i, m.detach()) for i, m in enumerate(self.masters)
+        }
+        tensors |= {
+            f"ema.{i}": self.distributed(i, average) for i, average in enumerate(self.averages)
+        }
         for index, master in enumerate(self.masters):
             for key, value in self.optimizer.state.get(master, {}).items():
                 if key not in CONSTANT:
                     tensor = value if isinstance(value, Tensor) else torch.tensor(value)
-                    tensors[f"{key}.{index}"] = tensor if tensor.shape != master.shape else self.distributed(index, tensor)
-        return tensors, {"updates": self.updates, "total_updates": self.total_updates, "skipped": self.skipped}
+                    tensors[f"{key}.{index}"] = (
+                        tensor if tensor.shape != master.shape else self.distributed(index, tensor)
+                    )
+        return tensors, {
+            "updates": self.updates,
+            "total_updates": self.total_updates,
+            "skipped": self.skipped,
+        }
 
     @torch.no_grad()
     def put(self, weights: Iterable[Tensor]) -> None:
@@ -222,18 +291,27 @@ class LocalLearner:
     def _moments(self, tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor | int]:
         """What the optimizer holds for a master, as `state` gave it."""
         device, keys = self.masters[index].device, ("exp_avg", "exp_avg_sq", *MOMENTS)
-        held = {key: tensors[f"{key}.{index}"].to(device, copy=True) for key in keys if f"{key}.{index}" in tensors}
+        held = {
+            key: tensors[f"{key}.{index}"].to(device, copy=True)
+            for key in keys
+            if f"{key}.{index}" in tensors
+        }
         held = {key: cut(value, self.parameters[index]) for key, value in held.items()}
         if self.config.kind == "adamw":  # which counts its steps on the CPU
             return {"step": tensors[f"step.{index}"].clone(), **held}
         if "absmax1" in held:  # a small tensor's moments are in float32
             maps: Any = self.optimizer
-            held |= {"qmap1": maps.name2qmap["dynamic"].to(device), "qmap2": maps.name2qmap["udynamic"].to(device)}
+            held |= {
+                "qmap1": maps.name2qmap["dynamic"].to(device),
+                "qmap2": maps.name2qmap["udynamic"].to(device),
+            }
         return {"step": int(tensors[f"step.{index}"]), **held}
 
 
 def _fault(norm: float, losses: Sequence[float], broken: bool) -> tuple[str, str] | None:
-    """The number that forbids an update, and its value; `broken`: the loss of some rank is not finite."""
+    """The number that forbids an update, and its value; `broken`: the loss of some rank is not
+    finite.
+    """
     wrong = next((loss for loss in losses if not math.isfinite(loss)), None)
     if wrong is not None:
         return "loss", str(wrong)
@@ -243,7 +321,9 @@ def _fault(norm: float, losses: Sequence[float], broken: bool) -> tuple[str, str
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
-    """The parameter itself if it is whole and in float32; else a copy in float32, or what is here of it (sharing its memory)."""
+    """The parameter itself if it is whole and in float32; else a copy in float32, or what is here
+    of it (sharing its memory).
+    """
     if parameter.dtype == torch.float32 and not is_cut(parameter):
         return parameter
     return nn.Parameter(local(parameter.detach()).float())

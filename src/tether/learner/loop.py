@@ -34,17 +34,25 @@ def endless(count: int, places: Sequence[int], seed: int) -> list[int]:
 def split_evenly(order: Sequence[int], parts: int) -> list[list[int]]:
     """Nearly equal, never empty, in order."""
     parts = min(parts, len(order))
-    return [list(order[len(order) * k // parts : len(order) * (k + 1) // parts]) for k in range(parts)]
+    return [
+        list(order[len(order) * k // parts : len(order) * (k + 1) // parts]) for k in range(parts)
+    ]
 
 
 def plan_updates(count: int, per_update: int, epochs: int, seed: int) -> list[list[int]]:
-    """Row indices of every update of a whole training, in order; each epoch's last update may be smaller."""
+    """Row indices of every update of a whole training, in order; each epoch's last update may be
+    smaller.
+    """
     orders = [epoch_order(count, seed, epoch) for epoch in range(epochs)]
     return [order[i : i + per_update] for order in orders for i in range(0, count, per_update)]
 
 
-def go_on_within(limit: TimeLimit, learner: LocalLearner, values: Mapping[str, Any], run: RunDirectory) -> None:
-    """Take over the time and the schedule that a checkpoint's `values` hold, if there was a budget."""
+def go_on_within(
+    limit: TimeLimit, learner: LocalLearner, values: Mapping[str, Any], run: RunDirectory
+) -> None:
+    """Take over the time and the schedule that a checkpoint's `values` hold, if there was a
+    budget.
+    """
     if before := values.get(BUDGET):
         limit.load_state(before, bound=learner.config.counts_updates, place=run.path)
         if limit.drawn is not None:
@@ -52,7 +60,9 @@ def go_on_within(limit: TimeLimit, learner: LocalLearner, values: Mapping[str, A
 
 
 def draws_schedule(limit: TimeLimit, learner: LocalLearner, done: int) -> bool:
-    """Note a step; True where the schedule was drawn over the steps that fit, and is to be saved."""
+    """Note a step; True where the schedule was drawn over the steps that fit, and is to be
+    saved.
+    """
     if not limit.bounded:
         return False
     newly, limit.drawn = here().once(lambda: (limit.step(done), limit.drawn))
@@ -62,14 +72,23 @@ def draws_schedule(limit: TimeLimit, learner: LocalLearner, done: int) -> bool:
 
 
 @contextlib.contextmanager
-def replayable(run: RunDirectory, learner: LocalLearner, step: int, rows: Sequence[Any]) -> Iterator[None]:
-    """Write the rows of an update that is left out to `skipped/step-N.json`, token ids and all, so that it can be made again."""
+def replayable(
+    run: RunDirectory, learner: LocalLearner, step: int, rows: Sequence[Any]
+) -> Iterator[None]:
+    """Write the rows of an update that is left out to `skipped/step-N.json`, token ids and all, so
+    that it can be made again.
+    """
     skipped = learner.skipped
     try:
         yield
     finally:
         if learner.skipped != skipped:
             path = run.path / "skipped" / f"step-{step:06d}.json"
-            plain = [asdict(row) if is_dataclass(row) and not isinstance(row, type) else row for row in rows]
+            plain = [
+                asdict(row) if is_dataclass(row) and not isinstance(row, type) else row
+                for row in rows
+            ]
             write_json(path, {"step": step, "reason": learner.fault, "rows": plain})
-            logging.getLogger(__name__).warning("step %d: %s; left out, its rows are in %s", step, learner.fault, path)
+            logging.getLogger(__name__).warning(
+                "step %d: %s; left out, its rows are in %s", step, learner.fault, path
+            )

@@ -1,8 +1,10 @@
-"""How much memory a pass will need, found out without weights: it is run on shapes alone, and what would be alive is added up.
+"""How much memory a pass will need, found out without weights: it is run on shapes alone, and what
+would be alive is added up.
 
-On torch's meta device a tensor has a shape and no memory. The very code that will train runs there, forwards and backwards,
-while every storage that comes to life is counted until it dies: exact for any architecture, adapters, loss and chunking, with no
-formula to keep true. What lies outside torch (the allocator's slack, kernels' scratch space, the process itself) is added.
+On torch's meta device a tensor has a shape and no memory. The very code that will train runs there,
+forwards and backwards, while every storage that comes to life is counted until it dies: exact for
+any architecture, adapters, loss and chunking, with no formula to keep true. What lies outside torch
+(the allocator's slack, kernels' scratch space, the process itself) is added.
 """
 
 from __future__ import annotations
@@ -28,13 +30,17 @@ from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
 
 FUSED, TILED = "tether_shapes_fused", "tether_shapes_tiled"
-"""Attention functions of shapes alone, with the memory of a GPU's fused kernel and with that of our grouped attention."""
+"""Attention functions of shapes alone, with the memory of a GPU's fused kernel and with that of our
+grouped attention.
+"""
 TRAINING_BYTES = 16
 """Of a trainable weight beside itself: float32 master, its gradient, and Adam's two moments."""
 EIGHT_BIT_SAVES = 8 - (2 + 2 * 4 / 256)
 """Of the moments' 8 bytes, where they are held in 8 bits with a scale for every 256."""
 NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
-"""Of a weight in NF4: its code, its share of a block's 8-bit constant, and that one's share of a float32 constant."""
+"""Of a weight in NF4: its code, its share of a block's 8-bit constant, and that one's share of a
+float32 constant.
+"""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -68,31 +74,49 @@ class LiveBytes(TorchDispatchMode):
 
 
 class _ShapeAttention(torch.autograd.Function):
-    """Keeps copies of queries, keys and values; fused: also the result and one number a query, and has no scores at all."""
+    """Keeps copies of queries, keys and values; fused: also the result and one number a query, and
+    has no scores at all.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, fused: bool) -> Tensor:
         out = query.new_empty(*query.shape[:-1], value.shape[-1])
-        inputs, per_query = [query, key, value], query.new_empty(query.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(*([*inputs, out, per_query] if fused else map(torch.empty_like, inputs)))
+        inputs, per_query = (
+            [query, key, value],
+            query.new_empty(query.shape[:-1], dtype=torch.float32),
+        )
+        ctx.save_for_backward(
+            *([*inputs, out, per_query] if fused else map(torch.empty_like, inputs))
+        )
         ctx.fused = fused
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors[:3]
-        if not ctx.fused:  # in float32: the gradients of keys and values, and every tile's share of them, if causal
+        # in float32: the gradients of keys and values, and every tile's share of them, if causal
+        if not ctx.fused:
             wide = [torch.empty_like(tensor, dtype=torch.float32) for tensor in (key, value)]
-            query.new_empty(min(key.numel() * query.shape[2] // KERNEL_TILE, SHARES), dtype=torch.float32)
+            query.new_empty(
+                min(key.numel() * query.shape[2] // KERNEL_TILE, SHARES), dtype=torch.float32
+            )
             return torch.empty_like(query), *(w.to(key.dtype) for w in wide), None
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
 def _attend(
-    fused: bool, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *_: Any, **__: Any
+    fused: bool,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any = None,
+    *_: Any,
+    **__: Any,
 ) -> tuple[Tensor, None]:
     groups = query.shape[1] // key.shape[1]
-    if fused and mask is not None and groups > 1:  # a fused kernel with a mask takes keys and values of every query's head
+    # a fused kernel with a mask takes keys and values of every query's head
+    if fused and mask is not None and groups > 1:
         key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
     return _ShapeAttention.apply(query, key, value, fused).transpose(1, 2), None
 
@@ -103,7 +127,9 @@ for _name in (FUSED, TILED):
 
 
 def shape_model(config: Any, dtype: torch.dtype, attention: str) -> Any:
-    """A causal model of shapes, frozen, for any transformers configuration; attention: `FUSED`, `TILED` or "eager"."""
+    """A causal model of shapes, frozen, for any transformers configuration; attention: `FUSED`,
+    `TILED` or "eager".
+    """
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -119,15 +145,22 @@ def shape_adapter(model: Any, name: str, lora: LoraConfig) -> Any:
 
 
 def shape_answers(prompts: int, prompt: int, answers: int, length: int) -> list[list[Encoded]]:
-    """Prompts that begin alike, as a template makes them, and several answers to each, which belong together."""
+    """Prompts that begin alike, as a template makes them, and several answers to each, which belong
+    together.
+    """
     trained = (False,) * prompt + (True,) * length
-    starts = [(0,) * min(COMMON, prompt - 1) + (number,) * max(1, prompt - COMMON) for number in range(1, prompts + 1)]
+    starts = [
+        (0,) * min(COMMON, prompt - 1) + (number,) * max(1, prompt - COMMON)
+        for number in range(1, prompts + 1)
+    ]
     return [[Encoded((*ids, *(n,) * length), trained) for n in range(answers)] for ids in starts]
 
 
 def largest_batch(cuts: Iterable[Sequence[Encoded]], document_tokens: int) -> TokenBatch:
     """The one of these micro-batches that takes the most padded tokens, without contents."""
-    return shape_batch(max(cuts, key=lambda cut: padded_tokens(cut, document_tokens)), document_tokens)
+    return shape_batch(
+        max(cuts, key=lambda cut: padded_tokens(cut, document_tokens)), document_tokens
+    )
 
 
 def shape_batch(sequences: Sequence[Encoded], document_tokens: int = 0) -> TokenBatch:
@@ -136,7 +169,9 @@ def shape_batch(sequences: Sequence[Encoded], document_tokens: int = 0) -> Token
 
 
 def measure_pass(model: Any, passed: Callable[[], Any], *, extra: Iterable[Tensor] = ()) -> int:
-    """The most bytes alive at once, beside weights, while a function runs over shapes; its gradients are taken away again."""
+    """The most bytes alive at once, beside weights, while a function runs over shapes; its
+    gradients are taken away again.
+    """
     parameters = list(model.parameters())
     with LiveBytes([*parameters, *model.buffers(), *extra]) as live:
         passed()
@@ -151,16 +186,27 @@ def weight_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def held_bytes(model: Any, quantize: str | None) -> int:
-    """Bytes of a model's weights as they are held; in 4 bits with room for one layer as it is used, in 16."""
+    """Bytes of a model's weights as they are held; in 4 bits with room for one layer as it is used,
+    in 16.
+    """
     whole = weight_bytes(model.parameters())
     if quantize is None:
         return whole
-    layers = [module.weight for module in model.get_decoder().modules() if type(module) is nn.Linear]
+    layers = [
+        module.weight for module in model.get_decoder().modules() if type(module) is nn.Linear
+    ]
     sixteen = [weight_bytes([weight]) for weight in layers]
-    return whole - sum(sixteen) + int(sum(w.numel() for w in layers) * NF4_BYTES) + max(sixteen, default=0)
+    return (
+        whole
+        - sum(sixteen)
+        + int(sum(w.numel() for w in layers) * NF4_BYTES)
+        + max(sixteen, default=0)
+    )
 
 
 def training_bytes(parameters: Iterable[nn.Parameter], kind: str = "adamw") -> int:
-    """What LocalLearner holds for these beside the weights themselves; a float32 weight is its own master."""
+    """What LocalLearner holds for these beside the weights themselves; a float32 weight is its own
+    master.
+    """
     each = TRAINING_BYTES - (EIGHT_BIT_SAVES if kind == "adamw8bit" else 0)
     return int(sum(p.numel() * (each - (4 if p.dtype == torch.float32 else 0)) for p in parameters))

@@ -1,8 +1,9 @@
 """Ranks: processes that train one model together, each on its share of a step's micro-batches.
 
-All of them have the same data, the same plan and the same weights, and cut a step alike. A rank runs forward and backward for
-its share alone, under the denominators of the whole step; gradients are summed once a step. So every rank takes the same step,
-the one that a single process would have taken, to the rounding of a sum. Whatever is cheap, each computes for itself.
+All of them have the same data, the same plan and the same weights, and cut a step alike. A rank
+runs forward and backward for its share alone, under the denominators of the whole step; gradients
+are summed once a step. So every rank takes the same step, the one that a single process would have
+taken, to the rounding of a sum. Whatever is cheap, each computes for itself.
 """
 
 from __future__ import annotations
@@ -35,11 +36,16 @@ from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
 
 T = TypeVar("T")
 Item = TypeVar("Item")
-COLLECTIVE, AGAIN = "collective", "Start the same command again: it goes on from the last checkpoint."
+COLLECTIVE, AGAIN = (
+    "collective",
+    ("Start the same command again: it goes on from the last checkpoint."),
+)
 PASS = timedelta(minutes=10)
 """Without the others, after which a pass through cut layers ends."""
 LOOK_EVERY, BLAME, COMING = 1.0, 4.0, 300.0
-"""Seconds between two signs of life; without one after a collective has failed, until that rank is named; at least, to start."""
+"""Seconds between two signs of life; without one after a collective has failed, until that rank is
+named; at least, to start.
+"""
 
 
 class LostRankError(RunError):
@@ -47,13 +53,16 @@ class LostRankError(RunError):
 
 
 class Ranks:
-    """The ranks of a learner, as one of them sees them. With one process every method gives that process's own value.
+    """The ranks of a learner, as one of them sees them. With one process every method gives that
+    process's own value.
 
-    Each gives a sign of life every second, in a store that all can reach. A rank that cannot reach the store ends itself: rank 0,
-    or who started them all, keeps it. So a rank may wait for an hour while the first asks a judge, and yet not for a dead one.
+    Each gives a sign of life every second, in a store that all can reach. A rank that cannot reach
+    the store ends itself: rank 0, or who started them all, keeps it. So a rank may wait for an hour
+    while the first asks a judge, and yet not for a dead one.
 
     Args:
-        store: of torch.distributed; who sees a rank end without a word of its own notes that there under ended/RANK.
+        store: of torch.distributed; who sees a rank end without a word of its own notes that there
+            under ended/RANK.
         timeout: seconds without a sign of life after which a rank is lost.
     """
 
@@ -62,20 +71,26 @@ class Ranks:
         self.first = rank == 0
         """Whether this is the rank that writes the run's files and speaks."""
         self.mesh: Any = None
-        """The ranks over which layers are cut, as torch's DeviceMesh; unset: weights are whole, and passes are a rank's own."""
+        """The ranks over which layers are cut, as torch's DeviceMesh; unset: weights are whole, and
+        passes are a rank's own.
+        """
         self.idle = False
         """Whether this rank runs a pass for the others alone, of which nothing counts."""
         self.sums: Any = None
         """The group of processes that sums; unset: that of everything else."""
         self.desk = Path()
-        """The folder in which another rank than the first writes down what a stage does; it goes with the process."""
+        """The folder in which another rank than the first writes down what a stage does; it goes
+        with the process.
+        """
         self.seen = {other: (b"", time.monotonic()) for other in range(size) if other != rank}
         self.ended = threading.Event()
         if size > 1:
             threading.Thread(target=self._give_signs, name="signs of life", daemon=True).start()
 
     def share(self, sizes: Sequence[int]) -> list[int]:
-        """Places of the items that are this rank's, by their sizes: the largest goes to the rank that has least."""
+        """Places of the items that are this rank's, by their sizes: the largest goes to the rank
+        that has least.
+        """
         loads, mine = [0] * self.size, []
         for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
             lightest = loads.index(min(loads))
@@ -83,8 +98,15 @@ class Ranks:
             mine += [place] if lightest == self.rank else []
         return sorted(mine)
 
-    def map(self, work: Callable[[Item], T], items: Iterable[Item], size: Callable[[Item], int] = lambda _: 1) -> Iterable[T]:
-        """The results of all items, in order, each worked out by one rank. To be gone through to the end."""
+    def map(
+        self,
+        work: Callable[[Item], T],
+        items: Iterable[Item],
+        size: Callable[[Item], int] = lambda _: 1,
+    ) -> Iterable[T]:
+        """The results of all items, in order, each worked out by one rank. To be gone through to
+        the end.
+        """
         if self.size == 1:
             return map(work, items)
         items, own = [*items], dict[int, T]()
@@ -94,15 +116,22 @@ class Ranks:
         return self._joined(own)
 
     def measure(
-        self, work: Callable[[Item], Mapping[str, Tensor]], items: Iterable[Item], size: Callable[[Item], int] = lambda _: 1
+        self,
+        work: Callable[[Item], Mapping[str, Tensor]],
+        items: Iterable[Item],
+        size: Callable[[Item], int] = lambda _: 1,
     ) -> list[dict[str, list[float]]]:
-        """`map` for work that gives numbers by name: the host reads those of all items together, after the last."""
+        """`map` for work that gives numbers by name: the host reads those of all items together,
+        after the last.
+        """
         if self.size > 1:
             return [*self.map(lambda item: read_back([work(item)])[0], items, size)]
         return read_back([*map(work, items)])
 
     def in_step(self, own: Sequence[Item], spare: Item) -> Iterator[Item]:
-        """A rank's own items; where passes need all ranks, also a `spare` one for each that the busiest rank has more."""
+        """A rank's own items; where passes need all ranks, also a `spare` one for each that the
+        busiest rank has more.
+        """
         others = max(self.gather(len(own))) - len(own) if self.mesh else 0
         yield from own
         self.idle = others > 0
@@ -110,13 +139,20 @@ class Ranks:
         self.idle = False
 
     def spread(
-        self, work: Callable[[list[Item]], Sequence[T]], items: Sequence[Item], size: Callable[[Item], int] = lambda _: 1
+        self,
+        work: Callable[[list[Item]], Sequence[T]],
+        items: Sequence[Item],
+        size: Callable[[Item], int] = lambda _: 1,
     ) -> Sequence[T]:
-        """The same where a rank works out all of its items at once; where passes need all ranks, each works out everything."""
+        """The same where a rank works out all of its items at once; where passes need all ranks,
+        each works out everything.
+        """
         if self.size == 1 or self.mesh:
             return work(list(items))
         mine = self.share([size(item) for item in items])
-        return self._joined(dict(zip(mine, work([items[place] for place in mine]) if mine else (), strict=True)))
+        return self._joined(
+            dict(zip(mine, work([items[place] for place in mine]) if mine else (), strict=True))
+        )
 
     def _joined(self, own: dict[int, T]) -> list[T]:
         """What all ranks have worked out, in order."""
@@ -148,12 +184,17 @@ class Ranks:
 
     @torch.no_grad()
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by their sums over the ranks, which have the same bits on all of them; in float32, at one go."""
+        """Replace tensors by their sums over the ranks, which have the same bits on all of them; in
+        float32, at one go.
+        """
         if self.size == 1:
             return
         flat = torch.cat([tensor.float().flatten() for tensor in tensors])
-        self.together(lambda: (dist.all_reduce(flat, group=self.sums), flat[:1].tolist()))  # on a GPU too: until it is done
-        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        # on a GPU too: until it is done
+        self.together(lambda: (dist.all_reduce(flat, group=self.sums), flat[:1].tolist()))
+        for tensor, part in zip(
+            tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True
+        ):
             tensor.copy_(part.view_as(tensor))
 
     def together(self, collective: Callable[[], Any]) -> None:
@@ -163,7 +204,9 @@ class Ranks:
             LostRankError: one of them does not; it is named.
         """
         future: Future[Any] = Future()
-        threading.Thread(target=_settle, args=(future, collective), name=COLLECTIVE, daemon=True).start()
+        threading.Thread(
+            target=_settle, args=(future, collective), name=COLLECTIVE, daemon=True
+        ).start()
         patience, deadline, reason = self.timeout, math.inf, ""
         while not reason:
             try:
@@ -172,8 +215,14 @@ class Ranks:
             except TimeoutError:
                 reason = self._lost(patience)
             except RuntimeError as error:  # torch's, when another's connection has closed
-                patience, deadline = min(patience, BLAME), min(deadline, time.monotonic() + 2 * BLAME)
-                late = f"rank {self.rank} of {self.size} has lost the others ({str(error).splitlines()[0]})"
+                patience, deadline = (
+                    min(patience, BLAME),
+                    min(deadline, time.monotonic() + 2 * BLAME),
+                )
+                late = (
+                    f"rank {self.rank} of {self.size} has lost the others "
+                    f"({str(error).splitlines()[0]})"
+                )
                 reason = self._lost(patience) or (late if time.monotonic() > deadline else "")
                 time.sleep(LOOK_EVERY / 4)
         raise LostRankError(f"{reason}. {AGAIN}")
@@ -190,13 +239,16 @@ class Ranks:
             try:
                 self.store.set(f"sign/{self.rank}", str(count))
             except RuntimeError:
-                if not self.ended.wait(2 * BLAME):  # the main thread may say why, if it is not deep in a pass
+                # the main thread may say why, if it is not deep in a pass
+                if not self.ended.wait(2 * BLAME):
                     os._exit(2)
             if self.ended.wait(LOOK_EVERY):
                 return
 
     def _lost(self, patience: float) -> str:
-        """Which rank has ended, and why, or has given no sign for `patience` seconds; empty if none."""
+        """Which rank has ended, and why, or has given no sign for `patience` seconds; empty if
+        none.
+        """
         try:
             for other, (before, since) in self.seen.items():
                 sign, name = self._read(f"sign/{other}"), f"rank {other} of {self.size}"
@@ -204,10 +256,18 @@ class Ranks:
                     return f"{name} has ended: {words.decode()}"
                 if sign != before:
                     self.seen[other] = sign, time.monotonic()
-                elif time.monotonic() - since > (limit := patience if sign else max(patience, COMING)):
-                    return f"{name} {'has given no sign of life' if sign else 'has not come'} for {limit:g} s"
+                elif time.monotonic() - since > (
+                    limit := patience if sign else max(patience, COMING)
+                ):
+                    return (
+                        f"{name} {'has given no sign of life' if sign else 'has not come'} for "
+                        f"{limit:g} s"
+                    )
         except RuntimeError:
-            return f"what keeps the {self.size} ranks together, rank 0 or who started them, does not answer any more"
+            return (
+                f"what keeps the {self.size} ranks together, rank 0 or who started them, does "
+                "not answer any more"
+            )
         return ""
 
     def blamed(self) -> str:
@@ -230,9 +290,16 @@ class Ranks:
 
     @contextlib.contextmanager
     def workplace(self, folder: Path, original: Path) -> Iterator[None]:
-        """Within this block another rank than the first has a copy of a stage's folder, to write into what nobody reads."""
+        """Within this block another rank than the first has a copy of a stage's folder, to write
+        into what nobody reads.
+        """
         if not self.first:
-            shutil.copytree(original, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoints", ".lock"))
+            shutil.copytree(
+                original,
+                folder,
+                dirs_exist_ok=True,
+                ignore=shutil.ignore_patterns("checkpoints", ".lock"),
+            )
         self.gather(None)
         yield
         self.gather(None)
@@ -263,21 +330,33 @@ def joined(ranks: Ranks, on_gpu: bool, shard: bool = False) -> Iterator[None]:
     Raises:
         LostRankError: a rank has not come, has ended or is lost; it is named.
     """
-    reason, own = "", dist.PrefixStore("group", ranks.store.clone())  # not the one that signs go through: it will wait
-    place = {"rank": ranks.rank, "world_size": ranks.size, "timeout": timedelta(days=30)}  # the signs of life decide
+    # not the one that signs go through: it will wait
+    reason, own = "", dist.PrefixStore("group", ranks.store.clone())
+    # the signs of life decide
+    place = {"rank": ranks.rank, "world_size": ranks.size, "timeout": timedelta(days=30)}
     try:
-        ranks.together(lambda: ranks._meet() and dist.init_process_group("gloo", store=own, **place))
+        ranks.together(
+            lambda: ranks._meet() and dist.init_process_group("gloo", store=own, **place)
+        )
         ranks.sums = dist.new_group(backend="nccl", timeout=place["timeout"]) if on_gpu else None
         if shard:
             group: Any = ranks.sums or dist.new_group(timeout=PASS)
             ranks.mesh = DeviceMesh.from_group(group, "cuda" if on_gpu else "cpu")
-        with tempfile.TemporaryDirectory(prefix=f"tether-rank-{ranks.rank}-") as desk, _standing(ranks):
+        with (
+            tempfile.TemporaryDirectory(prefix=f"tether-rank-{ranks.rank}-") as desk,
+            _standing(ranks),
+        ):
             ranks.desk = Path(desk)
             yield
             ranks.gather(None)
     except BaseException as error:
         reason = str(error) or type(error).__name__
-        if ranks.mesh and isinstance(error, RuntimeError) and not isinstance(error, TetherError) and (lost := ranks.blamed()):
+        if (
+            ranks.mesh
+            and isinstance(error, RuntimeError)
+            and not isinstance(error, TetherError)
+            and (lost := ranks.blamed())
+        ):
             raise LostRankError(f"{lost}. {AGAIN}") from error  # in the middle of a pass
         raise
     finally:
@@ -289,7 +368,8 @@ def close() -> None:
     collectives = [thread for thread in threading.enumerate() if thread.name == COLLECTIVE]
     for thread in collectives:
         thread.join(BLAME)
-    if any(thread.is_alive() for thread in collectives):  # torch would wait for it before the interpreter ends
+    # torch would wait for it before the interpreter ends
+    if any(thread.is_alive() for thread in collectives):
         atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(2)))
     elif dist.is_initialized():
         dist.destroy_process_group()
@@ -303,18 +383,27 @@ def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
 
 
 class SharedEngine:
-    """An engine on every rank: each samples for its share of the prompts, by their ordinals, and all have all groups."""
+    """An engine on every rank: each samples for its share of the prompts, by their ordinals, and
+    all have all groups.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.policy_version = engine, engine.policy_version
 
     def generate(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, ordinals: Sequence[int] | None = None, **how: Any
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        ordinals: Sequence[int] | None = None,
+        **how: Any,
     ) -> list[RolloutGroup]:
         places = range(len(prompts)) if ordinals is None else ordinals
 
         def sample(mine: list[tuple[Prompt, int]]) -> list[RolloutGroup]:
-            return self.engine.generate([p for p, _ in mine], sampling, ordinals=[place for _, place in mine], **how)
+            return self.engine.generate(
+                [p for p, _ in mine], sampling, ordinals=[place for _, place in mine], **how
+            )
 
         return [*here().spread(sample, list(zip(prompts, places, strict=True)))]
 
@@ -329,21 +418,29 @@ def shared(engine: Engine) -> Engine:
 
 
 class FirstEngine:
-    """An engine that the first rank alone has, such as one of servers: it samples there, and all ranks have the groups.
+    """An engine that the first rank alone has, such as one of servers: it samples there, and all
+    ranks have the groups.
 
     Args:
         engine: on the first rank; None on the others.
-        probe: what the engine compares new weights with; asked of all ranks, for a pass may need them.
+        probe: what the engine compares new weights with; asked of all ranks, for a pass may need
+            them.
     """
 
     def __init__(self, engine: Any, probe: Callable[[], list[float]]) -> None:
         self.engine, self.probe, self.policy_version = engine, probe, 0
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, **how: Any) -> list[RolloutGroup]:
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling, **how: Any
+    ) -> list[RolloutGroup]:
         return here().once(lambda: self.engine.generate(prompts, sampling, **how))
 
-    def begin(self, prompts: Sequence[Prompt], sampling: Sampling, **how: Any) -> Callable[[], list[RolloutGroup]]:
-        """Ask for samples with the weights of now; what comes back waits for them, on all ranks at once."""
+    def begin(
+        self, prompts: Sequence[Prompt], sampling: Sampling, **how: Any
+    ) -> Callable[[], list[RolloutGroup]]:
+        """Ask for samples with the weights of now; what comes back waits for them, on all ranks at
+        once.
+        """
         collect = self.engine.begin(prompts, sampling, **how) if here().first else list
         return lambda: here().once(collect)
 
@@ -365,10 +462,18 @@ Scoring = Callable[[Sequence[Rollout]], list[Score]]
 
 
 def by_share(score: Scoring, rollouts: Sequence[Rollout]) -> list[Score]:
-    """Scores of which each rank works out its share: for what scores a response the same whatever stands beside it."""
-    return [*here().spread(score, rollouts, lambda rollout: len(rollout.prompt_ids) + len(rollout.response_ids))]
+    """Scores of which each rank works out its share: for what scores a response the same whatever
+    stands beside it.
+    """
+    return [
+        *here().spread(
+            score, rollouts, lambda rollout: len(rollout.prompt_ids) + len(rollout.response_ids)
+        )
+    ]
 
 
 def by_first(score: Scoring, rollouts: Sequence[Rollout]) -> list[Score]:
-    """Scores for which the first rank alone asks: whatever costs, remembers, or wants to see all responses."""
+    """Scores for which the first rank alone asks: whatever costs, remembers, or wants to see all
+    responses.
+    """
     return here().once(lambda: score(rollouts))

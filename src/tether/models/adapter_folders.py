@@ -1,4 +1,6 @@
-"""A folder with an adapter of peft: loaded as its base with the adapter merged, whichever program has written it."""
+"""A folder with an adapter of peft: loaded as its base with the adapter merged, whichever program
+has written it.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,27 @@ def holds_adapter(folder: Path) -> bool:
 
 
 def order_settings(folder: Path) -> None:
-    """Sort the names in an adapter's settings: peft holds them as sets, and a set's order differs from process to process."""
+    """Sort the names in an adapter's settings: peft holds them as sets, and a set's order differs
+    from process to process.
+    """
     settings = read_json(folder / ADAPTER_FILE)
-    names = {key: sorted(value) for key, value in settings.items() if key in _SETS and isinstance(value, list)}
+    names = {
+        key: sorted(value)
+        for key, value in settings.items()
+        if key in _SETS and isinstance(value, list)
+    }
     write_json(folder / ADAPTER_FILE, {**settings, **names})
 
 
 @torch.no_grad()
-def load_merged(load: Load, config: ModelConfig, folder: Path, dtype: torch.dtype) -> tuple[Any, Any, str]:
-    """The base of an adapter's folder, with the adapter merged in float32: (model, tokenizer, name).
+def load_merged(
+    load: Load, config: ModelConfig, folder: Path, dtype: torch.dtype
+) -> tuple[Any, Any, str]:
+    """The base of an adapter's folder, with the adapter merged in float32: (model, tokenizer,
+    name).
 
-    The base is the folder's own whole weights, as transformers has it, or the model that the adapter's settings name.
+    The base is the folder's own whole weights, as transformers has it, or the model that the
+    adapter's settings name.
 
     Raises:
         ModelError: there is no base, or the adapter does not fit it or cannot be merged.
@@ -63,18 +75,22 @@ def load_merged(load: Load, config: ModelConfig, folder: Path, dtype: torch.dtyp
 
 @contextmanager
 def _bare(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
-    """The settings that load the base alone: transformers would put the adapter on it, where no later adapter finds it."""
+    """The settings that load the base alone: transformers would put the adapter on it, where no
+    later adapter finds it.
+    """
     whole = [path for path in folder.glob("*.safetensors") if path.name != WEIGHTS]
     if not whole:
         base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
         if not base:
             raise ModelError(
-                f"{folder} holds an adapter alone, and its {ADAPTER_FILE} names no base (base_model_name_or_path). "
+                f"{folder} holds an adapter alone, and its {ADAPTER_FILE} names no base "
+                "(base_model_name_or_path). "
                 "Write the folder or hub id of the base there."
             )
         if base == TINY:
             raise ModelError(
-                f"{folder} holds an adapter alone, for the random model {TINY!r}, which no folder holds. Export the run without "
+                f"{folder} holds an adapter alone, for the random model {TINY!r}, which no folder "
+                "holds. Export the run without "
                 "--adapter."
             )
         try:
@@ -105,16 +121,25 @@ def _merged(model: Any, folder: Path) -> Any:
         start = str(read_json(folder / ADAPTER_FILE).get("init_lora_weights"))
         if start.startswith("pissa_niter"):
             raise ValueError(
-                f"init_lora_weights = {start!r} took a random part out of the base, which no file holds; "
-                "peft's path_initial_model_for_weight_conversion saves such an adapter for the base as it is"
+                f"init_lora_weights = {start!r} took a random part out of the base, which no file "
+                "holds; "
+                "peft's path_initial_model_for_weight_conversion saves such an adapter for the "
+                "base as it is"
             )
         kind = PeftConfig.from_pretrained(str(folder))
         adapted: Any = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
         if not hasattr(adapted.base_model, "merge_and_unload"):
-            raise ValueError(f"an adapter of the kind {kind.peft_type} cannot be merged into weights")
-        lacking = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - load_file(folder / WEIGHTS).keys()
+            raise ValueError(
+                f"an adapter of the kind {kind.peft_type} cannot be merged into weights"
+            )
+        lacking = (
+            get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+            - load_file(folder / WEIGHTS).keys()
+        )
         if lacking:
-            raise ValueError(f"{len(lacking)} tensors are missing in {WEIGHTS}, such as {min(lacking)}")
+            raise ValueError(
+                f"{len(lacking)} tensors are missing in {WEIGHTS}, such as {min(lacking)}"
+            )
         expected = _probe(adapted)
         tied = _untie(adapted.get_base_model())
         merged = adapted.merge_and_unload(safe_merge=True)
@@ -122,7 +147,10 @@ def _merged(model: Any, folder: Path) -> Any:
             _tie(merged)
         difference = float((_probe(merged) - expected).abs().max() / expected.abs().max())
         if not difference < APART:
-            raise ValueError(f"merged weights compute other logits than base and adapter (relative difference {difference:.2g})")
+            raise ValueError(
+                "merged weights compute other logits than base and adapter "
+                f"(relative difference {difference:.2g})"
+            )
     except Exception as error:  # peft, safetensors and torch have errors of their own each
         raise ModelError(
             f"the adapter in {folder} cannot be merged into its base: {one_line(error)}. "
@@ -139,10 +167,14 @@ def _probe(model: Any) -> torch.Tensor:
 
 
 def _untie(model: Any) -> bool:
-    """Give the output layer a weight of its own where it shares the embedding's: an adapter may change one of the two alone."""
+    """Give the output layer a weight of its own where it shares the embedding's: an adapter may
+    change one of the two alone.
+    """
     shared = {id(weight) for weight in model.get_input_embeddings().parameters()}
     layers = [
-        layer for layer in model.get_output_embeddings().modules() if id(vars(layer)["_parameters"].get("weight")) in shared
+        layer
+        for layer in model.get_output_embeddings().modules()
+        if id(vars(layer)["_parameters"].get("weight")) in shared
     ]
     for layer in layers:
         layer.weight = nn.Parameter(layer.weight.clone(), requires_grad=False)
@@ -150,11 +182,14 @@ def _untie(model: Any) -> bool:
 
 
 def _tie(model: Any) -> None:
-    """Let the output layer share the embedding's weight again, or say in the configuration that they differ now."""
+    """Let the output layer share the embedding's weight again, or say in the configuration that
+    they differ now.
+    """
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     same = torch.equal(embedding.weight, output.weight)
     if same:
         output.weight = embedding.weight
     else:
         model.all_tied_weights_keys = {}
-    model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = same  # peft writes it, too
+    # peft writes it, too
+    model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = same

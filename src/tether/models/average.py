@@ -21,21 +21,26 @@ from tether.models.trunk import Role, has_adapters
 def average_roles(roles: Sequence[Role], name: str, lora: LoraConfig) -> Role:
     """One role with the mean of the members' weights, under an adapter called `name`.
 
-    mean_k (W + s B_k A_k) is not W + s mean(B) mean(A). It is W + (s/K) [B_1 … B_K] [A_1; …; A_K], exactly: an adapter of K times
-    the rank. alpha / (K rank) is s/K by itself, and rsLoRA's alpha / sqrt(K rank) with alpha / sqrt(K) for alpha.
+    mean_k (W + s B_k A_k) is not W + s mean(B) mean(A). It is W + (s/K) [B_1 … B_K] [A_1; …; A_K],
+    exactly: an adapter of K times the rank. alpha / (K rank) is s/K by itself, and rsLoRA's alpha /
+    sqrt(K rank) with alpha / sqrt(K) for alpha.
 
-    DoRA computes D_k (W + s B_k A_k), where the diagonal D_k holds a learned length over the present one for each output. With
-    D = mean_k D_k the mean is D (W + (s/K) [D⁻¹D_1 B_1 …] [A_1; …]), exactly: an adapter of the same kind.
-    Heads are linear, so theirs is a plain mean.
+    DoRA computes D_k (W + s B_k A_k), where the diagonal D_k holds a learned length over the
+    present one for each output. With D = mean_k D_k the mean is D (W + (s/K) [D⁻¹D_1 B_1 …] [A_1;
+    …]), exactly: an adapter of the same kind. Heads are linear, so theirs is a plain mean.
 
     Args:
         lora: settings of the members' adapters.
 
     Raises:
-        ModelError: the mean of DoRA's factors is 0 for an output, which leaves no adapter of this kind.
+        ModelError: the mean of DoRA's factors is 0 for an output, which leaves no adapter of this
+            kind.
     """
     first, count = roles[0], len(roles)
-    wide = {"rank": lora.rank * count, "alpha": lora.alpha / math.sqrt(count) if lora.rslora else lora.alpha}
+    wide = {
+        "rank": lora.rank * count,
+        "alpha": lora.alpha / math.sqrt(count) if lora.rslora else lora.alpha,
+    }
     model = add_adapter(first.model, name, lora.model_copy(update=wide), scores=True)
     members = [str(role.adapter) for role in roles]
     for layer in model.modules():
@@ -45,9 +50,14 @@ def average_roles(roles: Sequence[Role], name: str, lora: LoraConfig) -> Role:
 
 
 def _factors(layer: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """A and B of every adapter of a linear layer, a convolution or an embedding, by the adapters' names."""
+    """A and B of every adapter of a linear layer, a convolution or an embedding, by the adapters'
+    names.
+    """
     linear = {name: (layer.lora_A[name].weight, layer.lora_B[name].weight) for name in layer.lora_A}
-    return linear | {name: (layer.lora_embedding_A[name], layer.lora_embedding_B[name]) for name in layer.lora_embedding_A}
+    return linear | {
+        name: (layer.lora_embedding_A[name], layer.lora_embedding_B[name])
+        for name in layer.lora_embedding_A
+    }
 
 
 def _average_layer(layer: Any, members: Sequence[str], name: str) -> None:
@@ -57,7 +67,10 @@ def _average_layer(layer: Any, members: Sequence[str], name: str) -> None:
     scales = mean = None
     if layer.use_dora[name]:
         scales = torch.stack(
-            [layer.lora_magnitude_vector[one].weight.float().flatten() / _lengths(layer, one) for one in members]
+            [
+                layer.lora_magnitude_vector[one].weight.float().flatten() / _lengths(layer, one)
+                for one in members
+            ]
         )
         mean = scales.mean(0)
         ups = [_by_output(up.float(), scale / mean) for up, scale in zip(ups, scales, strict=True)]
@@ -69,8 +82,10 @@ def _average_layer(layer: Any, members: Sequence[str], name: str) -> None:
         magnitude.copy_((mean * _lengths(layer, name)).view_as(magnitude))
         if not all(tensor.isfinite().all() for tensor in (up, magnitude)):
             raise ModelError(
-                "average = true: the members' DoRA factors cancel out, or are not finite, so their mean is no adapter. "
-                "Train the members with lora.dora = false, or keep them as an ensemble (average = false)."
+                "average = true: the members' DoRA factors cancel out, or are not finite, so "
+                "their mean is no adapter. "
+                "Train the members with lora.dora = false, or keep them as an ensemble (average = "
+                "false)."
             )
 
 
@@ -86,7 +101,8 @@ def _lengths(layer: Any, adapter: str) -> Tensor:
 
     base = layer.get_base_layer()
     weight = dequantize_module_weight(base).float()
-    weight = weight.T if isinstance(base, Conv1D | nn.Embedding) else weight.flatten(1)  # outputs come first
+    # outputs come first
+    weight = weight.T if isinstance(base, Conv1D | nn.Embedding) else weight.flatten(1)
     down, up = (factor.float().flatten(1) for factor in _factors(layer)[adapter])
     return (weight + layer.scaling[adapter] * up @ down).norm(dim=1)
 
@@ -97,7 +113,9 @@ def _average_heads(roles: Sequence[Role]) -> ScalarHead:
     assert len(heads) == len(roles)
     head = copy.deepcopy(heads[0])
     head.linear.weight.copy_(torch.stack([h.linear.weight * h.scale for h in heads]).mean(0))
-    head.linear.bias.copy_(torch.stack([(h.linear.bias - h.offset) * h.scale for h in heads]).mean(0))
+    head.linear.bias.copy_(
+        torch.stack([(h.linear.bias - h.offset) * h.scale for h in heads]).mean(0)
+    )
     head.offset.zero_()
     head.scale.fill_(1.0)
     return head

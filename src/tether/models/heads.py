@@ -11,9 +11,10 @@ from torch import Tensor, nn
 class ScalarHead(nn.Module):
     """dropout -> linear -> one number, in float32 whatever the trunk's dtype.
 
-    A value head starts at zero (it predicts nothing until it has learned something); a reward head starts from
-    N(0, 1/sqrt(dim + 1)) as in https://github.com/openai/lm-human-preferences. `offset` and `scale` are not trained:
-    they centre and scale finished scores (a reward is defined up to an affine map).
+    A value head starts at zero (it predicts nothing until it has learned something); a reward head
+    starts from N(0, 1/sqrt(dim + 1)) as in https://github.com/openai/lm-human-preferences. `offset`
+    and `scale` are not trained: they centre and scale finished scores (a reward is defined up to an
+    affine map).
 
     Args:
         outputs: how many numbers; more than one gives the result a last dimension of them.
@@ -22,7 +23,9 @@ class ScalarHead(nn.Module):
     offset: Tensor
     scale: Tensor
 
-    def __init__(self, dim: int, *, zero: bool = True, dropout: float = 0.0, seed: int = 0, outputs: int = 1) -> None:
+    def __init__(
+        self, dim: int, *, zero: bool = True, dropout: float = 0.0, seed: int = 0, outputs: int = 1
+    ) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
         self.linear = nn.Linear(dim, outputs, dtype=torch.float32)
@@ -47,7 +50,12 @@ class ScalarHead(nn.Module):
 
     def only(self, output: int) -> ScalarHead:
         """A head of one of the outputs alone."""
-        head = ScalarHead(self.linear.in_features, dropout=self.dropout.p).to(self.linear.weight.device)
-        row = {name: values[output : output + 1] for name, values in self.linear.state_dict(prefix="linear.").items()}
+        head = ScalarHead(self.linear.in_features, dropout=self.dropout.p).to(
+            self.linear.weight.device
+        )
+        row = {
+            name: values[output : output + 1]
+            for name, values in self.linear.state_dict(prefix="linear.").items()
+        }
         head.load_state_dict({**self.state_dict(), **row})
         return head.train(self.training)

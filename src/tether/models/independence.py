@@ -1,8 +1,9 @@
 """Proof, on the loaded model itself, of what may stand beside what in one pass.
 
-A pass packs texts into one row, puts answers behind one prompt, or pads rows to one width. Attention that reads masks or
-positions keeps such texts apart. Recurrent states, convolutions and attention that counts by place may let them see each other.
-So a few tokens are run in company and alone, and only what is seen to be the same is done afterwards.
+A pass packs texts into one row, puts answers behind one prompt, or pads rows to one width.
+Attention that reads masks or positions keeps such texts apart. Recurrent states, convolutions and
+attention that counts by place may let them see each other. So a few tokens are run in company and
+alone, and only what is seen to be the same is done afterwards.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ import torch
 from torch import Tensor
 
 Pass = Callable[[Tensor, Tensor, Tensor | None, bool], Tensor]
-"""Ids (rows, time), their positions, what sees what (rows, 1, time, time) or None, and whether masks are given: states."""
+"""Ids (rows, time), their positions, what sees what (rows, 1, time, time) or None, and whether
+masks are given: states.
+"""
 SAME = {torch.float32: 1e-4, torch.float64: 1e-4}
-"""Largest relative difference that other neighbours may make of a state; in fewer bits 2e-2: experts group their tokens anew."""
+"""Largest relative difference that other neighbours may make of a state; in fewer bits 2e-2:
+experts group their tokens anew.
+"""
 EQUAL = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""Largest relative difference between a text in company and alone; in fewer bits 0.1, and the median of its tokens."""
+"""Largest relative difference between a text in company and alone; in fewer bits 0.1, and the
+median of its tokens.
+"""
 FIRST = 4
 """Tokens of a document that its predecessor in the row reaches most."""
 
@@ -28,8 +35,9 @@ FIRST = 4
 class Independence:
     """What a model keeps apart.
 
-    causal: no token sees a later one. rows: rows beside each other, padded on the right. packing: documents in one row whose
-    positions restart. masks: whatever a mask says, so that answers share their prompt.
+    causal: no token sees a later one. rows: rows beside each other, padded on the right. packing:
+    documents in one row whose positions restart. masks: whatever a mask says, so that answers share
+    their prompt.
     """
 
     causal: bool = True
@@ -39,7 +47,13 @@ class Independence:
 
 
 def prove_independence(
-    run: Pass, vocabulary: int, dtype: torch.dtype, device: torch.device, *, masks: bool, packing: bool
+    run: Pass,
+    vocabulary: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    masks: bool,
+    packing: bool,
 ) -> Independence:
     """Run a few tokens alone and in company.
 
@@ -50,13 +64,19 @@ def prove_independence(
     trial = _Trial(run, vocabulary, dtype, device)
     masks = masks and trial.holds(trial.masks)
     causal, rows = trial.rows(masks)
-    return Independence(causal, rows, packing=masks or (packing and trial.holds(trial.packing)), masks=masks)
+    return Independence(
+        causal, rows, packing=masks or (packing and trial.holds(trial.packing)), masks=masks
+    )
 
 
 class _Trial:
-    """Texts of a few tokens: `long` and `other` of one length, and `short`; `answer` and `reply` continue `long`."""
+    """Texts of a few tokens: `long` and `other` of one length, and `short`; `answer` and `reply`
+    continue `long`.
+    """
 
-    def __init__(self, run: Pass, vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, run: Pass, vocabulary: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.run, self.device = run, device
         self.same = SAME.get(dtype, 2e-2)
         generator = torch.Generator().manual_seed(0)
@@ -66,7 +86,9 @@ class _Trial:
         self.alone_short = self._states(self.short, range(7))
         self.alone_reply = self._states(torch.cat([self.long, self.reply]), range(13))
 
-    def _states(self, ids: Tensor, positions: Any, visible: Tensor | None = None, masks: bool = False) -> Tensor:
+    def _states(
+        self, ids: Tensor, positions: Any, visible: Tensor | None = None, masks: bool = False
+    ) -> Tensor:
         """Of one row."""
         places = torch.tensor([*positions], device=self.device)
         return self.run(ids[None].to(self.device), places[None], visible, masks)[0]
@@ -82,7 +104,10 @@ class _Trial:
         """Two documents in one row, and padding behind them, each pad a document of its own."""
         pads = torch.zeros(8, dtype=torch.long)
         positions = [*range(9), *range(7), *[0] * 8]
-        first, second = (self._states(torch.cat([text, self.short, pads]), positions)[9:16] for text in (self.long, self.other))
+        first, second = (
+            self._states(torch.cat([text, self.short, pads]), positions)[9:16]
+            for text in (self.long, self.other)
+        )
         return self._unmoved(first, second) and self._agrees(first, self.alone_short)
 
     def masks(self) -> bool:
@@ -92,7 +117,10 @@ class _Trial:
         sees = (document[:, None] == document) & ((branch == 0) | (branch[:, None] == branch))
         visible = (sees & torch.ones_like(sees).tril())[None, None].to(self.device)
         positions = [*range(13), *range(9, 13), *range(7)]
-        rows = [torch.cat([self.long, answer, self.reply, self.short]) for answer in (self.answer, self.another)]
+        rows = [
+            torch.cat([self.long, answer, self.reply, self.short])
+            for answer in (self.answer, self.another)
+        ]
         first, second = (self._states(row, positions, visible, True) for row in rows)
         together = torch.cat([first[:9], first[13:17]])
         return (
@@ -103,17 +131,24 @@ class _Trial:
         )
 
     def rows(self, masks: bool) -> tuple[bool, bool]:
-        """Whether no token sees a later one, and whether rows beside each other are what they are alone."""
+        """Whether no token sees a later one, and whether rows beside each other are what they are
+        alone.
+        """
         first, second = self._beside(self.long, 0, masks), self._beside(self.other, 1, masks)
         if self._unmoved(first[:6], second[:6]):
             return True, self._agrees(first, self.alone_short)
         return self._unmoved(first[:6], self._beside(self.long, 1, masks)[:6]), False
 
     def _beside(self, neighbour: Tensor, change: int, masks: bool) -> Tensor:
-        """The states of `short`, padded to the width of a neighbour; `change` 1: with another last token and other padding."""
+        """The states of `short`, padded to the width of a neighbour; `change` 1: with another last
+        token and other padding.
+        """
         own = torch.cat([self.short, torch.full((2,), change)])
         own[6] = (own[6] + change) % (int(own.max()) + 1)
-        ids, positions = torch.stack([neighbour, own]).to(self.device), torch.arange(9, device=self.device).expand(2, 9)
+        ids, positions = (
+            torch.stack([neighbour, own]).to(self.device),
+            torch.arange(9, device=self.device).expand(2, 9),
+        )
         return self.run(ids, positions, None, masks)[1, :7]
 
     def _unmoved(self, first: Tensor, second: Tensor) -> bool:
@@ -125,9 +160,13 @@ class _Trial:
 
 
 def agrees(states: Tensor, expected: Tensor) -> bool:
-    """Whether states are the expected ones to rounding; in few bits a router of experts may send a token elsewhere."""
+    """Whether states are the expected ones to rounding; in few bits a router of experts may send a
+    token elsewhere.
+    """
     difference, exact = relative_difference(states, expected), expected.dtype in EQUAL
-    return bool((difference.max() if exact else difference.median()) <= EQUAL.get(expected.dtype, 0.1))
+    return bool(
+        (difference.max() if exact else difference.median()) <= EQUAL.get(expected.dtype, 0.1)
+    )
 
 
 def relative_difference(states: Tensor, expected: Tensor) -> Tensor:
@@ -137,7 +176,9 @@ def relative_difference(states: Tensor, expected: Tensor) -> Tensor:
 
 
 def windows(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Settings of a configuration by which attention reaches a number of places: a mask from outside would overrule them."""
+    """Settings of a configuration by which attention reaches a number of places: a mask from
+    outside would overrule them.
+    """
     for name, value in values.items():
         reach = name in ("attention_chunk_size", "attention_types") or (
             "window" in name and not name.endswith(("layers", "pattern"))

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 class LoadedModel:
     """A causal language model, frozen, with all that decides how text becomes its tokens.
 
-    `template` None means the tokenizer's own; `stop_ids` are the ids that end a turn, the EOS first; `cpu_kernels` names what
-    `cpu.speed_up` put in place. `seed` is that of random weights.
+    `template` None means the tokenizer's own; `stop_ids` are the ids that end a turn, the EOS
+    first; `cpu_kernels` names what `cpu.speed_up` put in place. `seed` is that of random weights.
     """
 
     config: ModelConfig
@@ -51,7 +51,9 @@ class LoadedModel:
     seed: int = 0
 
     def note(self, sentence: str) -> None:
-        """Log once, and keep for the run's summary, what is done otherwise with this model than with most."""
+        """Log once, and keep for the run's summary, what is done otherwise with this model than
+        with most.
+        """
         once(logger.warning, "%s", sentence)
         if sentence not in self.notes:
             self.notes.append(sentence)
@@ -65,7 +67,11 @@ class LoadedModel:
         device, dtype = self.model.device, str(self.model.dtype).removeprefix("torch.")
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         model = {"source": self.source, "digest": self.digest, "dtype": dtype, "device": name}
-        return {"model": model, "cpu_kernels": list(self.cpu_kernels), "threads": torch.get_num_threads()}
+        return {
+            "model": model,
+            "cpu_kernels": list(self.cpu_kernels),
+            "threads": torch.get_num_threads(),
+        }
 
     @property
     def context_length(self) -> int:
@@ -73,10 +79,12 @@ class LoadedModel:
 
 
 def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> LoadedModel:
-    """The model that `config` names as transformers makes it, frozen and in evaluation mode. run.models opens it for a stage.
+    """The model that `config` names as transformers makes it, frozen and in evaluation mode.
+    run.models opens it for a stage.
 
     Args:
-        on_host: leave it in host memory, in all else made for the device that `config` names; `keep_on_host` comes next.
+        on_host: leave it in host memory, in all else made for the device that `config` names;
+            `keep_on_host` comes next.
 
     Raises:
         ModelError: it cannot be found or loaded; the message says what was tried.
@@ -92,53 +100,85 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
         model, tokenizer, source = from_pretrained("CausalLM", config, dtype)
     model.to("cpu" if on_host or config.quantize else device).eval().requires_grad_(False)
     model.set_attn_implementation(plain_attention(config.attention, device, model))
-    if device.type == "cuda" and torch.are_deterministic_algorithms_enabled() and model._can_set_experts_implementation():
-        model.set_experts_implementation("eager")  # grouped products count the tokens of experts by a kernel without an order
+    if (
+        device.type == "cuda"
+        and torch.are_deterministic_algorithms_enabled()
+        and model._can_set_experts_implementation()
+    ):
+        # grouped products count the tokens of experts by a kernel without an order
+        model.set_experts_implementation("eager")
     model.recompute = config.recompute
     speech = read_speech(source)
-    stop_ids, rows = _stop_ids(config, tokenizer, model, speech), model.get_input_embeddings().weight.shape[0]
+    stop_ids, rows = (
+        _stop_ids(config, tokenizer, model, speech),
+        model.get_input_embeddings().weight.shape[0],
+    )
     if not stop_ids:
-        raise ModelError(f"{source}: the tokenizer has no EOS token, so no response could ever end. Set model.stop_tokens.")
-    # Tokens that were added to a tokenizer may be for others than this model: a text that needs one is refused.
+        raise ModelError(
+            f"{source}: the tokenizer has no EOS token, so no response could ever "
+            "end. Set model.stop_tokens."
+        )
+    # Tokens that were added to a tokenizer may be for others than this model: a text that needs one
+    # is refused.
     if rows < tokenizer.vocab_size or any(not 0 <= stop < rows for stop in stop_ids):
         raise ModelError(
-            f"{source}: the tokenizer has {len(tokenizer)} tokens, {list(stop_ids)} end a turn, the embedding has {rows} rows. "
+            f"{source}: the tokenizer has {len(tokenizer)} tokens, {list(stop_ids)} end a turn, "
+            f"the embedding has {rows} rows. "
             "Model and tokenizer do not belong together: take both from one place."
         )
     model.num_tokens = min(rows, 1 + max(tokenizer.get_vocab().values()))
-    template = Path(config.chat_template).read_text(encoding="utf-8") if config.chat_template else None
+    template = (
+        Path(config.chat_template).read_text(encoding="utf-8") if config.chat_template else None
+    )
     _check_template(source, tokenizer, template)
-    digest = weights_digest(model.state_dict())  # of the weights as they are stored, whatever they are held in
+    # of the weights as they are stored, whatever they are held in
+    digest = weights_digest(model.state_dict())
     if config.quantize:
         quantize(model, device)
-    system_prompt = speech["system_prompt"] if speech and config.system_prompt is None else config.system_prompt
-    return LoadedModel(config, model, tokenizer, stop_ids, template, system_prompt, source, digest, seed=seed)
+    system_prompt = (
+        speech["system_prompt"] if speech and config.system_prompt is None else config.system_prompt
+    )
+    return LoadedModel(
+        config, model, tokenizer, stop_ids, template, system_prompt, source, digest, seed=seed
+    )
 
 
 def _check_template(source: str, tokenizer: Any, template: str | None) -> None:
-    """Whether a chat template can be read at all; what it makes of a conversation is seen when there is one."""
+    """Whether a chat template can be read at all; what it makes of a conversation is seen when
+    there is one.
+    """
     from jinja2 import TemplateSyntaxError
 
     if template is None and not tokenizer.chat_template:
         return
     try:
-        tokenizer.apply_chat_template([{"role": "user", "content": "?"}], chat_template=template, tokenize=False)
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "?"}], chat_template=template, tokenize=False
+        )
     except TemplateSyntaxError as error:
         fault = f"line {error.lineno}: {error.message}".rstrip(".")
         raise ModelError(
-            f"{source}: the chat template is not valid Jinja ({fault}). Mend it, or set model.chat_template."
+            f"{source}: the chat template is not valid Jinja ({fault}). Mend it, or set "
+            "model.chat_template."
         ) from error
     except Exception:  # noqa: BLE001  (a template may refuse any conversation: that is seen when there is one)
         return
 
 
-def _stop_ids(config: ModelConfig, tokenizer: Any, model: Any, speech: Speech | None) -> tuple[int, ...]:
+def _stop_ids(
+    config: ModelConfig, tokenizer: Any, model: Any, speech: Speech | None
+) -> tuple[int, ...]:
     if config.stop_tokens:
         ids = [tokenizer.convert_tokens_to_ids(token) for token in config.stop_tokens]
-        unknown = [t for t, i in zip(config.stop_tokens, ids, strict=True) if i is None or i == tokenizer.unk_token_id]
+        unknown = [
+            t
+            for t, i in zip(config.stop_tokens, ids, strict=True)
+            if i is None or i == tokenizer.unk_token_id
+        ]
         if unknown:
             raise ModelError(
-                f"model.stop_tokens: the tokenizer of {config.source} does not know {unknown}. Take tokens that it has."
+                f"model.stop_tokens: the tokenizer of {config.source} does not know {unknown}. "
+                "Take tokens that it has."
             )
         return tuple(ids)
     return tuple(speech["stop_ids"]) if speech else eos_ids(tokenizer, model.generation_config)
@@ -146,11 +186,14 @@ def _stop_ids(config: ModelConfig, tokenizer: Any, model: Any, speech: Speech | 
 
 def pick_device(device: str) -> torch.device:
     """`auto` is the first GPU if there is one."""
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    return torch.device(
+        ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    )
 
 
 def pick_dtype(dtype: str, device: str = "auto") -> torch.dtype:
-    """`auto` is bfloat16 where the hardware multiplies it faster, float32 elsewhere; TETHER_CPU_DTYPE overrules what a CPU says.
+    """`auto` is bfloat16 where the hardware multiplies it faster, float32 elsewhere;
+    TETHER_CPU_DTYPE overrules what a CPU says.
 
     Raises:
         ConfigError: TETHER_CPU_DTYPE names another type.
@@ -158,31 +201,41 @@ def pick_dtype(dtype: str, device: str = "auto") -> torch.dtype:
     if dtype != "auto":
         return getattr(torch, dtype)
     if pick_device(device).type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+        return (
+            torch.bfloat16
+            if torch.cuda.is_bf16_supported(including_emulation=False)
+            else torch.float32
+        )
     if wanted := os.environ.get("TETHER_CPU_DTYPE"):
         if wanted not in ("float32", "bfloat16"):
-            raise ConfigError(f"TETHER_CPU_DTYPE is {wanted!r}: set it to float32 or bfloat16, or unset it")
+            raise ConfigError(
+                f"TETHER_CPU_DTYPE is {wanted!r}: set it to float32 or bfloat16, or unset it"
+            )
         return getattr(torch, wanted)
     return torch.bfloat16 if multiplies_bfloat16_fast("\n".join(cpuinfo())) else torch.float32
 
 
 def multiplies_bfloat16_fast(cpuinfo: str) -> bool:
-    """Whether a processor multiplies bfloat16 faster than float32: one with a matrix unit, or AMD's with AVX-512.
+    """Whether a processor multiplies bfloat16 faster than float32: one with a matrix unit, or AMD's
+    with AVX-512.
 
-    Trap: Intel's AVX-512 products of bfloat16 take about twice the time of those of float32; the instruction alone says nothing.
+    Trap: Intel's AVX-512 products of bfloat16 take about twice the time of those of float32; the
+    instruction alone says nothing.
     """
     return "amx_bf16" in cpuinfo or ("avx512_bf16" in cpuinfo and "AuthenticAMD" in cpuinfo)
 
 
 def plain_attention(attention: str, device: torch.device, model: Any) -> str:
-    """transformers' own attention of that name; by default sdpa on an accelerator, where the model has it, and eager on a CPU.
+    """transformers' own attention of that name; by default sdpa on an accelerator, where the model
+    has it, and eager on a CPU.
 
     Raises:
         ModelError: sdpa is named, and transformers has none for this model.
     """
     if attention == "sdpa" and not model._supports_sdpa:
         raise ModelError(
-            f"model.attention = 'sdpa': transformers has no such attention for {type(model).__name__}. Take 'auto' or 'eager'."
+            "model.attention = 'sdpa': transformers has no such attention for "
+            f"{type(model).__name__}. Take 'auto' or 'eager'."
         )
     if attention in ("sdpa", "eager"):
         return attention
@@ -190,10 +243,11 @@ def plain_attention(attention: str, device: torch.device, model: Any) -> str:
 
 
 def keep_on_host(model: Any, device: torch.device) -> Any:
-    """Leave a frozen model's layers in host memory: each comes to `device` when it is used, and goes again.
+    """Leave a frozen model's layers in host memory: each comes to `device` when it is used, and
+    goes again.
 
-    Embeddings, norm and output layer move there: they are read as tensors, and may be tied. Returns the model. Later changes of
-    the layers' weights are not seen.
+    Embeddings, norm and output layer move there: they are read as tensors, and may be tied. Returns
+    the model. Later changes of the layers' weights are not seen.
     """
     from accelerate import cpu_offload
 
@@ -207,17 +261,21 @@ def keep_on_host(model: Any, device: torch.device) -> Any:
     return model
 
 
-def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0, scores: bool = False) -> Any:
-    """`model` with one more LoRA adapter called `name`, in the dtype of the weights it stands beside.
+def add_adapter(
+    model: Any, name: str, lora: LoraConfig, *, seed: int = 0, scores: bool = False
+) -> Any:
+    """`model` with one more LoRA adapter called `name`, in the dtype of the weights it stands
+    beside.
 
-    peft would keep adapters in float32, which on a CPU makes a bfloat16 model several times slower; the float32 masters
-    that small learning rates need live in the optimizer (learner.local).
+    peft would keep adapters in float32, which on a CPU makes a bfloat16 model several times slower;
+    the float32 masters that small learning rates need live in the optimizer (learner.local).
 
     Args:
         scores: a head alone reads the states, and the output layer is not used.
 
     Raises:
-        ModelError: `lora.targets` fits no layer, or one that cannot have an adapter (models.targets).
+        ModelError: `lora.targets` fits no layer, or one that cannot have an adapter
+            (models.targets).
     """
     from peft import LoraConfig as PeftLora
 
@@ -247,7 +305,9 @@ def with_adapter(model: Any, name: str, settings: Any) -> Any:
         model.add_adapter(name, settings, autocast_adapter_dtype=False)
     except ValueError as error:
         kind = type(Role(model).causal_model).__name__
-        raise ModelError(f"lora: peft cannot adapt {kind} so ({one_line(error)}). Choose other lora.targets.") from error
+        raise ModelError(
+            f"lora: peft cannot adapt {kind} so ({one_line(error)}). Choose other lora.targets."
+        ) from error
     return model
 
 
@@ -260,7 +320,9 @@ def with_dtype_of_base(model: Any, adapter: str) -> Any:
 
 
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
-    """A short digest of a model's weights by name: shapes, and a hash of a few values of every tensor."""
+    """A short digest of a model's weights by name: shapes, and a hash of a few values of every
+    tensor.
+    """
     hasher = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         flat = tensor.detach().flatten()
@@ -271,9 +333,15 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
 
 
 def save_model(
-    model: Any, tokenizer: Any, template: str | dict[str, str], folder: Path, *, stop_ids: tuple[int, ...] = ()
+    model: Any,
+    tokenizer: Any,
+    template: str | dict[str, str],
+    folder: Path,
+    *,
+    stop_ids: tuple[int, ...] = (),
 ) -> None:
-    """A plain transformers folder: weights in safetensors, tokenizer, and the template that is really used.
+    """A plain transformers folder: weights in safetensors, tokenizer, and the template that is
+    really used.
 
     Args:
         stop_ids: the ids that end a turn; empty: those that model and tokenizer declare.
@@ -292,4 +360,6 @@ def save_model(
 def make_readable(folder: Path) -> None:
     """Weights with the permissions of other files: safetensors makes them their owner's alone."""
     for path in folder.rglob("*.safetensors"):
-        path.chmod((folder / "config.json").stat().st_mode if (folder / "config.json").is_file() else 0o644)
+        path.chmod(
+            (folder / "config.json").stat().st_mode if (folder / "config.json").is_file() else 0o644
+        )

@@ -14,14 +14,18 @@ from tether.algorithms.token_batch import TokenBatch
 from tether.models.trunk import Role, forwards, has_adapters, setting
 
 GATED = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
-"""What a layer that treats every token by itself is made of in Llama and its kin; experts are not."""
+"""What a layer that treats every token by itself is made of in Llama and its kin; experts are
+not.
+"""
 
 
 @dataclass
 class Member(Role):
-    """A role whose lowest `depth` layers compute what they compute for its fellows: `common` of one is good for all of them.
+    """A role whose lowest `depth` layers compute what they compute for its fellows: `common` of one
+    is good for all of them.
 
-    Adapters of strangers, the policy's say, may stand in those layers: they are off while a member runs.
+    Adapters of strangers, the policy's say, may stand in those layers: they are off while a member
+    runs.
     """
 
     depth: int = 0
@@ -52,20 +56,32 @@ def _depth_below(role: Role, adapters: set[str | None]) -> int:
     """How many of the lowest layers carry none of these adapters."""
     if setting(role.config, "num_kv_shared_layers"):
         return 0
-    place = {id(module): number for number, layer in enumerate(role.decoder_layers) for module in layer.modules()}
+    place = {
+        id(module): number
+        for number, layer in enumerate(role.decoder_layers)
+        for module in layer.modules()
+    }
     carriers = (m for m in role.model.modules() if has_adapters(m))
-    return min((place.get(id(m), 0) for m in carriers if adapters & set(_adapters_of(m))), default=0)
+    return min(
+        (place.get(id(m), 0) for m in carriers if adapters & set(_adapters_of(m))), default=0
+    )
 
 
 @contextmanager
 def _only_at(layers: Sequence[Any], positions: Tensor) -> Iterator[None]:
-    """Run with the gated feed-forward part of these layers, the larger one, at flat `positions` alone: nothing else is read."""
+    """Run with the gated feed-forward part of these layers, the larger one, at flat `positions`
+    alone: nothing else is read.
+    """
     parts = [layer.mlp for layer in layers if dict(layer.named_modules()).keys() >= GATED]
 
     def narrowed(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def run(states: Tensor) -> Tensor:
             flat = states.flatten(0, 1)
-            return torch.zeros_like(flat).index_copy(0, positions, forward(flat[positions][None])[0]).view_as(states)
+            return (
+                torch.zeros_like(flat)
+                .index_copy(0, positions, forward(flat[positions][None])[0])
+                .view_as(states)
+            )
 
         return run
 

@@ -1,8 +1,9 @@
-"""A saved model as transformers 4 reads it, too: vLLM releases and converters that depend on it know no newer names.
+"""A saved model as transformers 4 reads it, too: vLLM releases and converters that depend on it
+know no newer names.
 
-transformers 5 writes the settings of rotary embeddings, and tokenizers, under names that version 4 does not have. Version 4 takes
-its defaults then, and says nothing: another rotary base computes other log-probabilities. Both names are written here. Version
-5 reads either.
+transformers 5 writes the settings of rotary embeddings, and tokenizers, under names that version 4
+does not have. Version 4 takes its defaults then, and says nothing: another rotary base computes
+other log-probabilities. Both names are written here. Version 5 reads either.
 """
 
 from __future__ import annotations
@@ -15,21 +16,30 @@ from tether.core.rundir import read_json, write_json
 from tether.core.types import Json
 
 SENTENCEPIECE = "tokenizer.model"
-"""A tokenizer's model that converters to other formats look for; transformers 5 saves tokenizer.json alone."""
-OLDER_CLASSES = {"TokenizersBackend": "PreTrainedTokenizerFast", "PythonBackend": "PreTrainedTokenizer"}
+"""A tokenizer's model that converters to other formats look for; transformers 5 saves
+tokenizer.json alone.
+"""
+OLDER_CLASSES = {
+    "TokenizersBackend": "PreTrainedTokenizerFast",
+    "PythonBackend": "PreTrainedTokenizer",
+}
 OWN_NAMES = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
 """What a family calls its settings in transformers 4, besides the common names."""
 
 
 def write_for_older_readers(folder: Path, tokenizer: Any) -> None:
-    """Add to a saved model what transformers 4 and converters read in place of newer names and files."""
+    """Add to a saved model what transformers 4 and converters read in place of newer names and
+    files.
+    """
     _write_older_names(folder)
     if (model := _sentencepiece_of(str(tokenizer.name_or_path))) is not None:
         shutil.copyfile(model, folder / SENTENCEPIECE)
 
 
 def _sentencepiece_of(source: str) -> Path | None:
-    """The SentencePiece model that a tokenizer was loaded beside, in a folder or in the hub's cache."""
+    """The SentencePiece model that a tokenizer was loaded beside, in a folder or in the hub's
+    cache.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     folder = Path(source)
@@ -55,8 +65,13 @@ def _write_older_names(folder: Path) -> None:
 
 
 def with_older_names(config: Json) -> Json:
-    """The settings of a model, or of a part of one, with those of its rotary embedding under their older names."""
-    config = {key: with_older_names(value) if key.endswith("_config") and value else value for key, value in config.items()}
+    """The settings of a model, or of a part of one, with those of its rotary embedding under their
+    older names.
+    """
+    config = {
+        key: with_older_names(value) if key.endswith("_config") and value else value
+        for key, value in config.items()
+    }
     if "dtype" in config:
         config["torch_dtype"] = config["dtype"]
     rotary = config.get("rope_parameters")
@@ -76,5 +91,7 @@ def _rotary(parameters: Json) -> Json:
     bases = ("rope_theta", "partial_rotary_factor")
     older: Json = {name: parameters[name] for name in bases if name in parameters}
     if parameters["rope_type"] != "default":
-        older["rope_scaling"] = {key: value for key, value in parameters.items() if key not in bases}
+        older["rope_scaling"] = {
+            key: value for key, value in parameters.items() if key not in bases
+        }
     return older

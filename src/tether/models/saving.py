@@ -1,4 +1,6 @@
-"""Trained parts on disk: an adapter with its head beside the base they belong to, or a whole model."""
+"""Trained parts on disk: an adapter with its head beside the base they belong to, or a whole
+model.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from tether.models.trunk import Role
 class RoleDescription(TypedDict):
     """role.json: how a role was trained, and what it stands on.
 
-    The file has no `quantize` where its base is held as it is, and a `base_seed` only where its base is the random tiny model.
+    The file has no `quantize` where its base is held as it is, and a `base_seed` only where its
+    base is the random tiny model.
     """
 
     quantize: str | None
@@ -40,18 +43,30 @@ class RoleDescription(TypedDict):
     encoding: Mapping[str, Any]
 
 
-def save_role(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encoding: Mapping[str, Any]) -> None:
-    """Write a trained role: `adapter/` (peft's format) or `model/` (transformers'), `head.safetensors`, and `role.json`, last.
+def save_role(
+    role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encoding: Mapping[str, Any]
+) -> None:
+    """Write a trained role: `adapter/` (peft's format) or `model/` (transformers'),
+    `head.safetensors`, and `role.json`, last.
 
     Its base is what was really loaded, whatever was asked for.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if role.adapter is None:
-        save_model(role.causal_model, loaded.tokenizer, encoding["template"], folder / "model", stop_ids=loaded.stop_ids)
+        save_model(
+            role.causal_model,
+            loaded.tokenizer,
+            encoding["template"],
+            folder / "model",
+            stop_ids=loaded.stop_ids,
+        )
     else:
         save_weights(role, folder)
     if role.head is not None:
-        save_file({k: v.contiguous() for k, v in role.head.state_dict().items()}, folder / "head.safetensors")
+        save_file(
+            {k: v.contiguous() for k, v in role.head.state_dict().items()},
+            folder / "head.safetensors",
+        )
     base = os.path.relpath(loaded.source, folder) if Path(loaded.source).is_dir() else loaded.source
     dtype = str(role.model.dtype).removeprefix("torch.")
     stands_on = {"adapter": role.adapter, "base": base, "base_digest": loaded.digest}
@@ -59,11 +74,16 @@ def save_role(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encod
         stands_on["base_seed"] = loaded.seed
     if is_quantized(role.causal_model):
         stands_on["quantize"] = "nf4"
-    write_json(folder / "role.json", {"format": FORMAT, "kind": kind, **stands_on, "dtype": dtype, "encoding": encoding})
+    write_json(
+        folder / "role.json",
+        {"format": FORMAT, "kind": kind, **stands_on, "dtype": dtype, "encoding": encoding},
+    )
 
 
 def save_weights(role: Role, folder: Path) -> None:
-    """Write what a role's tokens depend on: `adapter/` (peft's format), or `model/` (transformers') where it has none."""
+    """Write what a role's tokens depend on: `adapter/` (peft's format), or `model/` (transformers')
+    where it has none.
+    """
     with quiet():
         if role.adapter is None:
             role.causal_model.save_pretrained(folder / "model")
@@ -76,7 +96,9 @@ def save_weights(role: Role, folder: Path) -> None:
 
 
 FORMAT = 1
-"""Of role.json, and of what names several roles. What has a higher number cannot be read by this code."""
+"""Of role.json, and of what names several roles. What has a higher number cannot be read by this
+code.
+"""
 
 
 def read_versioned(path: Path, *keys: str) -> dict[str, Any]:
@@ -88,11 +110,20 @@ def read_versioned(path: Path, *keys: str) -> dict[str, Any]:
     """
     values = read_json(path)
     if not isinstance(values, dict):
-        raise ModelError(f"{path} holds no object, so it is not what tether wrote. Run the stage that made it again.")
+        raise ModelError(
+            f"{path} holds no object, so it is not what tether wrote. Run the stage "
+            "that made it again."
+        )
     if values.get("format", 1) != FORMAT:
-        raise ModelError(f"{path} has format {values['format']!r}, and this tether reads {FORMAT}. Install a newer one.")
+        raise ModelError(
+            f"{path} has format {values['format']!r}, and this tether reads "
+            f"{FORMAT}. Install a newer one."
+        )
     if missing := [key for key in keys if key not in values]:
-        raise ModelError(f"{path} lacks {', '.join(missing)}: it was edited or cut. Run the stage that made it again.")
+        raise ModelError(
+            f"{path} lacks {', '.join(missing)}: it was edited or cut. Run the stage "
+            "that made it again."
+        )
     return values
 
 
@@ -104,17 +135,24 @@ def is_role(folder: Path) -> bool:
 def read_role(folder: Path) -> RoleDescription:
     """role.json, with `base` the model to load under the role: its own where it was trained whole.
 
-    A base that is not where role.json says is looked for where the stage's manifest says that it was, if it is the same one:
-    older runs wrote down the model that was asked for, not the fallback that was loaded.
+    A base that is not where role.json says is looked for where the stage's manifest says that it
+    was, if it is the same one: older runs wrote down the model that was asked for, not the fallback
+    that was loaded.
 
     Raises:
         MissingFileError: there is no role, or the base it stands on has gone.
         ModelError: role.json cannot be used.
     """
     if not is_role(folder):
-        raise MissingFileError(f"{folder} holds no trained role (no role.json). Has the stage that makes it finished?")
-    values = read_versioned(folder / "role.json", *(RoleDescription.__required_keys__ - {"quantize", "base_seed"}))
-    role = cast(RoleDescription, {"quantize": None, "base_seed": _seed_of(folder, values["base"]), **values})
+        raise MissingFileError(
+            f"{folder} holds no trained role (no role.json). Has the stage that makes it finished?"
+        )
+    values = read_versioned(
+        folder / "role.json", *(RoleDescription.__required_keys__ - {"quantize", "base_seed"})
+    )
+    role = cast(
+        RoleDescription, {"quantize": None, "base_seed": _seed_of(folder, values["base"]), **values}
+    )
     encoding = {"template", "system_prompt", "stop_ids"} <= set(role["encoding"])
     if role["kind"] not in ROLE_KINDS or role["dtype"] not in ROLE_DTYPES or not encoding:
         what = f"kind {role['kind']!r}, dtype {role['dtype']!r} or encoding is unknown"
@@ -124,7 +162,9 @@ def read_role(folder: Path) -> RoleDescription:
 
 
 def _seed_of(folder: Path, base: str) -> int:
-    """The seed of a tiny base whose role.json does not say it: that of the stage in which the role lies, else 0."""
+    """The seed of a tiny base whose role.json does not say it: that of the stage in which the role
+    lies, else 0.
+    """
     stage = folder.parent / "config.json"
     seed = read_json(stage).get("seed") if base == TINY and stage.is_file() else None
     return seed if isinstance(seed, int) else 0
@@ -137,13 +177,15 @@ def _base_now(folder: Path, role: RoleDescription) -> str:
     noted = base_noted(folder.parent, role["base_digest"])
     if role["base"].startswith(".") and not (noted and Path(noted).is_dir()):
         raise MissingFileError(
-            f"{folder} stands on the model in {local}, which is not there. Move both together, or train it again."
+            f"{folder} stands on the model in {local}, which is not there. Move both together, or "
+            "train it again."
         )
     return noted or role["base"]
 
 
 def base_noted(stage: Path, digest: str | None = None) -> str | None:
-    """The model that was loaded for a stage, by the stage's manifest: a name, or a folder where it lies now.
+    """The model that was loaded for a stage, by the stage's manifest: a name, or a folder where it
+    lies now.
 
     Args:
         digest: of the weights that it must have had.
@@ -161,21 +203,27 @@ ENSEMBLE, OBJECTIVES = "ensemble.json", "objectives.json"
 """What names several roles that score together: alike, or each for an objective of its own."""
 
 
-def save_ensemble(folder: Path, members: Sequence[Path], objectives: Sequence[Mapping[str, Any]] | None = None) -> None:
-    """Write `ensemble.json`: the folders of the members' roles, seen from `folder`, and what their weights were.
+def save_ensemble(
+    folder: Path, members: Sequence[Path], objectives: Sequence[Mapping[str, Any]] | None = None
+) -> None:
+    """Write `ensemble.json`: the folders of the members' roles, seen from `folder`, and what their
+    weights were.
 
     Args:
         objectives: what else is to be known of each member; the file is `objectives.json` then.
     """
     entries = [
         {"folder": os.path.relpath(member, folder), "digest": _weights_digest(member), **more}
-        for member, more in zip(members, [{}] * len(members) if objectives is None else objectives, strict=True)
+        for member, more in zip(
+            members, [{}] * len(members) if objectives is None else objectives, strict=True
+        )
     ]
     write_json(folder / (ENSEMBLE if objectives is None else OBJECTIVES), {"members": entries})
 
 
 def member_folders(folder: Path) -> list[Path]:
-    """Where the roles are that `folder` stands for: itself, or the members of the ensemble, or the objectives, that it names.
+    """Where the roles are that `folder` stands for: itself, or the members of the ensemble, or the
+    objectives, that it names.
 
     Raises:
         ModelError: a member is not the one that the ensemble was made of.
@@ -188,27 +236,41 @@ def member_folders(folder: Path) -> list[Path]:
         folders.append((folder / member["folder"]).resolve())
         read_role(folders[-1])
         if _weights_digest(folders[-1]) != member["digest"]:
-            raise ModelError(f"{folders[-1]} has changed since {named[0]} was written. Run the reward stage again.")
+            raise ModelError(
+                f"{folders[-1]} has changed since {named[0]} was written. Run the "
+                "reward stage again."
+            )
     return folders
 
 
 def _weights_digest(folder: Path) -> str:
     """Of adapter and head."""
-    return digest(list(file_digest([folder / "adapter" / "adapter_model.safetensors", folder / "head.safetensors"]).values()))
+    return digest(
+        list(
+            file_digest(
+                [folder / "adapter" / "adapter_model.safetensors", folder / "head.safetensors"]
+            ).values()
+        )
+    )
 
 
 @contextmanager
 def _usable(part: str, path: Path) -> Iterator[None]:
-    """Any error within says that a saved part cannot be used: safetensors, peft and torch have an error of their own each."""
+    """Any error within says that a saved part cannot be used: safetensors, peft and torch have an
+    error of their own each.
+    """
     try:
         yield
     except Exception as error:
-        raise ModelError(f"the {part} in {path} cannot be used: {one_line(error)}. {RESTORE}") from error
+        raise ModelError(
+            f"the {part} in {path} cannot be used: {one_line(error)}. {RESTORE}"
+        ) from error
 
 
 @torch.no_grad()
 def refill_adapter(model: Any, folder: Path, name: str) -> None:
-    """Give the adapter `name` of a model the weights of the one saved in `folder`, which has the same settings.
+    """Give the adapter `name` of a model the weights of the one saved in `folder`, which has the
+    same settings.
 
     Raises:
         ModelError: they do not fit; peft would leave what its file lacks as it was initialised.
@@ -217,12 +279,17 @@ def refill_adapter(model: Any, folder: Path, name: str) -> None:
 
     path = folder / "adapter"
     with _usable("adapter", path):
-        stored, own = load_file(path / "adapter_model.safetensors"), get_peft_model_state_dict(model, adapter_name=name)
+        stored, own = (
+            load_file(path / "adapter_model.safetensors"),
+            get_peft_model_state_dict(model, adapter_name=name),
+        )
         if wrong := stored.keys() ^ own.keys():
             raise ValueError(f"{len(wrong)} tensors are missing or too many, such as {min(wrong)}")
         for key, tensor in own.items():
             if tensor.shape != stored[key].shape:
-                shapes = f"shape {[*stored[key].shape]} in its file, {[*tensor.shape]} by its settings"
+                shapes = (
+                    f"shape {[*stored[key].shape]} in its file, {[*tensor.shape]} by its settings"
+                )
                 raise ValueError(f"size mismatch for {key}: {shapes}")
             tensor.copy_(stored[key])
 
@@ -243,7 +310,8 @@ def refill_model(model: Any, folder: Path) -> None:
 
 
 def attach_adapter(model: Any, folder: Path, name: str) -> Any:
-    """`model` with the saved adapter of `folder` on it, called `name`, frozen, in the model's dtype.
+    """`model` with the saved adapter of `folder` on it, called `name`, frozen, in the model's
+    dtype.
 
     Raises:
         ModelError: it is missing or damaged, or does not fit.
@@ -255,7 +323,8 @@ def attach_adapter(model: Any, folder: Path, name: str) -> Any:
         settings = PeftConfig.from_pretrained(str(path))
         settings.inference_mode = True  # peft freezes it then
         model = with_adapter(model, name, settings)
-        settings.base_model_name_or_path = None  # or peft looks for it where it lay when this was saved
+        # or peft looks for it where it lay when this was saved
+        settings.base_model_name_or_path = None
     refill_adapter(model, folder, name)
     return with_dtype_of_base(model, name)
 
@@ -276,7 +345,9 @@ def load_head(folder: Path, device: torch.device, hidden: int | None = None) -> 
         head = ScalarHead(dim, outputs=outputs)
         head.load_state_dict(state)
         if hidden not in (None, dim):
-            raise ValueError(f"it is made for states of {dim} numbers, and this trunk's have {hidden}")
+            raise ValueError(
+                f"it is made for states of {dim} numbers, and this trunk's have {hidden}"
+            )
         if not all(tensor.isfinite().all() for tensor in state.values()):
             raise ValueError("it has numbers that are not finite")
         return head.to(device).eval().requires_grad_(False)
@@ -285,20 +356,28 @@ def load_head(folder: Path, device: torch.device, hidden: int | None = None) -> 
 RESTORE = "Restore the folder from a copy, or run the stage that made it again."
 
 
-def check_same_trunk(role: RoleDescription, loaded: LoadedModel, encoding: Mapping[str, Any], folder: Path) -> None:
+def check_same_trunk(
+    role: RoleDescription, loaded: LoadedModel, encoding: Mapping[str, Any], folder: Path
+) -> None:
     """A role's adapter works only on the very base it was trained on, and with its encoding."""
     if role["base_digest"] != loaded.digest:
         raise ModelError(
-            f"{folder} was trained on another base (weights {role['base_digest']}, this trunk has {loaded.digest}). "
-            "Train it on this run's SFT model, or give each role a model of its own: roles = 'separate'."
+            f"{folder} was trained on another base (weights {role['base_digest']}, this trunk has "
+            f"{loaded.digest}). "
+            "Train it on this run's SFT model, or give each role a model of its own: roles = "
+            "'separate'."
         )
     if role["quantize"] != loaded.config.quantize:
         raise ModelError(
-            f"{folder} was trained with model.quantize = {role.get('quantize')!r}, and this trunk is loaded with "
-            f"{loaded.config.quantize!r}. Set it as it was, or give each role a model of its own: roles = 'separate'."
+            f"{folder} was trained with model.quantize = {role.get('quantize')!r}, and this trunk "
+            "is loaded with "
+            f"{loaded.config.quantize!r}. Set it as it was, or give each role a model of its own: "
+            "roles = 'separate'."
         )
     if role["encoding"] != encoding:
         raise ModelError(
-            f"{folder} was trained with another chat template, system prompt or stop tokens than this model uses. "
-            "Set model.chat_template, model.system_prompt or model.stop_tokens to what it was trained with, or train it again."
+            f"{folder} was trained with another chat template, system prompt or stop tokens than "
+            "this model uses. "
+            "Set model.chat_template, model.system_prompt or model.stop_tokens to what it was "
+            "trained with, or train it again."
         )

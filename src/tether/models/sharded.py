@@ -1,8 +1,10 @@
-"""Weights cut over processes: each holds a part of every decoder layer, which is whole only while the layer runs.
+"""Weights cut over processes: each holds a part of every decoder layer, which is whole only while
+the layer runs.
 
-torch's FSDP2 (`fully_shard`) does it, layer by layer. Embeddings, last norm, output layer, adapters and heads stay whole. Layers
-are cut before any adapter is put on, so no tensor of FSDP meets peft. A pass needs all processes at once: they must run the same
-number of forward and backward passes in the same order.
+torch's FSDP2 (`fully_shard`) does it, layer by layer. Embeddings, last norm, output layer, adapters
+and heads stay whole. Layers are cut before any adapter is put on, so no tensor of FSDP meets peft.
+A pass needs all processes at once: they must run the same number of forward and backward passes in
+the same order.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from tether.models.trunk import Role
 
 
 def shard_layers(model: Any, mesh: DeviceMesh) -> Any:
-    """The same model with its decoder layers cut over the processes of `mesh`; gradients of their weights are summed over these.
+    """The same model with its decoder layers cut over the processes of `mesh`; gradients of their
+    weights are summed over these.
 
     Raises:
         ModelError: the model keeps its layers where they are not found.
@@ -27,9 +30,17 @@ def shard_layers(model: Any, mesh: DeviceMesh) -> Any:
 
     layers: list[Any] = Role(model).decoder_layers
     if not layers:
-        raise ModelError(f"learner.shard cuts a decoder's `layers`, and {type(model).__name__} has none: leave learner.shard out")
+        raise ModelError(
+            f"learner.shard cuts a decoder's `layers`, and {type(model).__name__} "
+            "has none: leave learner.shard out"
+        )
     for layer in layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+        fully_shard(
+            layer,
+            mesh=mesh,
+            reshard_after_forward=True,
+            mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32),
+        )
         layer.set_gradient_divide_factor(1.0)  # denominators are those of the whole step
         layer.set_force_sum_reduction_for_comms(True)  # gloo knows no other
     model.sharded = True
@@ -37,7 +48,9 @@ def shard_layers(model: Any, mesh: DeviceMesh) -> Any:
 
 
 def local(tensor: Any) -> Tensor:
-    """The part of a tensor that this process holds, sharing its memory; the tensor itself where it is whole."""
+    """The part of a tensor that this process holds, sharing its memory; the tensor itself where it
+    is whole.
+    """
     return tensor.to_local() if is_cut(tensor) else tensor
 
 
@@ -49,12 +62,16 @@ def is_cut(tensor: Tensor) -> bool:
 
 
 def distributed(part: Tensor, like: Tensor) -> Tensor:
-    """The tensor of which every process holds such a `part`, cut as `like` is; the part itself where that is whole."""
+    """The tensor of which every process holds such a `part`, cut as `like` is; the part itself
+    where that is whole.
+    """
     from torch.distributed.tensor import DTensor
 
     if not isinstance(like, DTensor):
         return part
-    return DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    )
 
 
 def gathered(tensor: Any) -> Tensor:
@@ -63,9 +80,13 @@ def gathered(tensor: Any) -> Tensor:
 
 
 def cut(tensor: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `distributed`: this process's part, also of a tensor that every process has whole."""
+    """The inverse of `distributed`: this process's part, also of a tensor that every process has
+    whole.
+    """
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor) or is_cut(tensor):
         return local(tensor)
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None).to_local()
+    return distribute_tensor(
+        tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None
+    ).to_local()

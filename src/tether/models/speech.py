@@ -1,7 +1,8 @@
-"""How a trained model speaks, kept in its folder: which tokens end a turn, its system message, and the type it was trained in.
+"""How a trained model speaks, kept in its folder: which tokens end a turn, its system message, and
+the type it was trained in.
 
-What transformers has a place for stands where other programs look for it. The rest is in `tether_encoding.json`.
-tether reads that when it loads the folder.
+What transformers has a place for stands where other programs look for it. The rest is in
+`tether_encoding.json`. tether reads that when it loads the folder.
 """
 
 from __future__ import annotations
@@ -28,17 +29,21 @@ class Speech(TypedDict):
 
 
 def eos_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
-    """The ids that end a response: the tokenizer's EOS first, then those that the model declares."""
+    """The ids that end a response: the tokenizer's EOS first, then those that the model
+    declares.
+    """
     declared = setting(generation_config, "eos_token_id")
     ids = [tokenizer.eos_token_id, *([declared] if isinstance(declared, int) else declared or [])]
     return tuple(dict.fromkeys(i for i in ids if i is not None))
 
 
 def declare_ends(model: Any, tokenizer: Any, stop_ids: tuple[int, ...], template: Any) -> None:
-    """Write the ids that end a turn where other programs read them: generation_config, config, and the tokenizer's EOS.
+    """Write the ids that end a turn where other programs read them: generation_config, config, and
+    the tokenizer's EOS.
 
-    Those that the base declares stay after them. A template that writes `eos_token` keeps the tokenizer's EOS as it is, for its
-    text would change; so does an end of turn that is no token of its own.
+    Those that the base declares stay after them. A template that writes `eos_token` keeps the
+    tokenizer's EOS as it is, for its text would change; so does an end of turn that is no token of
+    its own.
     """
     declared = eos_ids(tokenizer, model.generation_config)
     ends = list(dict.fromkeys((*stop_ids, *declared)))
@@ -53,7 +58,11 @@ def declare_ends(model: Any, tokenizer: Any, stop_ids: tuple[int, ...], template
 
 def write_speech(folder: Path, encoding: Mapping[str, Any], dtype: str) -> None:
     """Write `tether_encoding.json` from what an encoder says of itself."""
-    values: Json = {"stop_ids": list(encoding["stop_ids"]), "system_prompt": encoding["system_prompt"], "dtype": dtype}
+    values: Json = {
+        "stop_ids": list(encoding["stop_ids"]),
+        "system_prompt": encoding["system_prompt"],
+        "dtype": dtype,
+    }
     write_json(folder / SPEECH, {"format": FORMAT, **values})
 
 
@@ -67,6 +76,17 @@ def read_speech(folder: str | Path) -> Speech | None:
     if not path.is_file():
         return None
     values = read_json(path)
-    if not isinstance(values, dict) or values.get("format") != FORMAT or not Speech.__required_keys__ <= values.keys():
-        raise ModelError(f"{path} is not what this tether writes. Take it away, and set model.stop_tokens and system_prompt.")
-    return {"stop_ids": values["stop_ids"], "system_prompt": values["system_prompt"], "dtype": values["dtype"]}
+    if (
+        not isinstance(values, dict)
+        or values.get("format") != FORMAT
+        or not Speech.__required_keys__ <= values.keys()
+    ):
+        raise ModelError(
+            f"{path} is not what this tether writes. Take it away, and set "
+            "model.stop_tokens and system_prompt."
+        )
+    return {
+        "stop_ids": values["stop_ids"],
+        "system_prompt": values["system_prompt"],
+        "dtype": values["dtype"],
+    }

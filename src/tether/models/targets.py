@@ -1,4 +1,6 @@
-"""Layers that an adapter is put on: those that a recipe names, checked against the model before anything is trained."""
+"""Layers that an adapter is put on: those that a recipe names, checked against the model before
+anything is trained.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tether.models.trunk import Role, has_adapters, setting
 
 logger = logging.getLogger(__name__)
 READ_BESIDE = ("dt_proj", "classifier")
-"""Layers whose weights are read without a pass through the layer: an adapter would learn nothing."""
+"""Layers whose weights are read without a pass through the layer: an adapter would learn
+nothing.
+"""
 STATE_SPACES = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 """Model types of which peft adapts neither `out_proj` nor `conv1d`."""
 ATTENTION_INPUTS = (
@@ -27,13 +31,16 @@ ATTENTION_INPUTS = (
 
 
 def target_names(model: Any, lora: LoraConfig, *, scores: bool = False) -> list[str]:
-    """Ends of the names of the layers that get an adapter, in peft's terms. The output layer is never among them.
+    """Ends of the names of the layers that get an adapter, in peft's terms. The output layer is
+    never among them.
 
     Args:
-        scores: of a model whose output layer is not used, so that an adapter may stand on an embedding that is tied to it.
+        scores: of a model whose output layer is not used, so that an adapter may stand on an
+            embedding that is tied to it.
 
     Raises:
-        ModelError: a name fits no layer, a layer that cannot have an adapter, or one whose adapter would not be what is saved.
+        ModelError: a name fits no layer, a layer that cannot have an adapter, or one whose adapter
+            would not be what is saved.
     """
     if not isinstance(lora.targets, str):
         _check(model, lora.targets, lora.last_layers, scores)
@@ -41,35 +48,71 @@ def target_names(model: Any, lora: LoraConfig, *, scores: bool = False) -> list[
     decoder = Role(model).decoder
     products = {name: layer for name, layer in _layers(decoder).items() if _is_linear(layer)}
     linear = {_end(name) for name in products}
-    linear -= {_end(name) for name, layer in products.items() if not _takes_adapter(model, name, layer)}
-    wanted = sorted(linear) if lora.targets == "all-linear" else [name for name in ATTENTION_INPUTS if name in linear]
+    linear -= {
+        _end(name) for name, layer in products.items() if not _takes_adapter(model, name, layer)
+    }
+    wanted = (
+        sorted(linear)
+        if lora.targets == "all-linear"
+        else [name for name in ATTENTION_INPUTS if name in linear]
+    )
     if not wanted:
-        raise ModelError(f"cannot tell which layers lora.targets = {lora.targets!r} means here; name some of {sorted(linear)}")
-    stacked = {_leaf(name.rpartition(".")[0]) for name, p in decoder.named_parameters() if p.dim() == 3 and "lora_" not in name}
-    stacked -= {_leaf(name) for name, layer in _layers(decoder).items() if isinstance(layer, nn.Conv1d)}
+        raise ModelError(
+            f"cannot tell which layers lora.targets = {lora.targets!r} means here; "
+            f"name some of {sorted(linear)}"
+        )
+    stacked = {
+        _leaf(name.rpartition(".")[0])
+        for name, p in decoder.named_parameters()
+        if p.dim() == 3 and "lora_" not in name
+    }
+    stacked -= {
+        _leaf(name) for name, layer in _layers(decoder).items() if isinstance(layer, nn.Conv1d)
+    }
     if stacked and lora.targets == "all-linear":
         left_out = ", ".join(sorted(stacked))
-        once(logger.warning, "lora.targets = 'all-linear': the weights of %s are no linear layers and get no adapter", left_out)
+        once(
+            logger.warning,
+            "lora.targets = 'all-linear': the weights of %s are no linear layers "
+            "and get no adapter",
+            left_out,
+        )
     return wanted
 
 
 def kept_layers(config: Any, lora: LoraConfig) -> list[int] | None:
     """The numbers of the layers that `lora.last_layers` keeps; None: all."""
     depth = setting(config, "num_hidden_layers")
-    return list(range(max(0, depth - lora.last_layers), depth)) if lora.last_layers and depth else None
+    return (
+        list(range(max(0, depth - lora.last_layers), depth)) if lora.last_layers and depth else None
+    )
 
 
 def _check(model: Any, targets: Sequence[str], last_layers: int | None, scores: bool) -> None:
     causal = Role(model).causal_model
     layers, kind = _layers(causal), type(causal).__name__
-    output, embedding = (_plain(module) for module in (causal.get_output_embeddings(), causal.get_input_embeddings()))
+    output, embedding = (
+        _plain(module) for module in (causal.get_output_embeddings(), causal.get_input_embeddings())
+    )
     for target in targets:
-        matches = {name: layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")}
+        matches = {
+            name: layer
+            for name, layer in layers.items()
+            if name == target or name.endswith(f".{target}")
+        }
         if not matches:
-            fit = (name for name, layer in layers.items() if _takes_adapter(causal, name, layer) and layer is not output)
+            fit = (
+                name
+                for name, layer in layers.items()
+                if _takes_adapter(causal, name, layer) and layer is not output
+            )
             able = sorted({_leaf(name) for name in fit})
             near = difflib.get_close_matches(target, able, cutoff=0.5)
-            advice = f"Nearest is {' or '.join(map(repr, near))}" if near else f"There are {', '.join(able)}"
+            advice = (
+                f"Nearest is {' or '.join(map(repr, near))}"
+                if near
+                else (f"There are {', '.join(able)}")
+            )
             raise ModelError(f"lora.targets: no layer of {kind} is called {target!r}. {advice}.")
         for name, layer in matches.items():
             if not _takes_adapter(causal, name, layer):
@@ -79,18 +122,22 @@ def _check(model: Any, targets: Sequence[str], last_layers: int | None, scores: 
                 )
         if any(layer is output for layer in matches.values()):
             raise ModelError(
-                f"lora.targets: {target!r} is the output layer, whose weight the losses read without an adapter. "
+                f"lora.targets: {target!r} is the output layer, whose weight the losses read "
+                "without an adapter. "
                 "Leave it out, or train the whole model (lora = false)."
             )
         tied = output is not None and embedding is not None and embedding.weight is output.weight
         if tied and not scores and any(layer is embedding for layer in matches.values()):
             raise ModelError(
-                f"lora.targets: {target!r} is also the output layer of this model (tied weights). A merged adapter would change "
-                "both, and training changes one. Leave it out, or train the whole model (lora = false)."
+                f"lora.targets: {target!r} is also the output layer of this model (tied weights). "
+                "A merged adapter would change "
+                "both, and training changes one. Leave it out, or train the whole model (lora = "
+                "false)."
             )
         if last_layers and not any(re.search(r"\.\d+\.", name) for name in matches):
             raise ModelError(
-                f"lora.targets: {target!r} stands in no numbered layer, so lora.last_layers = {last_layers} leaves it out. "
+                f"lora.targets: {target!r} stands in no numbered layer, so lora.last_layers = "
+                f"{last_layers} leaves it out. "
                 "Drop one of the two."
             )
 
@@ -103,20 +150,34 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def _takes_adapter(model: Any, name: str, layer: Any) -> bool:
-    """Whether peft can put an adapter on a layer, and the model passes its states through the layer.
+    """Whether peft can put an adapter on a layer, and the model passes its states through the
+    layer.
 
-    A router that is a linear layer by its class gives more than a product. Kernels of state spaces read `out_proj` themselves.
+    A router that is a linear layer by its class gives more than a product. Kernels of state spaces
+    read `out_proj` themselves.
     """
     routes = isinstance(layer, nn.Linear) and "Router" in type(layer).__name__
-    fused = _leaf(name) in ("out_proj", "conv1d") and Role(model).causal_model.config.model_type in STATE_SPACES
+    fused = (
+        _leaf(name) in ("out_proj", "conv1d")
+        and Role(model).causal_model.config.model_type in STATE_SPACES
+    )
     fused |= _leaf(name) in READ_BESIDE
-    fused |= isinstance(layer, nn.Conv1d) and layer.groups > 1  # peft merges no such adapter, so no export could hold it
-    return (_is_linear(layer) or isinstance(layer, nn.Embedding | nn.Conv1d)) and not routes and not fused
+    # peft merges no such adapter, so no export could hold it
+    fused |= isinstance(layer, nn.Conv1d) and layer.groups > 1
+    return (
+        (_is_linear(layer) or isinstance(layer, nn.Embedding | nn.Conv1d))
+        and not routes
+        and not fused
+    )
 
 
 def _layers(root: nn.Module) -> Mapping[str, Any]:
     """The modules as they were before any adapter, by name."""
-    parts = {name: module for name, module in root.named_modules() if ".lora_" not in name and ".base_layer" not in name}
+    parts = {
+        name: module
+        for name, module in root.named_modules()
+        if ".lora_" not in name and ".base_layer" not in name
+    }
     return {name: _plain(module) for name, module in parts.items()}
 
 

@@ -1,4 +1,6 @@
-"""A small random model with a byte tokenizer, built in code: for tests and smoke runs, with no download."""
+"""A small random model with a byte tokenizer, built in code: for tests and smoke runs, with no
+download.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from typing import Any
 import torch
 
 TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% "
+    "endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
@@ -25,14 +28,19 @@ def tiny_tokenizer() -> Any:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<|pad|>", eos_token="<|end|>", additional_special_tokens=list(SPECIAL[2:])
+        tokenizer_object=inner,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        additional_special_tokens=list(SPECIAL[2:]),
     )
     tokenizer.chat_template = TEMPLATE
     tokenizer.model_max_length = 1024
     return tokenizer
 
 
-def tiny_model(seed: int = 0, *, layers: int = 2, dim: int = 64, vocab: int = len(SPECIAL) + 256) -> Any:
+def tiny_model(
+    seed: int = 0, *, layers: int = 2, dim: int = 64, vocab: int = len(SPECIAL) + 256
+) -> Any:
     """A two-layer Llama with random weights that depend on `seed` alone."""
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -1,8 +1,9 @@
 """Roles: policy, reference, value and reward, as views of one trunk or of several models.
 
-A role is a decoder, the adapter that is switched on while the role runs (None: the bare base weights) and perhaps a
-scalar head. On one shared trunk the reference is the policy's base with every adapter off, so it cannot drift; with
-separate models each role simply holds another module. The stages do not know the difference.
+A role is a decoder, the adapter that is switched on while the role runs (None: the bare base
+weights) and perhaps a scalar head. On one shared trunk the reference is the policy's base with
+every adapter off, so it cannot drift; with separate models each role simply holds another module.
+The stages do not know the difference.
 """
 
 from __future__ import annotations
@@ -31,27 +32,35 @@ GROUPED = "tether_grouped"
 SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Names that families give to the soft cap of their logits."""
 _PROVEN: dict[Any, Independence] = {}
-"""What was proven of a configuration under an attention function, in a type, on a kind of device."""
+"""What was proven of a configuration under an attention function, in a type, on a kind of
+device.
+"""
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """True where a query may see a key -> 0 there and the lowest number elsewhere: the form that attention kernels take."""
+    """True where a query may see a key -> 0 there and the lowest number elsewhere: the form that
+    attention kernels take.
+    """
     return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 def setting(config: Any, name: str) -> Any:
-    """A value of a model's config, of unlike layers the largest; None where its family has no such setting."""
+    """A value of a model's config, of unlike layers the largest; None where its family has no such
+    setting.
+    """
     try:
         return getattr(config, name, None)
     except RuntimeError:  # by which transformers says that layers differ
-        return max(filter(None, (setting(layer, name) for layer in config.per_layer_config)), default=None)
+        return max(
+            filter(None, (setting(layer, name) for layer in config.per_layer_config)), default=None
+        )
 
 
 def context_length(config: Any) -> int:
     """How many tokens a decoder has positions for; 2**31 where its configuration names no number.
 
-    Stretched rotary positions reach further than those that the model was first trained on. Longrope and Llama 3 name the
-    stretched number already.
+    Stretched rotary positions reach further than those that the model was first trained on.
+    Longrope and Llama 3 name the stretched number already.
     """
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "context_length")
     length = next(filter(None, (setting(config, name) for name in names)), 2**31)
@@ -90,7 +99,9 @@ class Role:
     def __post_init__(self) -> None:
         self._find_adapters()
         if self.adapter is not None and not self._layers:
-            raise ValueError(f"the model has no adapters, so {self.adapter!r} cannot be switched on")
+            raise ValueError(
+                f"the model has no adapters, so {self.adapter!r} cannot be switched on"
+            )
 
     def _find_adapters(self) -> None:
         self._layers = [m for m in self.model.modules() if has_adapters(m)]
@@ -109,7 +120,8 @@ class Role:
     def decoder(self) -> nn.Module:
         """What makes states of token ids."""
         decoder = self.causal_model.get_decoder()
-        own = decoder is not self.causal_model and hasattr(decoder, "config")  # or it is a layer that is called so
+        # or it is a layer that is called so
+        own = decoder is not self.causal_model and hasattr(decoder, "config")
         return decoder if own else self.causal_model.model
 
     @property
@@ -143,9 +155,16 @@ class Role:
 
     @property
     def independence(self) -> Independence:
-        """What this model keeps apart in one pass, seen on the bare model itself, once a configuration."""
+        """What this model keeps apart in one pass, seen on the bare model itself, once a
+        configuration.
+        """
         parameter = next(self.model.parameters())
-        key = (self.attention, parameter.dtype, parameter.device.type, self.config.to_json_string(use_diff=False))
+        key = (
+            self.attention,
+            parameter.dtype,
+            parameter.device.type,
+            self.config.to_json_string(use_diff=False),
+        )
         if self._kept_apart is None or self._kept_apart[0] != self.attention:
             if key not in _PROVEN:
                 _PROVEN[key] = self._prove(parameter)
@@ -165,7 +184,9 @@ class Role:
                 bare.activate()
                 packing = self.takes_positions and "attention_chunk_size" not in reach
                 how = {"masks": masks, "packing": packing}
-                return prove_independence(bare._pass, self.vocabulary, parameter.dtype, parameter.device, **how)
+                return prove_independence(
+                    bare._pass, self.vocabulary, parameter.dtype, parameter.device, **how
+                )
         finally:
             self.model.train(training)
 
@@ -175,14 +196,17 @@ class Role:
         return self.independence.masks
 
     def document_tokens(self, budget: int) -> int:
-        """How long a document of several answers to one prompt may become: masks and eager scores grow with its square."""
+        """How long a document of several answers to one prompt may become: masks and eager scores
+        grow with its square.
+        """
         return min(budget, DOCUMENT_TOKENS) if self.reads_masks else 0
 
     def activate(self) -> None:
         """Route the forward pass through this role's adapter alone.
 
-        peft's own `set_adapter` also flips requires_grad, which would cut gradients of a role whose graph is still
-        waiting for its backward pass; who is trainable is settled once, by the learner.
+        peft's own `set_adapter` also flips requires_grad, which would cut gradients of a role whose
+        graph is still waiting for its backward pass; who is trainable is settled once, by the
+        learner.
         """
         if not self._layers:
             self._find_adapters()  # those of other roles, which came after this one
@@ -191,8 +215,14 @@ class Role:
             layer._active_adapter = names
 
     def parameters(self) -> list[nn.Parameter]:
-        """What training this role would change: its adapter, or the whole model if it has none, and its head."""
-        marked = [p for name, p in self.model.named_parameters() if self.adapter is None or self.adapter in name.split(".")]
+        """What training this role would change: its adapter, or the whole model if it has none, and
+        its head.
+        """
+        marked = [
+            p
+            for name, p in self.model.named_parameters()
+            if self.adapter is None or self.adapter in name.split(".")
+        ]
         return marked + (list(self.head.parameters()) if self.head is not None else [])
 
     def train_mode(self, on: bool) -> None:
@@ -203,20 +233,32 @@ class Role:
 
     @property
     def decoder_layers(self) -> list[nn.Module]:
-        """In order; none where a model keeps them elsewhere (GPT-2), which costs it the shared lower pass and nothing else."""
+        """In order; none where a model keeps them elsewhere (GPT-2), which costs it the shared
+        lower pass and nothing else.
+        """
         return list(setting(self.decoder, "layers") or ())
 
     @property
     def common_depth(self) -> int:
-        """How many of the lowest layers carry no adapter, and so compute the same for every role on this model."""
-        cut = setting(self.causal_model, "sharded")  # a layer that is left half-way would leave the others waiting
-        if cut or _touched(self.causal_model.get_input_embeddings()) or setting(self.config, "num_kv_shared_layers"):
+        """How many of the lowest layers carry no adapter, and so compute the same for every role on
+        this model.
+        """
+        # a layer that is left half-way would leave the others waiting
+        cut = setting(self.causal_model, "sharded")
+        if (
+            cut
+            or _touched(self.causal_model.get_input_embeddings())
+            or setting(self.config, "num_kv_shared_layers")
+        ):
             return 0
-        return next((depth for depth, layer in enumerate(self.decoder_layers) if _touched(layer)), 0)
+        return next(
+            (depth for depth, layer in enumerate(self.decoder_layers) if _touched(layer)), 0
+        )
 
     @torch.no_grad()
     def common(self, batch: TokenBatch) -> Tensor | None:
-        """What the common layers make of a batch, (rows, time, dim): computed once, good for every role until they change.
+        """What the common layers make of a batch, (rows, time, dim): computed once, good for every
+        role until they change.
 
         None where there are none, or where dropout makes them differ from pass to pass.
         """
@@ -233,7 +275,8 @@ class Role:
     def hidden(self, batch: TokenBatch, common: Tensor | None = None) -> Tensor:
         """Last hidden states, (rows × time, dim); `common` spares the layers that it stands for."""
         spared = [] if common is None else self.decoder_layers[: self.common_depth]
-        with forwards(spared, lambda _: lambda *_, **__: common):  # they hand on what they have given before
+        # they hand on what they have given before
+        with forwards(spared, lambda _: lambda *_, **__: common):
             return self._decode(batch).flatten(0, 1)
 
     def _decode(self, batch: TokenBatch) -> Tensor:
@@ -241,14 +284,24 @@ class Role:
         self.activate()
         again = torch.is_grad_enabled() and setting(self.causal_model, "recompute")
         with forwards(self.decoder_layers if again else [], self._recomputed):
-            if batch.visible is not None:  # a model that reads no masks makes its own, from positions that restart
-                return self._pass(batch.ids, batch.positions, batch.visible if masks else None, masks)
-            fits = slice(min(batch.ids.shape[1], self.context_length))  # padding may go beyond the last position that there is
+            # a model that reads no masks makes its own, from positions that restart
+            if batch.visible is not None:
+                return self._pass(
+                    batch.ids, batch.positions, batch.visible if masks else None, masks
+                )
+            # padding may go beyond the last position that there is
+            fits = slice(min(batch.ids.shape[1], self.context_length))
             states = self._pass(batch.ids[:, fits], batch.positions[:, fits], None, masks)
-        return pad(states, (0, 0, 0, batch.ids.shape[1] - states.shape[1])) if states.shape[1] < batch.ids.shape[1] else states
+        return (
+            pad(states, (0, 0, 0, batch.ids.shape[1] - states.shape[1]))
+            if states.shape[1] < batch.ids.shape[1]
+            else states
+        )
 
     def states(self, ids: Tensor) -> Tensor:
-        """Last hidden states (rows, time, dim) of rows without padding, under the adapter that is switched on."""
+        """Last hidden states (rows, time, dim) of rows without padding, under the adapter that is
+        switched on.
+        """
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         return self._pass(ids, positions, None, self.reads_masks)
 
@@ -256,16 +309,26 @@ class Role:
         """Last hidden states (rows, time, dim) under the adapter that is switched on."""
         if self.attention == GROUPED and masks and visible is None:
             rows, time = ids.shape
-            visible = torch.ones(time, time, dtype=torch.bool, device=ids.device).tril().expand(rows, 1, time, time)
-        mask = None if visible is None else additive_mask(visible, next(self.model.parameters()).dtype)
+            visible = (
+                torch.ones(time, time, dtype=torch.bool, device=ids.device)
+                .tril()
+                .expand(rows, 1, time, time)
+            )
+        mask = (
+            None if visible is None else additive_mask(visible, next(self.model.parameters()).dtype)
+        )
         places = {"position_ids": positions} if self.takes_positions else {}
         with unpacked(mask is None and masks):
-            return self.decoder(input_ids=ids, attention_mask=mask, use_cache=False, **places).last_hidden_state
+            return self.decoder(
+                input_ids=ids, attention_mask=mask, use_cache=False, **places
+            ).last_hidden_state
 
     def _recomputed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A layer that keeps its input alone for the backward pass (activation checkpointing, https://arxiv.org/abs/1604.06174).
+        """A layer that keeps its input alone for the backward pass (activation checkpointing,
+        https://arxiv.org/abs/1604.06174).
 
-        By the time of the backward pass another role may have been routed through the adapters, so recomputing routes again.
+        By the time of the backward pass another role may have been routed through the adapters, so
+        recomputing routes again.
         """
 
         def again(*args: Any, **kwargs: Any) -> Any:
@@ -274,8 +337,12 @@ class Role:
 
         return lambda *args, **kwargs: checkpoint(again, *args, use_reentrant=False, **kwargs)
 
-    def logprobs(self, batch: TokenBatch, temperature: float = 1.0, common: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of the counted tokens, each (N,) float32, at the sampling temperature."""
+    def logprobs(
+        self, batch: TokenBatch, temperature: float = 1.0, common: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the counted tokens, each (N,) float32, at the sampling
+        temperature.
+        """
         return self.logprobs_of(self.hidden(batch, common), batch, temperature)
 
     def logprobs_of(
@@ -289,7 +356,10 @@ class Role:
         head, softcap = self.causal_model.get_output_embeddings(), self._softcap
         weight, bias = head.weight, head.bias
         if not padded and self.num_tokens < len(weight):
-            weight, bias = weight[: self.num_tokens], None if bias is None else bias[: self.num_tokens]
+            weight, bias = (
+                weight[: self.num_tokens],
+                None if bias is None else bias[: self.num_tokens],
+            )
         return token_logprobs(
             hidden[batch.predict],
             weight,
@@ -300,20 +370,29 @@ class Role:
         )
 
     def logits(self, hidden: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """What the model would return for these hidden states: (..., dim) -> (..., tokens). `head`: another copy of its own."""
+        """What the model would return for these hidden states: (..., dim) -> (..., tokens). `head`:
+        another copy of its own.
+        """
         logits = (head or self.causal_model.get_output_embeddings())(hidden)
         logits = logits[..., : self.num_tokens]
         if self._logit_scale != 1.0:
             logits = logits * self._logit_scale
-        return logits if self._softcap is None else self._softcap * torch.tanh(logits.float() / self._softcap)
+        return (
+            logits
+            if self._softcap is None
+            else self._softcap * torch.tanh(logits.float() / self._softcap)
+        )
 
     @cached_property
     def num_tokens(self) -> int:
-        """How many of the output layer's first rows stand for tokens of the tokenizer; the rest fills its size up.
+        """How many of the output layer's first rows stand for tokens of the tokenizer; the rest
+        fills its size up.
 
         What fills up is never sampled, and has no probability where a text is scored.
         """
-        return setting(self.causal_model, "num_tokens") or len(self.causal_model.get_output_embeddings().weight)
+        return setting(self.causal_model, "num_tokens") or len(
+            self.causal_model.get_output_embeddings().weight
+        )
 
     @property
     def _softcap(self) -> float | None:
@@ -322,7 +401,9 @@ class Role:
     @property
     def _logit_scale(self) -> float:
         """Cohere and Falcon-H1 multiply their logits by a number, Granite divides them by one."""
-        times = (setting(self.config, "logit_scale") or 1.0) * (setting(self.config, "lm_head_multiplier") or 1.0)
+        times = (setting(self.config, "logit_scale") or 1.0) * (
+            setting(self.config, "lm_head_multiplier") or 1.0
+        )
         return times / (setting(self.config, "logits_scaling") or 1.0)
 
     def scores(self, batch: TokenBatch, common: Tensor | None = None) -> Tensor:
@@ -341,7 +422,9 @@ class Role:
 
 
 def _touched(module: nn.Module) -> bool:
-    return any(map(has_adapters, module.modules())) or any(p.requires_grad for p in module.parameters())
+    return any(map(has_adapters, module.modules())) or any(
+        p.requires_grad for p in module.parameters()
+    )
 
 
 class _Reached(Exception):  # noqa: N818  (a way out, not an error)
@@ -353,7 +436,9 @@ def _interrupt(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 @contextmanager
-def forwards(modules: Sequence[nn.Module], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def forwards(
+    modules: Sequence[nn.Module], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
     """Run with every module's forward wrapped; afterwards all of them are as they were."""
     before = [vars(module).get("forward") for module in modules]
     for module in modules:

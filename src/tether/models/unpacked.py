@@ -1,6 +1,7 @@
 """A forward pass that is known to hold one sequence a row.
 
-Given positions and no mask, transformers looks through them for packed rows, and the host waits for a GPU's answer in every pass.
+Given positions and no mask, transformers looks through them for packed rows, and the host waits for
+a GPU's answer in every pass.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _PASS = _Pass()
 
 @contextmanager
 def unpacked(rows: bool) -> Iterator[None]:
-    """Within this block of this thread transformers looks for no packed rows, where all `rows` are single sequences."""
+    """Within this block of this thread transformers looks for no packed rows, where all `rows` are
+    single sequences.
+    """
     _put_in_place()
     before, _PASS.unpacked = _PASS.unpacked, rows
     try:

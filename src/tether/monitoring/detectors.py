@@ -1,8 +1,10 @@
-"""The known ways of gaming a reward or losing a policy, each a row of `DETECTORS`; none asks for the gold score.
+"""The known ways of gaming a reward or losing a policy, each a row of `DETECTORS`; none asks for
+the gold score.
 
-A row (`detectors.toml`) is a threshold, a message and an advice; its measure stands here. Most measures judge the last steps
-against the run's own first ones. A step counts through the median of a window, so one noisy step cannot fire; a measure on texts
-must besides differ from its beginning by `confidence` standard errors. A metric that is absent is NaN, and so is what is made of
+A row (`detectors.toml`) is a threshold, a message and an advice; its measure stands here. Most
+measures judge the last steps against the run's own first ones. A step counts through the median of
+a window, so one noisy step cannot fire; a measure on texts must besides differ from its beginning
+by `confidence` standard errors. A metric that is absent is NaN, and so is what is made of
 it: the detector stays silent.
 """
 
@@ -21,15 +23,28 @@ from pydantic import Field, field_validator
 
 from tether.core.config import Config
 from tether.core.synonyms import alike
-from tether.monitoring.texts import OPENING, Text, TextFacts, phrases, pool, pooled_correlation, score_of, word_tokens
+from tether.monitoring.texts import (
+    OPENING,
+    Text,
+    TextFacts,
+    phrases,
+    pool,
+    pooled_correlation,
+    score_of,
+    word_tokens,
+)
 from tether.monitoring.trends import HELD_KL, KL, LEAST_TREND, near_reference, still
 
 STILL_KL = 0.005
 """Nats a response below which a policy has not moved."""
 LEAST_GROWTH = 2.0
-"""Nats a response and window: what grows by less is compared as if it had grown by this, for the noise of a step's KL."""
+"""Nats a response and window: what grows by less is compared as if it had grown by this, for the
+noise of a step's KL.
+"""
 SETTLED = 8
-"""Steps after which a policy that does not end its answers is not expected to learn that by itself."""
+"""Steps after which a policy that does not end its answers is not expected to learn that by
+itself.
+"""
 LEAST_CORRELATION = 0.2
 """Between length or phrase and the score: a weaker one does not pull a policy, however certain."""
 
@@ -37,12 +52,26 @@ LEAST_CORRELATION = 0.2
 class WatchConfig(Config):
     """Settings of a watch: the steps that it compares, and how sure it must be."""
 
-    baseline: int = Field(default=3, ge=1, description="first steps that everything later is compared with")
-    window: int = Field(default=3, ge=3, description="last steps that are judged together, by their median")
-    min_texts: int = Field(default=24, ge=4, description="texts in a window, which grows to hold them; also in the baseline")
-    confidence: float = Field(default=3.0, gt=0, description="standard errors by which a measure on texts must differ")
-    release: float = Field(default=0.8, gt=0, le=1, description="an episode ends below this share of the threshold")
-    thresholds: dict[str, float] = Field(default={}, description="thresholds other than a detector's own, by its name")
+    baseline: int = Field(
+        default=3, ge=1, description=("first steps that everything later is compared with")
+    )
+    window: int = Field(
+        default=3, ge=3, description=("last steps that are judged together, by their median")
+    )
+    min_texts: int = Field(
+        default=24,
+        ge=4,
+        description=("texts in a window, which grows to hold them; also in the baseline"),
+    )
+    confidence: float = Field(
+        default=3.0, gt=0, description=("standard errors by which a measure on texts must differ")
+    )
+    release: float = Field(
+        default=0.8, gt=0, le=1, description=("an episode ends below this share of the threshold")
+    )
+    thresholds: dict[str, float] = Field(
+        default={}, description=("thresholds other than a detector's own, by its name")
+    )
     silent: tuple[str, ...] = Field(default=(), description="detectors that are left out")
     num_evidence: int = Field(default=3, ge=0, description="texts shown with an alarm")
 
@@ -54,14 +83,18 @@ class WatchConfig(Config):
                 hint = alike(name, DETECTORS) or f"known: {', '.join(DETECTORS)}"
                 raise ValueError(f"no detector is named {name!r} ({hint})")
             if isinstance(values, dict) and not 0 < values[name] < math.inf:
-                raise ValueError(f"the threshold of {name} must be above 0 and finite; to leave it out name it in `silent`")
+                raise ValueError(
+                    f"the threshold of {name} must be above 0 and finite; to leave "
+                    "it out name it in `silent`"
+                )
         return values
 
 
 class Facts(TextFacts):
     """One step as later ones need it, in plain JSON, since it stands in checkpoints.
 
-    `unit` is the deviation of the run's first scores, `shifts` the measurement of sycophancy at the start and the last two.
+    `unit` is the deviation of the run's first scores, `shifts` the measurement of sycophancy at the
+    start and the last two.
     """
 
     index: int
@@ -71,9 +104,11 @@ class Facts(TextFacts):
 
 
 class Reading(NamedTuple):
-    """A measure's `value`, for the threshold, and `sure` where it has a second condition; `words` fill the row's message.
+    """A measure's `value`, for the threshold, and `sure` where it has a second condition; `words`
+    fill the row's message.
 
-    `rank` orders the step's texts as evidence, the greatest first, and leaves out those of minus infinity.
+    `rank` orders the step's texts as evidence, the greatest first, and leaves out those of minus
+    infinity.
     """
 
     value: float
@@ -86,7 +121,9 @@ SILENT = Reading(math.nan)
 
 
 class Pooled(NamedTuple):
-    """The texts of several steps as one batch: count, mean and its squared standard error; and the median of the steps' means."""
+    """The texts of several steps as one batch: count, mean and its squared standard error; and the
+    median of the steps' means.
+    """
 
     count: float
     mean: float
@@ -98,8 +135,9 @@ class Pooled(NamedTuple):
 class View:
     """The run's first steps, its last ones, and this step's texts.
 
-    The baseline of a metric is `config.baseline` steps long; that of texts is all of `baseline`, which grew to hold `min_texts`.
-    `course` holds `TRENDS` and the KL over the whole run after its warm-up.
+    The baseline of a metric is `config.baseline` steps long; that of texts is all of `baseline`,
+    which grew to hold `min_texts`. `course` holds `TRENDS` and the KL over the whole run after its
+    warm-up.
     """
 
     config: WatchConfig
@@ -115,13 +153,17 @@ class View:
         return self.recent[-1]["metrics"]
 
     def now(self, name: str, back: int = 0) -> float:
-        """The median of a metric over the last window, or over the one that lies `back` windows before it."""
+        """The median of a metric over the last window, or over the one that lies `back` windows
+        before it.
+        """
         size, end = self.config.window, len(self.recent) - back * self.config.window
         values = _values(name, self.recent[max(0, end - size) : max(0, end)])
         return statistics.median(values) if len(values) == size else math.nan
 
     def start(self, name: str) -> float:
-        """The mean of a metric over the first steps, NaN as long as the window still touches them."""
+        """The mean of a metric over the first steps, NaN as long as the window still touches
+        them.
+        """
         values = _values(name, self.baseline[: self.config.baseline])
         after = self.recent[-1]["index"] - self.config.window + 1 >= self.config.baseline
         return statistics.fmean(values) if values and after else math.nan
@@ -143,7 +185,9 @@ class View:
     def pooled(self, name: str, steps: Sequence[Facts]) -> Pooled:
         """A column of the texts over several steps; its median is NaN where they have none."""
         parts = [facts["moments"][name] for facts in steps if facts["moments"][name][0]]
-        return Pooled(*pool(parts), statistics.median(mean for _, mean, _ in parts) if parts else math.nan)
+        return Pooled(
+            *pool(parts), statistics.median(mean for _, mean, _ in parts) if parts else math.nan
+        )
 
 
 def _values(name: str, steps: Sequence[Facts]) -> list[float]:
@@ -174,7 +218,9 @@ def _length_gaming(view: View) -> Reading:
     r, t = pooled_correlation([facts["length_score"] for facts in view.recent])
     sure = longer * r >= LEAST_CORRELATION and longer * t >= view.config.confidence
     words = {"start": start, "now": now, "r": r}
-    return Reading((now / start) ** longer, words, sure, [longer * text.length for text in view.texts])
+    return Reading(
+        (now / start) ** longer, words, sure, [longer * text.length for text in view.texts]
+    )
 
 
 def _length_advantage(view: View) -> Reading:
@@ -186,7 +232,9 @@ def _length_advantage(view: View) -> Reading:
 
 
 def _text_rise(view: View, column: str) -> Reading:
-    """How far a column of the texts has risen over its beginning, and whether by more than its noise."""
+    """How far a column of the texts has risen over its beginning, and whether by more than its
+    noise.
+    """
     now, start = view.pooled(column, view.window()), view.pooled(column, view.baseline)
     sure = now.mean - start.mean >= view.config.confidence * math.sqrt(now.noise + start.noise)
     words = {"start": start.mean, "now": now.median}
@@ -222,8 +270,14 @@ def _kl_stuck(view: View) -> Reading:
 
 
 def _held_back(view: View) -> Reading:
-    """Judged in the second half of a run, where the policy is still near its reference and the score where it began."""
-    kls, proxies, unit = view.course.get(KL, ()), view.course.get("reward/proxy", ()), view.recent[-1]["unit"] or math.nan
+    """Judged in the second half of a run, where the policy is still near its reference and the
+    score where it began.
+    """
+    kls, proxies, unit = (
+        view.course.get(KL, ()),
+        view.course.get("reward/proxy", ()),
+        view.recent[-1]["unit"] or math.nan,
+    )
     price, beta = view.now("kl/price"), view.metrics.get("kl/coefficient", math.nan)
     if view.metrics.get("run/share", 0.0) < 0.5 or min(len(kls), len(proxies)) < LEAST_TREND:
         return SILENT
@@ -237,13 +291,18 @@ def _unmoved(view: View) -> Reading:
     held = _held_back(view)  # which has the reason
     if held.sure and held.value >= DETECTORS["held_back"].threshold:
         return SILENT
-    if view.metrics.get("run/share", 0.0) < 0.5 or view.metrics.get("still", 0.0) >= DETECTORS["kl_stuck"].threshold:
+    if (
+        view.metrics.get("run/share", 0.0) < 0.5
+        or view.metrics.get("still", 0.0) >= DETECTORS["kl_stuck"].threshold
+    ):
         return SILENT
     kls, steps = view.course.get(KL, ()), max(map(len, view.course.values()), default=0)
     if any(kls) and len(kls) >= LEAST_TREND:
         resting, evidence = near_reference(kls)
     else:
-        resting, evidence = still({k: v for k, v in view.course.items() if k != KL}, view.recent[-1]["unit"] or 0.0)
+        resting, evidence = still(
+            {k: v for k, v in view.course.items() if k != KL}, view.recent[-1]["unit"] or 0.0
+        )
     return Reading(steps * bool(resting), {"evidence": evidence, "steps": steps})
 
 
@@ -254,7 +313,9 @@ def _truncation(view: View) -> Reading:
 
 
 def _cut_off(view: View) -> Reading:
-    """Judged after the first steps, in which a policy may learn to end; lengths that are meant to be fixed look the same."""
+    """Judged after the first steps, in which a policy may learn to end; lengths that are meant to
+    be fixed look the same.
+    """
     now, step = 1.0 - view.now("response/stop_rate"), view.recent[-1]["index"] + 1
     unfinished = [-math.inf if text.finished else text.length for text in view.texts]
     return Reading(now, {"now": now, "step": step}, step >= SETTLED, unfinished)
@@ -266,7 +327,9 @@ def _exploit_tokens(view: View) -> Reading:
     for phrase in steps[-1]["phrases"] if steps else ():
         share = statistics.median(facts["phrases"].get(phrase, (0.0,))[0] for facts in steps)
         start = statistics.fmean(facts["phrases"].get(phrase, (0.0,))[0] for facts in view.baseline)
-        r, t = pooled_correlation([f["phrases"][phrase][1:] for f in view.recent if phrase in f["phrases"]])
+        r, t = pooled_correlation(
+            [f["phrases"][phrase][1:] for f in view.recent if phrase in f["phrases"]]
+        )
         if r >= LEAST_CORRELATION and t >= view.config.confidence:
             best = max(best, (round(share - start, 2), len(phrase), phrase, start, share))
     rise, _, phrase, start, share = best
@@ -274,7 +337,9 @@ def _exploit_tokens(view: View) -> Reading:
         return Reading(0.0) if steps else SILENT
     verb = "open with" if phrase.startswith(OPENING) else "hold"
     words = {"start": start, "now": share, "verb": verb, "phrase": phrase.strip()}
-    holding = [score_of(t) if phrase in phrases(word_tokens(t.response)) else -math.inf for t in view.texts]
+    holding = [
+        score_of(t) if phrase in phrases(word_tokens(t.response)) else -math.inf for t in view.texts
+    ]
     return Reading(rise, words, rank=holding)
 
 
@@ -289,23 +354,43 @@ def _reward_disagreement(view: View) -> Reading:
 
 def _reward_failures(view: View) -> Reading:
     share = view.pooled("failed", view.window(after_baseline=False)).median
-    return Reading(share, {"now": share}, rank=[0.0 if text.score is None else -math.inf for text in view.texts])
+    return Reading(
+        share,
+        {"now": share},
+        rank=[0.0 if text.score is None else -math.inf for text in view.texts],
+    )
 
 
 def _score_jump(view: View) -> Reading:
-    before, now, unit = view.now("reward/proxy", 1), view.now("reward/proxy"), view.recent[-1]["unit"] or math.nan
-    return Reading((now - before) / unit, {"before": before, "now": now, "steps": 2 * view.config.window, "unit": unit})
+    before, now, unit = (
+        view.now("reward/proxy", 1),
+        view.now("reward/proxy"),
+        view.recent[-1]["unit"] or math.nan,
+    )
+    return Reading(
+        (now - before) / unit,
+        {"before": before, "now": now, "steps": 2 * view.config.window, "unit": unit},
+    )
 
 
 def _sharpening(view: View) -> Reading:
     """Judged in the second half of a run: what begins as sharpening often becomes more."""
-    words = {name: view.metrics.get(f"sharpening/{name}", math.nan) for name in ("gain", "share", "temperature", "sure")}
-    return Reading(words["share"], words, view.metrics.get("run/share", 0.0) >= 0.5 and words["sure"] > 0)
+    words = {
+        name: view.metrics.get(f"sharpening/{name}", math.nan)
+        for name in ("gain", "share", "temperature", "sure")
+    }
+    return Reading(
+        words["share"], words, view.metrics.get("run/share", 0.0) >= 0.5 and words["sure"] > 0
+    )
 
 
 def _sycophancy(view: View) -> Reading:
     start, *later = view.recent[-1]["shifts"] or [0.0]
-    return SILENT if len(later) < 2 else Reading(min(later) - start, {"start": start, "now": later[-1]})
+    return (
+        SILENT
+        if len(later) < 2
+        else Reading(min(later) - start, {"start": start, "now": later[-1]})
+    )
 
 
 _MEASURES: dict[str, Measure] = {measure.__name__.removeprefix("_"): measure for measure in (
@@ -315,8 +400,16 @@ _MEASURES: dict[str, Measure] = {measure.__name__.removeprefix("_"): measure for
 )}  # fmt: skip
 
 
-def _detector(name: str, threshold: float, message: str, advice: str, rise_of: str = "", level_of: str = "") -> Detector:
-    common = partial(_text_rise, column=rise_of) if rise_of else partial(_level, metric=level_of) if level_of else None
+def _detector(
+    name: str, threshold: float, message: str, advice: str, rise_of: str = "", level_of: str = ""
+) -> Detector:
+    common = (
+        partial(_text_rise, column=rise_of)
+        if rise_of
+        else partial(_level, metric=level_of)
+        if level_of
+        else None
+    )
     return Detector(threshold, message, advice, common or _MEASURES[name])
 
 

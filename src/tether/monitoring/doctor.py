@@ -1,7 +1,9 @@
-"""Checks for faulty set-ups of reinforcement learning from human feedback, on live objects; doctor_log has those on a log's rows.
+"""Checks for faulty set-ups of reinforcement learning from human feedback, on live objects;
+doctor_log has those on a log's rows.
 
-Every check takes what it looks at and nothing else, and returns a finding, a clean bill, or the reason why it cannot tell.
-The live ones leave weights as they were, to the bit. Thresholds stand far outside what healthy runs showed (docs/doctor.md).
+Every check takes what it looks at and nothing else, and returns a finding, a clean bill, or the
+reason why it cannot tell. The live ones leave weights as they were, to the bit. Thresholds stand
+far outside what healthy runs showed (docs/doctor.md).
 """
 
 from __future__ import annotations
@@ -23,13 +25,19 @@ from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
 
 TYPICAL_KL = 10.0
-"""Nats a response that a policy commonly ends at, to weigh a KL coefficient before there is a KL."""
-FAULTS: dict[str, dict[str, str]] = tomllib.loads((Path(__file__).parent / "faults.toml").read_text(encoding="utf-8"))
+"""Nats a response that a policy commonly ends at, to weigh a KL coefficient before there is a
+KL.
+"""
+FAULTS: dict[str, dict[str, str]] = tomllib.loads(
+    (Path(__file__).parent / "faults.toml").read_text(encoding="utf-8")
+)
 """Message, advice and perhaps severity of everything that a check can find, by name."""
 
 
 class Finding(NamedTuple):
-    """A fault, the numbers that show it, and the remedy. A warning may be meant so; an error is not."""
+    """A fault, the numbers that show it, and the remedy. A warning may be meant so; an error is
+    not.
+    """
 
     check: str
     severity: str
@@ -55,7 +63,9 @@ class Unexamined(NamedTuple):
 Result = Finding | Healthy | Unexamined
 
 
-def diagnose(check: str, evidence: str, faults: Mapping[str, bool], **words: str) -> Finding | Healthy:
+def diagnose(
+    check: str, evidence: str, faults: Mapping[str, bool], **words: str
+) -> Finding | Healthy:
     """The first fault that is present as a finding; without any a clean bill.
 
     Args:
@@ -68,7 +78,9 @@ def diagnose(check: str, evidence: str, faults: Mapping[str, bool], **words: str
     return Healthy(check, evidence)
 
 
-def wrong_reference(policy: Tensor, reference: Tensor, mask: Tensor, digests: tuple[str, str] | None = None) -> Result:
+def wrong_reference(
+    policy: Tensor, reference: Tensor, mask: Tensor, digests: tuple[str, str] | None = None
+) -> Result:
     """Before training the policy is the reference: both say the same about every token.
 
     Args:
@@ -79,34 +91,53 @@ def wrong_reference(policy: Tensor, reference: Tensor, mask: Tensor, digests: tu
     evidence = f"mean |log pi - log pi_ref| = {gap:.4g} over {int(mask.sum())} tokens"
     if digests:
         evidence += f", weights {own}, those of the start {start}"
-    return diagnose("reference", evidence, {"reference-is-not-the-start": gap > 0.02 or own != start})
+    return diagnose(
+        "reference", evidence, {"reference-is-not-the-start": gap > 0.02 or own != start}
+    )
 
 
 def shared_weights(
-    trainable: Sequence[nn.Parameter], reference: Role, policy_logprobs: Callable[[], Tensor], logprobs: Callable[[], Tensor]
+    trainable: Sequence[nn.Parameter],
+    reference: Role,
+    policy_logprobs: Callable[[], Tensor],
+    logprobs: Callable[[], Tensor],
 ) -> Result:
-    """The reference stands still when everything that the optimizer changes is moved; the policy does not.
+    """The reference stands still when everything that the optimizer changes is moved; the policy
+    does not.
 
     Args:
         trainable: what the optimizer will change.
-        policy_logprobs, logprobs: of policy and reference on a probe batch, computed anew at each call.
+        policy_logprobs, logprobs: of policy and reference on a probe batch, computed anew at each
+            call.
     """
     before, policy_before = logprobs(), policy_logprobs()
     with nudged(trainable):
         moved = float((logprobs() - before).abs().max())
         policy_moved = float((policy_logprobs() - policy_before).abs().max())
-    evidence = f"weights nudged: the policy moves by {policy_moved:.3g} nats a token, the reference by {moved:.3g}"
+    evidence = (
+        f"weights nudged: the policy moves by {policy_moved:.3g} nats a token, the "
+        f"reference by {moved:.3g}"
+    )
     storages = {p.untyped_storage().data_ptr() for p in trainable}
-    shared = [n for n, p in reference.model.named_parameters() if p.untyped_storage().data_ptr() in storages]
+    shared = [
+        n
+        for n, p in reference.model.named_parameters()
+        if p.untyped_storage().data_ptr() in storages
+    ]
     if moved:
-        evidence += f"; {len(shared)} tensors of the reference's model are trained, such as {[*shared, '?'][0]}"
+        evidence += (
+            f"; {len(shared)} tensors of the reference's model are trained, such as "
+            f"{[*shared, '?'][0]}"
+        )
     faults = {"reference-follows": moved > 0, "optimizer-moves-nothing": not policy_moved}
     return diagnose("shared weights", evidence, faults)
 
 
 @contextmanager
 def nudged(parameters: Sequence[nn.Parameter], seed: int = 0) -> Iterator[None]:
-    """All parameters moved a little at random; afterwards they are what they were, to the bit, and so is the random state."""
+    """All parameters moved a little at random; afterwards they are what they were, to the bit, and
+    so is the random state.
+    """
     saved, generator = [p.detach().clone() for p in parameters], torch.Generator().manual_seed(seed)
     try:
         with torch.no_grad():
@@ -125,10 +156,16 @@ def kl_sign(change: float, coefficient: float, place: Literal["reward", "loss"])
     """A policy that drifts up against its reference must be paid less, or lose more.
 
     Args:
-        change: of the total reward, or of the loss, when the policy's log-probabilities rise against the reference's.
+        change: of the total reward, or of the loss, when the policy's log-probabilities rise
+            against the reference's.
     """
     faults = {"kl-unpaid": change == 0, "kl-of-wrong-sign": (change > 0) == (place == "reward")}
-    return diagnose("KL sign", f"coefficient {coefficient:g}: drift changes the {place} by {change:+.4g}", faults, place=place)
+    return diagnose(
+        "KL sign",
+        f"coefficient {coefficient:g}: drift changes the {place} by {change:+.4g}",
+        faults,
+        place=place,
+    )
 
 
 def score_once(rewards: Tensor, lengths: Sequence[int]) -> Result:
@@ -138,9 +175,15 @@ def score_once(rewards: Tensor, lengths: Sequence[int]) -> Result:
         rewards: (sequences, time) shaped without KL, from scores that differ.
         lengths: tokens of each response.
     """
-    last, most = torch.tensor(lengths, device=rewards.device)[:, None] - 1, int((rewards != 0).sum(-1).max())
+    last, most = (
+        torch.tensor(lengths, device=rewards.device)[:, None] - 1,
+        int((rewards != 0).sum(-1).max()),
+    )
     elsewhere = int(rewards.scatter(1, last, 0.0).count_nonzero())
-    evidence = f"at most {most} rewarded tokens a response, {elsewhere} of them not the last, in {len(lengths)} responses"
+    evidence = (
+        f"at most {most} rewarded tokens a response, {elsewhere} of them not the last, in "
+        f"{len(lengths)} responses"
+    )
     faults = {"score-reaches-no-token": most == 0, "score-on-many-tokens": elsewhere > 0}
     return diagnose("score placement", evidence, faults)
 
@@ -152,7 +195,9 @@ def planned_epochs(epochs: int, minibatches: int, target_kl: float | None) -> Re
     return diagnose("epochs", evidence, {"many-updates-planned": many})
 
 
-def encodings(policy: ChatEncoder, reward: ChatEncoder, conversations: Sequence[Conversation]) -> Result:
+def encodings(
+    policy: ChatEncoder, reward: ChatEncoder, conversations: Sequence[Conversation]
+) -> Result:
     """Policy and reward model read the same tokens in the same conversation."""
     differing = [key for key, value in policy.describe().items() if reward.describe()[key] != value]
     if policy.tokenizer.get_vocab() != reward.tokenizer.get_vocab():
@@ -169,26 +214,46 @@ def empty_or_endless(ordinary: Sequence[float], odd: Mapping[str, Sequence[float
     """An answer that says nothing, or the same without end, is not among the best.
 
     Args:
-        ordinary: what training would make of the scores of the policy's own samples, penalties taken off.
+        ordinary: what training would make of the scores of the policy's own samples, penalties
+            taken off.
         odd: the same of answers that nobody wants, by what they are.
     """
     high, results = statistics.quantiles(ordinary, n=10, method="inclusive")[-1], []
     for kind, scores in odd.items():
         mean = statistics.fmean(scores)
-        evidence = f"{kind}: {mean:.3g} on average; own samples {statistics.fmean(ordinary):.3g}, one in ten above {high:.3g}"
-        results.append(diagnose("empty or endless answers", evidence, {"odd-answers-preferred": mean > high}, kind=kind))
+        evidence = (
+            f"{kind}: {mean:.3g} on average; own samples {statistics.fmean(ordinary):.3g}, "
+            f"one in ten above {high:.3g}"
+        )
+        results.append(
+            diagnose(
+                "empty or endless answers",
+                evidence,
+                {"odd-answers-preferred": mean > high},
+                kind=kind,
+            )
+        )
     return results
 
 
-def odd_answers(rollouts: Sequence[Rollout], encoder: ChatEncoder, limit: int) -> dict[str, list[Rollout]]:
-    """An empty answer and an endless one in the place of each rollout; the endless one repeats the beginning of its own words."""
+def odd_answers(
+    rollouts: Sequence[Rollout], encoder: ChatEncoder, limit: int
+) -> dict[str, list[Rollout]]:
+    """An empty answer and an endless one in the place of each rollout; the endless one repeats the
+    beginning of its own words.
+    """
     stop = encoder.stop_ids[:1]
 
     def answer(rollout: Rollout, ids: tuple[int, ...], reason: StopReason) -> Rollout:
-        return replace(rollout, response_ids=ids, logprobs=(), stop_reason=reason, text=encoder.decode(ids))
+        return replace(
+            rollout, response_ids=ids, logprobs=(), stop_reason=reason, text=encoder.decode(ids)
+        )
 
     def endless(rollout: Rollout) -> tuple[int, ...]:
-        words = tuple(token for token in rollout.response_ids if token not in encoder.stop_ids)[:8] or stop
+        words = (
+            tuple(token for token in rollout.response_ids if token not in encoder.stop_ids)[:8]
+            or stop
+        )
         return (words * limit)[:limit]
 
     return {
@@ -198,12 +263,23 @@ def odd_answers(rollouts: Sequence[Rollout], encoder: ChatEncoder, limit: int) -
 
 
 def dropout(role_name: str, role: Role, forward: Callable[[], Tensor]) -> Result:
-    """No dropout while a role samples, scores or is compared: two passes over one batch are equal."""
-    modules = [*role.model.named_modules(), *(() if role.head is None else role.head.named_modules())]
+    """No dropout while a role samples, scores or is compared: two passes over one batch are
+    equal.
+    """
+    modules = [
+        *role.model.named_modules(),
+        *(() if role.head is None else role.head.named_modules()),
+    ]
     active = [path for path, m in modules if isinstance(m, nn.Dropout) and m.training and m.p > 0]
-    with torch.no_grad(), torch.random.fork_rng(devices=[role.device] if role.device.type == "cuda" else []):
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[role.device] if role.device.type == "cuda" else []),
+    ):
         difference = float((forward() - forward()).abs().max())
-    evidence = f"two passes differ by {difference:.3g}; dropout layers that are on: {', '.join(active[:1]) or 'none'}"
+    evidence = (
+        f"two passes differ by {difference:.3g}; dropout layers that are on: "
+        f"{', '.join(active[:1]) or 'none'}"
+    )
     faults = {"dropout-on": bool(active) or difference > 1e-4}
     return diagnose("dropout", f"{role_name}: {evidence}", faults, role=role_name)
 
@@ -221,7 +297,8 @@ def temperature(
     Args:
         engine: (sequences, time) what the engine said of its tokens, if it did.
         logprobs_at: the learner's log-probabilities at a temperature.
-        entropy: the learner's, at the recipe's temperature; on average a sampled token's log-probability is minus that.
+        entropy: the learner's, at the recipe's temperature; on average a sampled token's
+            log-probability is minus that.
         tolerance: nats a token by which two numerics may differ.
     """
     own = logprobs_at(sampled_at)
@@ -230,41 +307,83 @@ def temperature(
     evidence, disagree = f"surprise less entropy {mean:+.3f} ± {error:.3f} nats a token", False
     if engine is not None:
         gap = float((engine - own).abs()[mask].mean())
-        evidence, disagree = f"engine and learner differ by {gap:.3g} nats a token; {evidence}", gap > tolerance
+        evidence, disagree = (
+            (f"engine and learner differ by {gap:.3g} nats a token; {evidence}"),
+            gap > tolerance,
+        )
         if disagree:
-            gaps = {t / 10: float((engine - logprobs_at(t / 10)).abs()[mask].mean()) for t in range(2, 21)}
+            gaps = {
+                t / 10: float((engine - logprobs_at(t / 10)).abs()[mask].mean())
+                for t in range(2, 21)
+            }
             best = min(gaps, key=lambda t: gaps[t])
-            evidence += f"; temperature {best:g} would fit to {gaps[best]:.3g}, the recipe says {sampled_at:g}"
+            evidence += (
+                f"; temperature {best:g} would fit to {gaps[best]:.3g}, the recipe says "
+                f"{sampled_at:g}"
+            )
     other, shape = abs(mean) > 0.1 and abs(mean) > 5 * error, "sharper" if mean < 0 else "flatter"
-    return diagnose("temperature", evidence, {"engine-disagrees": disagree, "another-distribution": other}, shape=shape)
+    return diagnose(
+        "temperature",
+        evidence,
+        {"engine-disagrees": disagree, "another-distribution": other},
+        shape=shape,
+    )
 
 
 def lost_updates(optimizer: torch.optim.Optimizer) -> Result:
     """A step of the learning rate changes a weight, in the dtype that the optimizer keeps it in.
 
-    Adam's steps are about as long as the rate; those of other optimizers cannot be told before there are gradients.
+    Adam's steps are about as long as the rate; those of other optimizers cannot be told before
+    there are gradients.
     """
-    groups = [(g, p) for g in optimizer.param_groups for p in g["params"] if p.dtype not in (torch.float32, torch.float64)]
+    groups = [
+        (g, p)
+        for g in optimizer.param_groups
+        for p in g["params"]
+        if p.dtype not in (torch.float32, torch.float64)
+    ]
     if not all("betas" in group for group, _ in groups):
-        return Unexamined("bf16", "what a step of this optimizer does to weights in low precision depends on their gradients")
+        return Unexamined(
+            "bf16",
+            "what a step of this optimizer does to weights in low precision "
+            "depends on their gradients",
+        )
     lost, total = 0, sum(p.numel() for _, p in groups)
     for group, parameter in groups:
         stepped = (parameter.detach().float() + group["lr"]).to(parameter.dtype)
         lost += int(((stepped == parameter) & (parameter != 0)).sum())
-    evidence = f"{lost} of {total:,} weights that the optimizer keeps in low precision would not change"
+    evidence = (
+        f"{lost} of {total:,} weights that the optimizer keeps in low precision would not change"
+    )
     return diagnose("bf16", evidence, {"updates-lost-in-rounding": lost > total / 2})
 
 
 def stop_tokens(encoder: ChatEncoder, engine_stops: Sequence[int]) -> Result:
-    """The engine stops at the token that ends a turn in training, and at the tokenizer's EOS if the template writes none."""
+    """The engine stops at the token that ends a turn in training, and at the tokenizer's EOS if the
+    template writes none.
+    """
     tokenizer, turn = encoder.tokenizer, encoder.conversation((user("Hello."), assistant("Yes")))
-    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special} | set(tokenizer.all_special_ids)
-    written = [token for token, trained in zip(turn.ids, turn.trained, strict=True) if trained and token in special]
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special} | set(
+        tokenizer.all_special_ids
+    )
+    written = [
+        token
+        for token, trained in zip(turn.ids, turn.trained, strict=True)
+        if trained and token in special
+    ]
     ending = written[0] if written else tokenizer.eos_token_id
     shown = "none" if ending is None else repr(tokenizer.decode([ending]))
-    evidence = f"a turn ends with {shown}; the engine stops at {[tokenizer.decode([i]) for i in engine_stops]}"
-    runs_on, differ = ending is not None and ending not in engine_stops, set(engine_stops) != set(encoder.stop_ids)
-    return diagnose("stop tokens", evidence, {"no-stop-at-the-end-of-a-turn": runs_on, "stops-differ": differ})
+    evidence = (
+        f"a turn ends with {shown}; the engine stops at "
+        f"{[tokenizer.decode([i]) for i in engine_stops]}"
+    )
+    runs_on, differ = (
+        ending is not None and ending not in engine_stops,
+        set(engine_stops) != set(encoder.stop_ids),
+    )
+    return diagnose(
+        "stop tokens", evidence, {"no-stop-at-the-end-of-a-turn": runs_on, "stops-differ": differ}
+    )
 
 
 def scores(scores: Sequence[Score], *, checked: bool = False) -> Result:
@@ -279,7 +398,9 @@ def scores(scores: Sequence[Score], *, checked: bool = False) -> Result:
     evidence = f"{len(values)} scores, {failed} failed" + (f" ({reasons})" if reasons else "")
     if values:
         evidence += f", {statistics.fmean(values):.3g} ± {spread:.3g}"
-    grave = failed > len(scores) / 2 or any(s.value is not None and math.isnan(s.value) for s in scores)
+    grave = failed > len(scores) / 2 or any(
+        s.value is not None and math.isnan(s.value) for s in scores
+    )
     failing = {"most-rewards-fail": grave, "some-rewards-fail": failed > 0}
     equal = {"checked-scores-equal" if checked else "scores-equal": spread < 1e-6}
     return diagnose("scores", evidence, failing | equal)
@@ -289,13 +410,21 @@ def pairs_made(rounds: Sequence[Mapping[str, Any]]) -> Result:
     """Most prompts give a pair.
 
     Args:
-        rounds: counts of a round's `pairs`, and of the prompts that gave none: `tied`, `failed`, `unusable`, `too_long`.
+        rounds: counts of a round's `pairs`, and of the prompts that gave none: `tied`, `failed`,
+            `unusable`, `too_long`.
     """
     made = sum(one.get("pairs") or 0 for one in rounds)
-    lost = {key: sum(one.get(key) or 0 for one in rounds) for key in ("tied", "failed", "unusable", "too_long")}
-    total = made + sum(count for key, count in lost.items() if key != "too_long")  # the long ones are pairs first
+    lost = {
+        key: sum(one.get(key) or 0 for one in rounds)
+        for key in ("tied", "failed", "unusable", "too_long")
+    }
+    # the long ones are pairs first
+    total = made + sum(count for key, count in lost.items() if key != "too_long")
     reasons = ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in lost.items() if count)
-    evidence = f"{made - lost['too_long']} pairs of {total} prompts in {len(rounds)} rounds{f'; {reasons}' if reasons else ''}"
+    evidence = (
+        f"{made - lost['too_long']} pairs of {total} prompts in {len(rounds)} "
+        f"rounds{f'; {reasons}' if reasons else ''}"
+    )
     return diagnose("pairs", evidence, {"few-pairs": 2 * (made - lost["too_long"]) < total})
 
 
@@ -308,5 +437,10 @@ def kl_scale(coefficient: float, kl: float, spread: float, most: float = 20.0) -
         most: deviations that the KL may cost.
     """
     share = coefficient * kl / spread if spread else math.inf
-    evidence = f"coefficient {coefficient:g} x {kl:.3g} nats = {share:.3g} deviations of the score ({spread:.3g})"
-    return diagnose("KL scale", evidence, {"kl-dwarfs-the-score": share > most, "kl-too-light": share < 1e-3})
+    evidence = (
+        f"coefficient {coefficient:g} x {kl:.3g} nats = {share:.3g} deviations of the "
+        f"score ({spread:.3g})"
+    )
+    return diagnose(
+        "KL scale", evidence, {"kl-dwarfs-the-score": share > most, "kl-too-light": share < 1e-3}
+    )

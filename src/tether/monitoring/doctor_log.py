@@ -1,10 +1,12 @@
-"""The doctor's checks on the rows of a finished or interrupted run: what a log can tell of a faulty set-up, and no more.
+"""The doctor's checks on the rows of a finished or interrupted run: what a log can tell of a faulty
+set-up, and no more.
 
-Whether training has moved the model from where it began is told by five measures, the surest that the log allows. The KL to the
-reference, and the margins of rewards that are log ratios to it, are 0 at the start whatever the rows, so that any value is
-movement. A loss on held-out rows is of the same rows before and after; a new reward head ranks held-out pairs like a coin.
-Without those, what the log has is tried for a trend, and the run is called still only where none of several columns has any and
-a rise worth having can be ruled out.
+Whether training has moved the model from where it began is told by five measures, the surest that
+the log allows. The KL to the reference, and the margins of rewards that are log ratios to it, are 0
+at the start whatever the rows, so that any value is movement. A loss on held-out rows is of the
+same rows before and after; a new reward head ranks held-out pairs like a coin. Without those, what
+the log has is tried for a trend, and the run is called still only where none of several columns has
+any and a rise worth having can be ruled out.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ STILL_MARGIN = 0.05
 STILL_LOSS = 0.005
 """Share of a held-out loss."""
 FIRST_RATIO, SELDOM = 0.05, 0.1
-"""Of the ratio before an update; and the share of a log's steps in which a fault may show and be an accident."""
+"""Of the ratio before an update; and the share of a log's steps in which a fault may show and be an
+accident.
+"""
 SELDOM_ENDED = 0.2
 """Share of answers that end by themselves, at or below which most are cut off."""
 LEAST_STEPS, LEAST_UPDATES = 10, 5
@@ -40,16 +44,27 @@ class StageLog(NamedTuple):
 
 def reference_at_start(log: StageLog, kls: list[float]) -> Result:
     """The first step's samples are the reference's own, and later ones are not."""
-    evidence = f"KL {kls[0]:.3g} nats a response at the first step, {kls[-1]:.3g} at the last of {len(kls)}"
-    follows = len(kls) >= 3 and not any(kls) and any(norm > 0 for norm in numbers(log.rows, "grad_norm"))
-    faults = {"reference-is-not-the-start": log.rows[0].get("step") == 1 and abs(kls[0]) > 0.5, "reference-moves-along": follows}
+    evidence = (
+        f"KL {kls[0]:.3g} nats a response at the first step, {kls[-1]:.3g} at the last of "
+        f"{len(kls)}"
+    )
+    follows = (
+        len(kls) >= 3 and not any(kls) and any(norm > 0 for norm in numbers(log.rows, "grad_norm"))
+    )
+    faults = {
+        "reference-is-not-the-start": log.rows[0].get("step") == 1 and abs(kls[0]) > 0.5,
+        "reference-moves-along": follows,
+    }
     return diagnose("shared weights" if follows else "reference", evidence, faults)
 
 
 def kl_sign_logged(log: StageLog, kls: list[float]) -> Result:
     """The KL is a divergence: estimates of it are not negative on average."""
     late = statistics.fmean(kls[-max(3, len(kls) // 3) :])
-    evidence = f"KL {min(kls):.3g} to {max(kls):.3g} nats a response, {late:.3g} in the last third of the steps"
+    evidence = (
+        f"KL {min(kls):.3g} to {max(kls):.3g} nats a response, {late:.3g} in the last "
+        "third of the steps"
+    )
     return diagnose("KL sign", evidence, {"kl-negative": len(kls) >= 3 and late < -0.5})
 
 
@@ -59,44 +74,66 @@ def moved_too_far(log: StageLog, clipped: list[float], kls: list[float]) -> Resu
         clipped = [0.0]  # whole sequences are clipped at 1e-4: a large part of them is meant to be
     fraction, kl = statistics.median(clipped), statistics.median(kls)
     evidence = f"median: {fraction:.1%} of tokens clipped, KL(old || new) {kl:.2g} nats a token"
-    faults = {"updates-far-too-long": fraction > 0.4 or kl > 0.15, "updates-too-long": fraction > 0.2 or kl > 0.05}
+    faults = {
+        "updates-far-too-long": fraction > 0.4 or kl > 0.15,
+        "updates-too-long": fraction > 0.2 or kl > 0.05,
+    }
     return diagnose("epochs", evidence, faults)
 
 
 def check_update(metrics: Mapping[str, Any]) -> Finding | None:
-    """The error of a single step whose updates went far too long, as soon as it has been made; None: it shows none."""
+    """The error of a single step whose updates went far too long, as soon as it has been made;
+    None: it shows none.
+    """
     clipped, kls = (numbers([metrics], name) for name in MOVEMENT)
     result = moved_too_far(StageLog([metrics], {}), clipped or [0.0], kls or [0.0])
     return result if isinstance(result, Finding) and result.severity == "error" else None
 
 
 def first_ratio(log: StageLog, deviations: list[float]) -> Result:
-    """Before an update the ratio is 1, unless dropout or another numerics stands between old and new.
+    """Before an update the ratio is 1, unless dropout or another numerics stands between old and
+    new.
 
-    Either shows at nearly every step: of many steps one may hold a token whose logarithm a rounding moves far.
+    Either shows at nearly every step: of many steps one may hold a token whose logarithm a rounding
+    moves far.
     """
     off = sum(deviation > FIRST_RATIO for deviation in deviations)
     evidence = f"before any update the ratio is 1 to within {max(deviations):.2g}"
     evidence += f"; farther than {FIRST_RATIO:g} in {off} of {len(deviations)} steps" if off else ""
     often = off > SELDOM * len(deviations)
-    return diagnose("dropout", evidence, {"first-ratio-is-not-one": often, "first-ratio-strays": off > 0})
+    return diagnose(
+        "dropout", evidence, {"first-ratio-is-not-one": often, "first-ratio-strays": off > 0}
+    )
 
 
 def engine_gap(log: StageLog, gaps: list[float]) -> Result:
-    """The engine's log-probabilities of its own samples against the learner's, where both had the same weights."""
-    gaps = numbers([row for row in log.rows if not row.get("policy/staleness")], "policy/engine_gap") or gaps
+    """The engine's log-probabilities of its own samples against the learner's, where both had the
+    same weights.
+    """
+    gaps = (
+        numbers([row for row in log.rows if not row.get("policy/staleness")], "policy/engine_gap")
+        or gaps
+    )
     gap = statistics.median(gaps)
-    evidence = f"engine and learner differ by {gap:.3g} nats a token (median over {len(gaps)} steps)"
+    evidence = (
+        f"engine and learner differ by {gap:.3g} nats a token (median over {len(gaps)} steps)"
+    )
     return diagnose("temperature", evidence, {"engine-disagreed": gap > 0.12})
 
 
 def answers_end(log: StageLog, rates: list[float], lengths: list[float]) -> Result:
     """Answers end by themselves, and neither shrink to nothing nor grow to the limit."""
     span = max(1, len(rates) // 10)
-    first, last, short = (statistics.fmean(values) for values in (rates[:span], rates[-span:], lengths[-span:]))
+    first, last, short = (
+        statistics.fmean(values) for values in (rates[:span], rates[-span:], lengths[-span:])
+    )
     evidence = f"{first:.0%} of answers ended in the first steps, {last:.0%} in the last; "
     evidence += f"length {lengths[0]:.0f} to {short:.0f} tokens"
-    cut, shrunk, endless = max(rates) < 0.02, short <= 2 < lengths[0] / 4, last < 0.2 and first > 0.5
+    cut, shrunk, endless = (
+        max(rates) < 0.02,
+        short <= 2 < lengths[0] / 4,
+        last < 0.2 and first > 0.5,
+    )
     check = "empty or endless answers" if (shrunk or endless) and not cut else "stop tokens"
     faults = {"answers-cut-off": cut, "answers-shrunk": shrunk, "answers-run-on": endless}
     return diagnose(check, evidence, {**faults, "answers-mostly-cut-off": last <= SELDOM_ENDED})
@@ -108,7 +145,10 @@ def scores_logged(log: StageLog) -> Result:
     spreads, failed = numbers(log.rows, "reward/proxy_std"), sum(numbers(log.rows, "reward/failed"))
     if not proxies:
         return Unexamined("scores", "no scores in the log")
-    evidence = f"{len(proxies)} steps, {failed:.0f} failed scores, {proxies.count(None)} steps without a finite mean"
+    evidence = (
+        f"{len(proxies)} steps, {failed:.0f} failed scores, {proxies.count(None)} steps "
+        "without a finite mean"
+    )
     if spreads:
         evidence += f", deviation {statistics.median(spreads):.3g}"
     equal, none = not any(spread > 1e-6 for spread in spreads), proxies.count(None)
@@ -122,12 +162,21 @@ def scores_logged(log: StageLog) -> Result:
 
 
 def kl_weight(log: StageLog) -> Result:
-    """Scores weigh about as much as the KL that was reached, and the penalty lets the policy go there."""
-    paid, kls, spreads = (numbers(log.rows, key) for key in ("kl/coefficient", KL, "reward/proxy_std"))
+    """Scores weigh about as much as the KL that was reached, and the penalty lets the policy go
+    there.
+    """
+    paid, kls, spreads = (
+        numbers(log.rows, key) for key in ("kl/coefficient", KL, "reward/proxy_std")
+    )
     reached = statistics.fmean(kls[-max(1, len(kls) // 5) :]) if kls else 0.0
     settings, proxies = log.settings, numbers(log.rows, "reward/proxy")
     in_loss = settings.get("kl", {}).get("place", "token") == "loss"
-    if not paid or not paid[-1] or not (kls and proxies) or not any(spread > 1e-6 for spread in spreads):
+    if (
+        not paid
+        or not paid[-1]
+        or not (kls and proxies)
+        or not any(spread > 1e-6 for spread in spreads)
+    ):
         return Unexamined("KL scale", "no KL is paid, or all scores are equal: nothing to weigh")
     spread = unit = statistics.median(spreads)
     if settings.get("normalize_scores") and spreads[0] > 1e-6:
@@ -136,8 +185,16 @@ def kl_weight(log: StageLog) -> Result:
         unit = 1.0
     third = max(1, len(proxies) // 3)
     rise = (statistics.fmean(proxies[-third:]) - statistics.fmean(proxies[:third])) / spread
-    if paid[-1] >= HELD_PRICE * unit and reached < HELD_KL and rise < 0.5 and len(after_warmup(log.rows)) >= LEAST_STEPS:
-        evidence = f"coefficient {paid[-1]:g}: a nat costs {paid[-1] / unit:.3g} deviations of the score; the KL is {reached:.2g}"
+    if (
+        paid[-1] >= HELD_PRICE * unit
+        and reached < HELD_KL
+        and rise < 0.5
+        and len(after_warmup(log.rows)) >= LEAST_STEPS
+    ):
+        evidence = (
+            f"coefficient {paid[-1]:g}: a nat costs {paid[-1] / unit:.3g} deviations of "
+            f"the score; the KL is {reached:.2g}"
+        )
         evidence += f" nats, the score has risen by {rise:.2g} deviations"
         return diagnose("KL scale", evidence, {"kl-holds-the-policy": True})
     if in_loss or reached < 0.5:
@@ -152,8 +209,18 @@ CHECKS: tuple[Check, ...] = (
     ("KL sign", (KL,), kl_sign_logged, "the reference was not asked"),
     ("epochs", MOVEMENT, moved_too_far, "neither clip fraction nor KL(old || new) in the log"),
     ("dropout", ("policy/first_ratio_deviation",), first_ratio, "no first ratio in the log"),
-    ("temperature", ("policy/engine_gap",), engine_gap, "the engine's own log-probabilities are not in the log"),
-    ("stop tokens", ("response/stop_rate", "response/length"), answers_end, "neither lengths nor stop rates in the log"),
+    (
+        "temperature",
+        ("policy/engine_gap",),
+        engine_gap,
+        "the engine's own log-probabilities are not in the log",
+    ),
+    (
+        "stop tokens",
+        ("response/stop_rate", "response/length"),
+        answers_end,
+        "neither lengths nor stop rates in the log",
+    ),
     ("scores", (), scores_logged, ""),
     ("KL scale", (), kl_weight, ""),
 )
@@ -172,7 +239,11 @@ def check_samples(rows: Rows, settings: Mapping[str, Any]) -> list[Result]:
         settings: the section of the stage.
     """
     log, logged = StageLog(rows, settings), set[str]().union(*rows)
-    chosen = [entry for entry in CHECKS if entry[0] in SAMPLES and logged & {*(entry[1] or ("reward/proxy",))}]
+    chosen = [
+        entry
+        for entry in CHECKS
+        if entry[0] in SAMPLES and logged & {*(entry[1] or ("reward/proxy",))}
+    ]
     return [_checked(entry, log) for entry in chosen]
 
 
@@ -197,7 +268,9 @@ Reading = tuple[bool | None, str]
 """At rest or not (None: this measure cannot tell), and the number behind it."""
 
 
-def check_movement(rows: Rows, settings: Mapping[str, Any], summary: Mapping[str, Any] | None = None) -> Result:
+def check_movement(
+    rows: Rows, settings: Mapping[str, Any], summary: Mapping[str, Any] | None = None
+) -> Result:
     """The model stands where it began, it does not, or the log cannot tell.
 
     Args:
@@ -208,14 +281,35 @@ def check_movement(rows: Rows, settings: Mapping[str, Any], summary: Mapping[str
     steady, results = after_warmup(rows), summary or {}
     least = LEAST_STEPS if any("reward/proxy" in row for row in rows) else LEAST_UPDATES
     if len(steady) < least:
-        return Unexamined("movement", f"it takes {least} steps after the warm-up to tell, and there are {len(steady)}")
-    readings = (_by_kl(rows), _by_margin(rows, settings), _by_loss(results), _by_ranking(results), _by_trend(steady))
-    resting, evidence = next((reading for reading in readings if reading[0] is not None), (None, ""))
+        return Unexamined(
+            "movement",
+            f"it takes {least} steps after the warm-up to tell, and there are {len(steady)}",
+        )
+    readings = (
+        _by_kl(rows),
+        _by_margin(rows, settings),
+        _by_loss(results),
+        _by_ranking(results),
+        _by_trend(steady),
+    )
+    resting, evidence = next(
+        (reading for reading in readings if reading[0] is not None), (None, "")
+    )
     if resting is None:
-        reason = f"no distance from the start in the log, and {len(steady)} steps too few or too noisy for a trend"
+        reason = (
+            f"no distance from the start in the log, and {len(steady)} steps too few or too "
+            "noisy for a trend"
+        )
         return Unexamined("movement", reason)
     if resting:
-        rate = next((f" at a learning rate of up to {r:.2g}" for r in numbers(steady, "learning_rate") if r), "")
+        rate = next(
+            (
+                f" at a learning rate of up to {r:.2g}"
+                for r in numbers(steady, "learning_rate")
+                if r
+            ),
+            "",
+        )
         evidence += f", after {len(rows)} steps{rate}"
     return diagnose("movement", evidence, {"still": resting})
 
@@ -228,11 +322,17 @@ def after_warmup(rows: Rows) -> Rows:
 
 def numbers(rows: Rows, key: str) -> list[float]:
     """A column of a log, without what is missing or not finite."""
-    return [row[key] for row in rows if isinstance(row.get(key), int | float) and math.isfinite(row[key])]
+    return [
+        row[key]
+        for row in rows
+        if isinstance(row.get(key), int | float) and math.isfinite(row[key])
+    ]
 
 
 def _by_kl(rows: Rows) -> Reading:
-    """How far the policy is from its reference; where it is exactly 0 throughout, the reference may move along."""
+    """How far the policy is from its reference; where it is exactly 0 throughout, the reference may
+    move along.
+    """
     kls = numbers(rows, KL)
     return near_reference(kls) if len(kls) >= LEAST_STEPS and any(kls) else (None, "")
 
@@ -240,8 +340,14 @@ def _by_kl(rows: Rows) -> Reading:
 def _by_margin(rows: Rows, settings: Mapping[str, Any]) -> Reading:
     """Rewards that are log ratios to a reference are all 0 before the first update."""
     pairs = [(row.get("reward_desirable"), row.get("reward_undesirable")) for row in rows]
-    margins = numbers(rows, "margin") or [good - bad for good, bad in pairs if good is not None and bad is not None]
-    if "beta" not in settings or settings.get("loss") in REFERENCE_FREE or len(margins) < LEAST_UPDATES:
+    margins = numbers(rows, "margin") or [
+        good - bad for good, bad in pairs if good is not None and bad is not None
+    ]
+    if (
+        "beta" not in settings
+        or settings.get("loss") in REFERENCE_FREE
+        or len(margins) < LEAST_UPDATES
+    ):
         return None, ""
     value = statistics.fmean(margins[-max(3, len(margins) // 3) :])
     return abs(value) < STILL_MARGIN, f"the preferred responses are ahead by {value:.2g} in reward"
@@ -251,19 +357,32 @@ def _by_loss(summary: Mapping[str, Any]) -> Reading:
     before, after = summary.get("eval_loss_before"), summary.get("eval_loss")
     if not before or after is None:
         return None, ""
-    return abs(after / before - 1) < STILL_LOSS, f"the held-out loss went from {before:.4g} to {after:.4g}"
+    return abs(after / before - 1) < STILL_LOSS, (
+        f"the held-out loss went from {before:.4g} to {after:.4g}"
+    )
 
 
 def _by_ranking(summary: Mapping[str, Any]) -> Reading:
-    """It has moved where it clearly beats a coin on ten pairs or more; that it does not would be no proof of rest."""
+    """It has moved where it clearly beats a coin on ten pairs or more; that it does not would be no
+    proof of rest.
+    """
     accuracy = summary.get("heldout_accuracy")
-    if not isinstance(accuracy, Mapping) or accuracy.get("count", 10) < 10 or not (accuracy.get("low") or 0) > 0.5:
+    if (
+        not isinstance(accuracy, Mapping)
+        or accuracy.get("count", 10) < 10
+        or not (accuracy.get("low") or 0) > 0.5
+    ):
         return None, ""
-    return False, f"{accuracy['value']:.1%} of held-out pairs are ranked right, clearly more than half"
+    return (
+        False,
+        f"{accuracy['value']:.1%} of held-out pairs are ranked right, clearly more than half",
+    )
 
 
 def _by_trend(rows: Rows) -> Reading:
-    """Still: nothing that would change has a trend, and scores cannot have risen by half a deviation."""
+    """Still: nothing that would change has a trend, and scores cannot have risen by half a
+    deviation.
+    """
     columns = {name: numbers(rows, name) for name in (*TRENDS, "loss", "margin", "accuracy")}
     spread = statistics.fmean(numbers(rows, "reward/proxy_std") or [math.inf])
     resting, trends = still(columns, spread)

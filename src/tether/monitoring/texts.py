@@ -1,4 +1,6 @@
-"""Measures of texts: what they repeat, what they borrow, how they are dressed up. Words and signs, no tokenizer."""
+"""Measures of texts: what they repeat, what they borrow, how they are dressed up. Words and signs,
+no tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,14 @@ _MARKS = re.compile(
     re.MULTILINE,
 )
 _HEDGES = re.compile(
-    r"\b(?:i think|i believe|i guess|i'm not sure|i am not sure|i'm not certain|i can't say|it seems|it appears|it may be"
-    r"|it might be|it could be|it depends|that depends|in my opinion|to some extent|in some cases|perhaps|possibly|maybe"
-    r"|presumably|arguably|probably|generally speaking|as an ai|language model|consult (?:a|an|your)|seek professional"
-    r"|it's important to note|it is important to note|keep in mind that|there is no (?:single|one|right))\b"
+    r"\b(?:i think|i believe|i guess|i'm not sure|i am not sure|i'm not certain|i can't say|it "
+    r"seems|it appears|it may be"
+    r"|it might be|it could be|it depends|that depends|in my opinion|to some extent|in some "
+    r"cases|perhaps|possibly|maybe"
+    r"|presumably|arguably|probably|generally speaking|as an ai|language model|consult "
+    r"(?:a|an|your)|seek professional"
+    r"|it's important to note|it is important to note|keep in mind that|there is no "
+    r"(?:single|one|right))\b"
 )
 
 
@@ -49,13 +55,17 @@ def repetition(tokens: Sequence[str], n: int = 3) -> float:
 
 
 def parroting(tokens: Sequence[str], prompt: Sequence[str], n: int = 3) -> float:
-    """The share of the response's n-grams that stand in the prompt; 0 for a response of fewer than n words."""
+    """The share of the response's n-grams that stand in the prompt; 0 for a response of fewer than
+    n words.
+    """
     grams, given = ngrams(tokens, n), set(ngrams(prompt, n))
     return sum(gram in given for gram in grams) / len(grams) if grams else 0.0
 
 
 def format_marks(text: str, num_words: int) -> float:
-    """Marks of format (list items, headers, bold, boxes, code, tables, tags) per 100 words, of a text of at least 10."""
+    """Marks of format (list items, headers, bold, boxes, code, tables, tags) per 100 words, of a
+    text of at least 10.
+    """
     return 100 * len(_MARKS.findall(text)) / max(10, num_words)
 
 
@@ -65,7 +75,8 @@ def hedges(text: str, num_words: int) -> float:
 
 
 def similarity(texts: Sequence[Sequence[str]], n: int = 2) -> float:
-    """Mean overlap (Jaccard) of the sets of n-grams over all pairs of texts; 0 for fewer than two texts.
+    """Mean overlap (Jaccard) of the sets of n-grams over all pairs of texts; 0 for fewer than two
+    texts.
 
     Equation: |A ∩ B| / |A ∪ B|, 0 where both are empty.
     """
@@ -79,14 +90,18 @@ OPENING = "\n"
 
 
 def phrases(tokens: Sequence[str], longest: int = 3) -> set[str]:
-    """The n-grams of up to `longest` words, and the opening of `longest` words, marked by `OPENING`; every number as 0."""
+    """The n-grams of up to `longest` words, and the opening of `longest` words, marked by
+    `OPENING`; every number as 0.
+    """
     tokens = ["0" if token.isdecimal() else token for token in tokens]
     grams = {" ".join(gram) for n in range(1, longest + 1) for gram in ngrams(tokens, n)}
     return grams | {OPENING + " ".join(tokens[:longest])}
 
 
 def co_moments(x: Sequence[float], y: Sequence[float]) -> list[float]:
-    """[degrees of freedom, Sxx, Syy, Sxy] about the means: those of several batches add up to a pooled correlation."""
+    """[degrees of freedom, Sxx, Syy, Sxy] about the means: those of several batches add up to a
+    pooled correlation.
+    """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if len(a) < 2:
         return [0.0, 0.0, 0.0, 0.0]
@@ -95,11 +110,14 @@ def co_moments(x: Sequence[float], y: Sequence[float]) -> list[float]:
 
 
 def pooled_correlation(parts: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Pearson's correlation of batches about their own means, and its t; (0, 0) where a side does not vary.
+    """Pearson's correlation of batches about their own means, and its t; (0, 0) where a side does
+    not vary.
 
     Equation: r = ΣSxy / √(ΣSxx ΣSyy), t = r √((d - 1) / (1 - r²)) with d = Σ(n - 1).
     """
-    freedom, sxx, syy, sxy = np.sum(np.asarray(parts, dtype=np.float64).reshape(-1, 4), axis=0).tolist()
+    freedom, sxx, syy, sxy = np.sum(
+        np.asarray(parts, dtype=np.float64).reshape(-1, 4), axis=0
+    ).tolist()
     if freedom < 3 or sxx <= 0 or syy <= 0:
         return 0.0, 0.0
     r = max(-1.0, min(1.0, sxy / (sxx * syy) ** 0.5))
@@ -109,7 +127,11 @@ def pooled_correlation(parts: Sequence[Sequence[float]]) -> tuple[float, float]:
 def moments(values: Sequence[float]) -> list[float]:
     """[count, mean, sum of squares about it]."""
     array = np.asarray(values, dtype=np.float64)
-    return [float(len(array)), float(array.mean()), float(((array - array.mean()) ** 2).sum())] if len(array) else [0.0, 0.0, 0.0]
+    return (
+        [float(len(array)), float(array.mean()), float(((array - array.mean()) ** 2).sum())]
+        if len(array)
+        else [0.0, 0.0, 0.0]
+    )
 
 
 def pool(parts: Sequence[Sequence[float]]) -> tuple[float, float, float]:
@@ -123,7 +145,9 @@ def pool(parts: Sequence[Sequence[float]]) -> tuple[float, float, float]:
 
 
 class Text(NamedTuple):
-    """One response and its score. `spread` is the standard deviation of an ensemble's scores, None without one."""
+    """One response and its score. `spread` is the standard deviation of an ensemble's scores, None
+    without one.
+    """
 
     prompt: str
     response: str
@@ -139,7 +163,9 @@ def score_of(text: Text) -> float:
 
 
 class TextFacts(TypedDict):
-    """A step's texts as later steps need them, in plain JSON: counts and moments that add up to those of several steps."""
+    """A step's texts as later steps need them, in plain JSON: counts and moments that add up to
+    those of several steps.
+    """
 
     texts: int
     moments: dict[str, list[float]]
@@ -165,7 +191,8 @@ def measure_texts(texts: Sequence[Text], tokens: Tokens) -> dict[str, list[float
 
 
 def length_advantages(texts: Sequence[Text]) -> tuple[list[float], list[float]]:
-    """Spearman's correlation of score and length inside each prompt's responses, where both vary, and its variance by chance.
+    """Spearman's correlation of score and length inside each prompt's responses, where both vary,
+    and its variance by chance.
 
     Equation: 1 / (n - 1) for n responses whose scores know nothing of length.
     """
@@ -175,39 +202,63 @@ def length_advantages(texts: Sequence[Text]) -> tuple[list[float], list[float]]:
     for text in texts:
         if text.score is not None:
             groups[text.prompt].append((text.length, text.score))
-    varying = [rows for rows in groups.values() if all(len(set(side)) > 1 for side in zip(*rows, strict=True))]
+    varying = [
+        rows
+        for rows in groups.values()
+        if all(len(set(side)) > 1 for side in zip(*rows, strict=True))
+    ]
     correlations = [float(spearmanr(*zip(*rows, strict=True)).statistic) for rows in varying]  # type: ignore[attr-defined]
     return correlations, [1 / (len(rows) - 1) for rows in varying]
 
 
-def across_prompts(texts: Sequence[Text], tokens: Tokens, least: int = 4, most: int = 32) -> float | None:
-    """`similarity` of one response each of different prompts; None for fewer than `least` prompts."""
+def across_prompts(
+    texts: Sequence[Text], tokens: Tokens, least: int = 4, most: int = 32
+) -> float | None:
+    """`similarity` of one response each of different prompts; None for fewer than `least`
+    prompts.
+    """
     first = {text.prompt: row for text, row in zip(reversed(texts), reversed(tokens), strict=True)}
     return similarity(list(first.values())[:most]) if len(first) >= least else None
 
 
-def phrase_table(texts: Sequence[Text], tokens: Tokens, least_share: float = 0.1, most: int = 200) -> dict[str, list[float]]:
-    """The share of responses that hold each frequent phrase, and the co-moments of its presence with the score.
+def phrase_table(
+    texts: Sequence[Text], tokens: Tokens, least_share: float = 0.1, most: int = 200
+) -> dict[str, list[float]]:
+    """The share of responses that hold each frequent phrase, and the co-moments of its presence
+    with the score.
 
     Frequent: held by at least two texts and `least_share` of all; the `most` frequent ones.
     """
-    held, scores = [phrases(row) for row in tokens], {i: text.score for i, text in enumerate(texts) if text.score is not None}
+    held, scores = (
+        [phrases(row) for row in tokens],
+        {i: text.score for i, text in enumerate(texts) if text.score is not None},
+    )
     counts = Counter(phrase for holder in held for phrase in holder)
     least = max(2.0, least_share * len(texts))
     frequent = [phrase for phrase, count in counts.items() if count >= least]
     return {
-        phrase: [counts[phrase] / len(texts), *co_moments([float(phrase in held[i]) for i in scores], list(scores.values()))]
+        phrase: [
+            counts[phrase] / len(texts),
+            *co_moments([float(phrase in held[i]) for i in scores], list(scores.values())),
+        ]
         for phrase in sorted(frequent, key=lambda phrase: (-counts[phrase], phrase))[:most]
     }
 
 
-def summarize(texts: Sequence[Text], tokens: Tokens, columns: Mapping[str, Sequence[float]]) -> TextFacts:
+def summarize(
+    texts: Sequence[Text], tokens: Tokens, columns: Mapping[str, Sequence[float]]
+) -> TextFacts:
     """Reduce a step's texts to what later steps compare with."""
     scored = [(float(text.length), text.score) for text in texts if text.score is not None]
     advantages, chances = length_advantages(texts)
     return {
         "texts": len(texts),
-        "moments": {k: moments(v) for k, v in {**columns, "length_advantage": advantages, "chance": chances}.items()},
-        "length_score": co_moments([length for length, _ in scored], [score for _, score in scored]),
+        "moments": {
+            k: moments(v)
+            for k, v in {**columns, "length_advantage": advantages, "chance": chances}.items()
+        },
+        "length_score": co_moments(
+            [length for length, _ in scored], [score for _, score in scored]
+        ),
         "phrases": phrase_table(texts, tokens),
     }

@@ -1,4 +1,6 @@
-"""Trends of a run's numbers, and whether what is trained is at rest: judged by the noise that the numbers themselves show."""
+"""Trends of a run's numbers, and whether what is trained is at rest: judged by the noise that the
+numbers themselves show.
+"""
 
 from __future__ import annotations
 
@@ -16,38 +18,50 @@ KL, TRENDS = "kl/policy_reference_k1", ("reward/proxy", "policy/entropy", "respo
 LEAST_TREND = 15
 """Steps that it takes to see that nothing has a trend."""
 RESTING_KL, SMALL_KL, HELD_KL = 0.01, 0.1, 0.25
-"""Nats a response. At such a KL scores can have risen by √(2 KL) of their deviation at most: by a seventh, by less than half, by
-seven tenths."""
+"""Nats a response. At such a KL scores can have risen by √(2 KL) of their deviation at most: by a
+seventh, by less than half, by seven tenths.
+"""
 HELD_PRICE = 0.5
-"""Deviations of the score that a nat costs. The best policy under a penalty β is π_ref exp(r/β), normalised (eq. 4 of
-https://arxiv.org/abs/2305.18290). Where scores are normal, it is 1/p deviations above the start, for 1/(2p²) nats, at a price
-p: 2 deviations for 2 nats at this one."""
+"""Deviations of the score that a nat costs. The best policy under a penalty β is π_ref exp(r/β),
+normalised (eq. 4 of https://arxiv.org/abs/2305.18290). Where scores are normal, it is 1/p
+deviations above the start, for 1/(2p²) nats, at a price
+p: 2 deviations for 2 nats at this one.
+"""
 
 
 class Drift(NamedTuple):
-    """By how much a line through a series rises from its first value to its last, and the standard error of that."""
+    """By how much a line through a series rises from its first value to its last, and the standard
+    error of that.
+    """
 
     change: float
     error: float
     sure: bool
-    """Three standard errors from 0, against time or its logarithm, in which what moves at first and then rests shows."""
+    """Three standard errors from 0, against time or its logarithm, in which what moves at first and
+    then rests shows.
+    """
 
     def __str__(self) -> str:
         return f"{self.change:+.2g} ± {self.error:.2g}"
 
 
 def drift(values: Sequence[float]) -> Drift:
-    """The trend of a series of three values or more, whose noise is that about the line of least squares."""
+    """The trend of a series of three values or more, whose noise is that about the line of least
+    squares.
+    """
     times, lines = np.arange(1.0, len(values) + 1), []
     for time in (times, np.log(times)):
         freedom, sxx, syy, sxy = co_moments(time.tolist(), values)
         span = float(time[-1] - time[0])
-        lines.append((span * sxy / sxx, span * math.sqrt(max(0.0, syy - sxy**2 / sxx) / (freedom - 1) / sxx)))
+        lines.append(
+            (span * sxy / sxx, span * math.sqrt(max(0.0, syy - sxy**2 / sxx) / (freedom - 1) / sxx))
+        )
     return Drift(*lines[0], sure=any(abs(change) > 3 * error for change, error in lines))
 
 
 def still(course: Mapping[str, Sequence[float]], spread: float) -> tuple[bool | None, str]:
-    """Tell whether no series has a trend (None: too few values, or too noisy to say), and the trends in words.
+    """Tell whether no series has a trend (None: too few values, or too noisy to say), and the
+    trends in words.
 
     Args:
         spread: a score's deviation; half of one is the rise that must be ruled out.
@@ -62,14 +76,17 @@ def still(course: Mapping[str, Sequence[float]], spread: float) -> tuple[bool | 
 
 
 def near_reference(kls: Sequence[float]) -> tuple[bool | None, str]:
-    """Tell whether the KL of the later half is within its error of 0, and small for sure (None: too noisy), and it in words.
+    """Tell whether the KL of the later half is within its error of 0, and small for sure (None: too
+    noisy), and it in words.
 
-    The noise is that of the steps: in bfloat16 the slightest change of the weights rounds other tokens another way, so that the
-    KL of a policy at rest is 0 on average alone.
+    The noise is that of the steps: in bfloat16 the slightest change of the weights rounds other
+    tokens another way, so that the KL of a policy at rest is 0 on average alone.
     """
     later = kls[len(kls) // 2 :]
     mean, error = statistics.fmean(later), statistics.stdev(later) / math.sqrt(len(later))
     evidence = f"a KL of {mean:.2g} ± {error:.1g} nats a response"
     if mean >= max(RESTING_KL, 2 * error):
         return False, evidence
-    return (True if mean < max(RESTING_KL, error) and abs(mean) + 2 * error < SMALL_KL else None), evidence
+    return (
+        True if mean < max(RESTING_KL, error) and abs(mean) + 2 * error < SMALL_KL else None
+    ), evidence

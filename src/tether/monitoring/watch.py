@@ -1,4 +1,6 @@
-"""One watch over one run: takes in a step at a time, asks every detector, and gives an alarm once an episode."""
+"""One watch over one run: takes in a step at a time, asks every detector, and gives an alarm once
+an episode.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from typing import Any
 
 from tether.core.types import Alarm, Rollout, Score
 from tether.monitoring.detectors import DETECTORS, STILL_KL, Facts, View, WatchConfig, enough
-from tether.monitoring.texts import Text, Tokens, across_prompts, measure_texts, score_of, summarize, word_tokens
+from tether.monitoring.texts import (
+    Text,
+    Tokens,
+    across_prompts,
+    measure_texts,
+    score_of,
+    summarize,
+    word_tokens,
+)
 from tether.monitoring.trends import KL, TRENDS
 
 LONGEST_COURSE = 400
@@ -24,7 +34,9 @@ class Watch:
         self.load_state({"baseline": [], "recent": [], "open": []})
 
     def _follow(self, metrics: Mapping[str, float]) -> None:
-        """Add a step to the course of what would change, which begins anew while the learning rate still rises."""
+        """Add a step to the course of what would change, which begins anew while the learning rate
+        still rises.
+        """
         rate = metrics.get("learning_rate", 0.0)
         if rate > self.highest_rate:
             self.highest_rate, self.course = rate, {}
@@ -33,24 +45,39 @@ class Watch:
                 values = self.course.setdefault(name, [])
                 values.append(metrics[name])
                 if len(values) > LONGEST_COURSE:
-                    values[:] = [statistics.fmean(pair) for pair in zip(values[::2], values[1::2], strict=False)]
+                    values[:] = [
+                        statistics.fmean(pair)
+                        for pair in zip(values[::2], values[1::2], strict=False)
+                    ]
 
     def observe(
-        self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout], scores: Sequence[Score]
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rollouts: Sequence[Rollout],
+        scores: Sequence[Score],
     ) -> list[Alarm]:
         """Take in one step; returns what fires at it."""
-        return self.observe_texts(step, metrics, [_text(r, s) for r, s in zip(rollouts, scores, strict=True)])
+        return self.observe_texts(
+            step, metrics, [_text(r, s) for r, s in zip(rollouts, scores, strict=True)]
+        )
 
-    def observe_texts(self, step: int, metrics: Mapping[str, Any], texts: Sequence[Text]) -> list[Alarm]:
+    def observe_texts(
+        self, step: int, metrics: Mapping[str, Any], texts: Sequence[Text]
+    ) -> list[Alarm]:
         """Take in one step of which only metrics and texts are at hand."""
         tokens, config = [word_tokens(text.response) for text in texts], self.config
         columns = measure_texts(texts, tokens)
         facts = self._facts(metrics, texts, tokens, columns)
-        if not enough(self.baseline, config.baseline, config.min_texts) and len(self.baseline) < 8 * config.baseline:
+        if (
+            not enough(self.baseline, config.baseline, config.min_texts)
+            and len(self.baseline) < 8 * config.baseline
+        ):
             self.baseline.append(facts)
         self.recent.append(facts)
         while len(self.recent) > 3 * config.window and (
-            enough(self.recent[1:], config.window, config.min_texts) or len(self.recent) > 8 * config.window
+            enough(self.recent[1:], config.window, config.min_texts)
+            or len(self.recent) > 8 * config.window
         ):
             self.recent.pop(0)
         self._follow(facts["metrics"])
@@ -59,9 +86,15 @@ class Watch:
         return [alarm for alarm in alarms if alarm]
 
     def _facts(
-        self, metrics: Mapping[str, Any], texts: Sequence[Text], tokens: Tokens, columns: Mapping[str, Sequence[float]]
+        self,
+        metrics: Mapping[str, Any],
+        texts: Sequence[Text],
+        tokens: Tokens,
+        columns: Mapping[str, Sequence[float]],
     ) -> Facts:
-        """A step's metrics as far as they are finite, and what its texts say where those are silent."""
+        """A step's metrics as far as they are finite, and what its texts say where those are
+        silent.
+        """
         scores = [text.score for text in texts if text.score is not None]
         sources = {
             "response/length": [text.length for text in texts],
@@ -72,7 +105,11 @@ class Watch:
         numbers = {name: statistics.fmean(values) for name, values in sources.items() if values}
         if scores:
             numbers["reward/proxy_std"] = statistics.pstdev(scores)
-        numbers |= {k: float(v) for k, v in metrics.items() if isinstance(v, int | float) and math.isfinite(v)}
+        numbers |= {
+            k: float(v)
+            for k, v in metrics.items()
+            if isinstance(v, int | float) and math.isfinite(v)
+        }
         last = self.recent[-1] if self.recent else None
         if KL in numbers:
             steps = last["metrics"].get("still", 0.0) if last else 0.0
@@ -103,20 +140,32 @@ class Watch:
 
     def state(self) -> dict[str, Any]:
         """Everything that a resumed watch goes on from, in plain JSON."""
-        steps = {"baseline": list(self.baseline), "recent": list(self.recent), "open": sorted(self.open)}
-        return {**steps, "course": {k: list(v) for k, v in self.course.items()}, "highest_rate": self.highest_rate}
+        steps = {
+            "baseline": list(self.baseline),
+            "recent": list(self.recent),
+            "open": sorted(self.open),
+        }
+        return {
+            **steps,
+            "course": {k: list(v) for k, v in self.course.items()},
+            "highest_rate": self.highest_rate,
+        }
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Go on where `state` was taken."""
         self.baseline: list[Facts] = list(values["baseline"])
         self.recent: list[Facts] = list(values["recent"])
         self.open: set[str] = set(values["open"])
-        self.course: dict[str, list[float]] = {name: list(course) for name, course in values.get("course", {}).items()}
+        self.course: dict[str, list[float]] = {
+            name: list(course) for name, course in values.get("course", {}).items()
+        }
         self.highest_rate: float = values.get("highest_rate", 0.0)
 
 
 def _shifts(before: list[float], metrics: Mapping[str, float]) -> list[float]:
-    """The measurement of sycophancy at the run's start and the last two: most steps have none, and hand on what they know."""
+    """The measurement of sycophancy at the run's start and the last two: most steps have none, and
+    hand on what they know.
+    """
     now = metrics.get("sycophancy/shift")
     if now is None:
         return before

@@ -1,7 +1,9 @@
-"""Simulated annotators: votes drawn from hidden scores with Bradley-Terry noise, and the majority among them.
+"""Simulated annotators: votes drawn from hidden scores with Bradley-Terry noise, and the majority
+among them.
 
-They replace people in the quickstart (the synthetic set-up of Gao et al. 2022, https://arxiv.org/abs/2210.10760). What
-follows from labels onwards is the road that people's labels take.
+They replace people in the quickstart (the synthetic set-up of Gao et al. 2022,
+https://arxiv.org/abs/2210.10760). What follows from labels onwards is the road that people's labels
+take.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ EQUALLY_FLUENT = 0.04
 
 
 def noise_for_agreement(differences: Sequence[float], agreement: float) -> float:
-    """The noise scale s at which two annotators, each preferring with sigma(difference / s), agree with probability `agreement`.
+    """The noise scale s at which two annotators, each preferring with sigma(difference / s), agree
+    with probability `agreement`.
 
     The mean of p^2 + (1 - p)^2 falls with s from 1 to 1/2, so bisection finds it.
     """
@@ -47,22 +50,38 @@ def label_pairs(
     only: Collection[tuple[int, int, int]] | None = None,
     noise: float | None = None,
 ) -> tuple[list[Comparison], dict[str, float]]:
-    """All pairs of every prompt's responses, voted on; the majority decides, pairs without one are dropped; and figures of that.
+    """All pairs of every prompt's responses, voted on; the majority decides, pairs without one are
+    dropped; and figures of that.
 
-    An annotator perceives difference / noise + a logistic draw, and says "tie" when that lies within `undecided`.
+    An annotator perceives difference / noise + a logistic draw, and says "tie" when that lies
+    within `undecided`.
 
     Args:
         scores: hidden scores, one a response; only their noisy order reaches the labels.
-        agreement: how often two annotators who both decide are to agree on pairs at random; the noise is fitted to it.
+        agreement: how often two annotators who both decide are to agree on pairs at random; the
+            noise is fitted to it.
         only: the pairs to vote on, as (prompt, response, later response); None: all.
         noise: of annotators known from elsewhere; None: fitted.
     """
-    pairs = [(p, a, b) for p in range(len(prompts)) for a, b in itertools.combinations(range(len(responses[p])), 2)]
-    distinct = [(p, a, b) for p, a, b in pairs if responses[p][a] and responses[p][b] and responses[p][a] != responses[p][b]]
+    pairs = [
+        (p, a, b)
+        for p in range(len(prompts))
+        for a, b in itertools.combinations(range(len(responses[p])), 2)
+    ]
+    distinct = [
+        (p, a, b)
+        for p, a, b in pairs
+        if responses[p][a] and responses[p][b] and responses[p][a] != responses[p][b]
+    ]
     if noise is None:
-        noise = noise_for_agreement([scores[p][a] - scores[p][b] for p, a, b in distinct], agreement)
+        noise = noise_for_agreement(
+            [scores[p][a] - scores[p][b] for p, a, b in distinct], agreement
+        )
     if only is not None:
-        pairs, distinct = [pair for pair in pairs if pair in only], [pair for pair in distinct if pair in only]
+        pairs, distinct = (
+            [pair for pair in pairs if pair in only],
+            [pair for pair in distinct if pair in only],
+        )
     comparisons, agree, votes_right, majority_right = [], [], [], []
     for p, a, b in distinct:
         difference, prompt = scores[p][a] - scores[p][b], prompts[p]
@@ -84,20 +103,33 @@ def label_pairs(
             annotations=tuple(Annotation(f"annotator-{k + 1}", v * winner) for k, v in enumerate(votes)),
             metadata={"gold_difference": scores[p][best] - scores[p][worst]},
         ))  # fmt: skip
-    flags = {"annotator_agreement": agree, "annotator_gold_agreement": votes_right, "majority_gold_agreement": majority_right}
+    flags = {
+        "annotator_agreement": agree,
+        "annotator_gold_agreement": votes_right,
+        "majority_gold_agreement": majority_right,
+    }
     figures = {name: sum(values) / max(1, len(values)) for name, values in flags.items()}
     dropped, equal = len(distinct) - len(comparisons), len(pairs) - len(distinct)
-    return comparisons, {**figures, "dropped_no_majority": dropped, "dropped_equal": equal, "noise": noise}
+    return comparisons, {
+        **figures,
+        "dropped_no_majority": dropped,
+        "dropped_equal": equal,
+        "noise": noise,
+    }
 
 
 def in_true_order(comparison: Comparison) -> Comparison:
-    """The same two answers with the label that gold would give; `swap` alone would keep the annotators' label."""
+    """The same two answers with the label that gold would give; `swap` alone would keep the
+    annotators' label.
+    """
     right = comparison.metadata["gold_difference"] >= 0
     return comparison if right else replace(comparison.swap(), probability=1.0)
 
 
 def true_orders(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
-    """Pairs as gold orders them, by the name of the accuracy on them; apart those of which neither reads better."""
+    """Pairs as gold orders them, by the name of the accuracy on them; apart those of which neither
+    reads better.
+    """
     judged = [c for c in comparisons if "gold_difference" in c.metadata]
     even = [c for c in judged if abs(c.metadata.get("fluent_difference", 1.0)) <= EQUALLY_FLUENT]
     orders = {"gold_accuracy": judged, "gold_accuracy_equally_fluent": even}

@@ -1,4 +1,6 @@
-"""A model whose answers are kept in a file: what was asked once is never asked again, by this run or by a later one."""
+"""A model whose answers are kept in a file: what was asked once is never asked again, by this run
+or by a later one.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,10 @@ WAIT_FOR_CACHE = 10.0
 class CachedModel:
     """Speaks core.protocols.ChatModel, on top of another.
 
-    An answer's key is a digest of the model's name and of all that was asked: the whole conversation (and so rubric, prompt,
-    answers and their order), the options, or the sampling. Each answer is committed as soon as it is known, so killing the
-    process loses at most those under way. Failures are not kept: they are asked again, except where a reply was read and names
+    An answer's key is a digest of the model's name and of all that was asked: the whole
+    conversation (and so rubric, prompt, answers and their order), the options, or the sampling.
+    Each answer is committed as soon as it is known, so killing the process loses at most those
+    under way. Failures are not kept: they are asked again, except where a reply was read and names
     none of the options, which the same question would get again.
 
     Args:
@@ -40,17 +43,28 @@ class CachedModel:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # Answers may be told from another thread than this one, but only by one at a time.
-            self._file = sqlite3.connect(self.path, timeout=WAIT_FOR_CACHE, isolation_level=None, check_same_thread=False)
+            self._file = sqlite3.connect(
+                self.path, timeout=WAIT_FOR_CACHE, isolation_level=None, check_same_thread=False
+            )
             self._file.execute("PRAGMA journal_mode = WAL")
-            self._file.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL) WITHOUT ROWID")
+            self._file.execute(
+                "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer "
+                "TEXT NOT NULL) WITHOUT ROWID"
+            )
         except sqlite3.DatabaseError as error:
-            raise DataError(f"{self.path} cannot keep answers ({error}). Delete it, or name another file") from error
+            raise DataError(
+                f"{self.path} cannot keep answers ({error}). Delete it, or name another file"
+            ) from error
 
     def usage(self) -> Mapping[str, int]:
-        """The cost of the model beneath, and the number of answers that came from the file: `recalled`."""
+        """The cost of the model beneath, and the number of answers that came from the file:
+        `recalled`.
+        """
         return {**self.model.usage(), **self.spent}
 
-    def verdicts(self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None) -> list[Verdict]:
+    def verdicts(
+        self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None
+    ) -> list[Verdict]:
         """See core.protocols.ChatModel; equal questions are asked once."""
 
         def ask(places: Sequence[int], told: Told[Verdict]) -> object:
@@ -60,7 +74,13 @@ class CachedModel:
         return self._answers(Verdict, keys, ask, told)
 
     def replies(
-        self, talks: Sequence[Conversation], sampling: Sampling, *, seed: int, ordinals: Sequence[int], told: Told[Reply] = None
+        self,
+        talks: Sequence[Conversation],
+        sampling: Sampling,
+        *,
+        seed: int,
+        ordinals: Sequence[int],
+        told: Told[Reply] = None,
     ) -> list[Reply]:
         """See core.protocols.ChatModel."""
 
@@ -69,7 +89,10 @@ class CachedModel:
             return self.model.replies(new, sampling, seed=seed, ordinals=own, told=told)
 
         how = {name: getattr(sampling, name) for name in Sampling.__slots__}
-        keys = [self._key("reply", talk, [how, seed, number]) for talk, number in zip(talks, ordinals, strict=True)]
+        keys = [
+            self._key("reply", talk, [how, seed, number])
+            for talk, number in zip(talks, ordinals, strict=True)
+        ]
         return self._answers(Reply, keys, ask, told)
 
     def _run(self, command: str, *values: str) -> Any:
@@ -78,18 +101,30 @@ class CachedModel:
             return self._file.execute(command, values).fetchone()
         except sqlite3.DatabaseError as error:
             raise DataError(
-                f"{self.path} cannot keep answers ({error}). Wait until no other program holds the file, or delete it, and start "
+                f"{self.path} cannot keep answers ({error}). Wait until no other program holds "
+                "the file, or delete it, and start "
                 "the same command again"
             ) from error
 
     def _key(self, kind: str, conversation: Conversation, more: Any) -> str:
-        question = [kind, self.name, [[turn.role, turn.content, *turn.tool_calls] for turn in conversation], more]
+        question = [
+            kind,
+            self.name,
+            [[turn.role, turn.content, *turn.tool_calls] for turn in conversation],
+            more,
+        ]
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
 
     def _answers(
-        self, kind: type[AnswerT], keys: Sequence[str], ask: Callable[[Sequence[int], Told[AnswerT]], object], told: Told[AnswerT]
+        self,
+        kind: type[AnswerT],
+        keys: Sequence[str],
+        ask: Callable[[Sequence[int], Told[AnswerT]], object],
+        told: Told[AnswerT],
     ) -> list[AnswerT]:
-        """The answers under these keys: from the file where they are worth keeping, else asked and written there."""
+        """The answers under these keys: from the file where they are worth keeping, else asked and
+        written there.
+        """
         places: dict[str, list[int]] = {}
         for place, key in enumerate(keys):
             places.setdefault(key, []).append(place)
@@ -101,7 +136,9 @@ class CachedModel:
 
         for key in places:
             row = self._run("SELECT answer FROM answers WHERE key = ?", key)
-            fields: list[Any] = [tuple(v) if isinstance(v, list) else v for v in json.loads(row[0])] if row else []
+            fields: list[Any] = (
+                [tuple(v) if isinstance(v, list) else v for v in json.loads(row[0])] if row else []
+            )
             if row and _lasts(answer := kind(*fields)):
                 settle(key, answer)
             else:
@@ -110,7 +147,9 @@ class CachedModel:
 
         def heard(number: int, answer: AnswerT) -> None:
             if _lasts(answer):
-                self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", new[number], json.dumps(answer))
+                self._run(
+                    "INSERT OR REPLACE INTO answers VALUES (?, ?)", new[number], json.dumps(answer)
+                )
             settle(new[number], answer)
 
         if new:

@@ -1,7 +1,8 @@
-"""Constitutional AI: a model criticises and rewrites its answers by principles, and compares answers by them.
+"""Constitutional AI: a model criticises and rewrites its answers by principles, and compares
+answers by them.
 
-Bai et al. 2022, https://arxiv.org/abs/2212.08073. The rewritten answers are demonstrations for supervised fine-tuning (section
-3), the comparisons train a reward model (section 4).
+Bai et al. 2022, https://arxiv.org/abs/2212.08073. The rewritten answers are demonstrations for
+supervised fine-tuning (section 3), the comparisons train a reward model (section 4).
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from pydantic import Field
 from tether.core.config import Config, load_recipe
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import ChatModel, Reply, counting
-from tether.core.types import Comparison, Conversation, Demonstration, Json, Prompt, Sampling, assistant, user
+from tether.core.types import (
+    Comparison,
+    Conversation,
+    Demonstration,
+    Json,
+    Prompt,
+    Sampling,
+    assistant,
+    user,
+)
 from tether.preferences.judge import Rubric
 
 PACKAGED = Path(__file__).resolve().parent.parent / "recipes" / "judge"
@@ -61,8 +71,8 @@ def read_constitution(name: str | Path) -> Constitution:
 
 
 def read_rubric(name: str | Path) -> Rubric:
-    """A rubric from a text file or of those that come with tether (`helpful`, `harmless`); from a TOML file a principle for each
-    comparison.
+    """A rubric from a text file or of those that come with tether (`helpful`, `harmless`); from a
+    TOML file a principle for each comparison.
 
     Raises:
         MissingFileError: there is no such file.
@@ -75,7 +85,10 @@ def read_rubric(name: str | Path) -> Rubric:
     try:
         words = path.read_text(encoding="utf-8-sig").strip()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: no rubric can be read: byte {error.start} is not UTF-8. Save the file as UTF-8") from None
+        raise DataError(
+            f"{path}: no rubric can be read: byte {error.start} is not UTF-8. Save "
+            "the file as UTF-8"
+        ) from None
     if not words:
         raise DataError(f"{path} is empty: write down what makes an answer better")
     return words
@@ -83,11 +96,15 @@ def read_rubric(name: str | Path) -> Rubric:
 
 def _file(name: str | Path) -> Path:
     path = Path(name).expanduser()
-    packaged = [PACKAGED / f"{name}{suffix}" for suffix in (".md", ".toml") if path.name == str(name)]
+    packaged = [
+        PACKAGED / f"{name}{suffix}" for suffix in (".md", ".toml") if path.name == str(name)
+    ]
     if file := next((candidate for candidate in (path, *packaged) if candidate.is_file()), None):
         return file
     names = ", ".join(sorted(p.stem for p in PACKAGED.iterdir() if p.suffix in (".md", ".toml")))
-    raise MissingFileError(f"no rubric named {name!s}: give the path of a text file or one of {names}")
+    raise MissingFileError(
+        f"no rubric named {name!s}: give the path of a text file or one of {names}"
+    )
 
 
 def revise(
@@ -100,14 +117,16 @@ def revise(
     seed: int = 0,
     told: Callable[[int], None] | None = None,
 ) -> tuple[list[Demonstration], Counter[str]]:
-    """Answer each prompt, then criticise and rewrite the answer `rounds` times, each time by a principle drawn for it.
+    """Answer each prompt, then criticise and rewrite the answer `rounds` times, each time by a
+    principle drawn for it.
 
-    A demonstration holds the prompt and the last version; its metadata the first answer (`initial`) and every critique and
-    revision (`steps`). A prompt of which a reply failed or was empty, or an answer did not end in time, gives none; these are
-    counted by the reason.
+    A demonstration holds the prompt and the last version; its metadata the first answer (`initial`)
+    and every critique and revision (`steps`). A prompt of which a reply failed or was empty, or an
+    answer did not end in time, gives none; these are counted by the reason.
 
     Args:
-        told: hears how many of the `len(prompts) * (1 + 2 * rounds)` replies are done, those that need not be asked included.
+        told: hears how many of the `len(prompts) * (1 + 2 * rounds)` replies are done, those that
+            need not be asked included.
     """
     report, problems = counting(told) or (lambda *_: None), dict[int, str]()
 
@@ -116,7 +135,9 @@ def revise(
         for _ in range(len(prompts) - len(talks)):
             report()
         waiting, texts = list(talks.values()), dict[int, str]()
-        replies = model.replies(waiting, sampling, seed=seed, ordinals=_ordinals(waiting), told=report)
+        replies = model.replies(
+            waiting, sampling, seed=seed, ordinals=_ordinals(waiting), told=report
+        )
         for place, reply in zip(talks, replies, strict=True):
             if problem := _problem(reply, may_be_cut=kind == "critique"):
                 problems[place] = f"{kind}: {problem}"
@@ -124,27 +145,48 @@ def revise(
                 texts[place] = reply.text or ""
         return texts
 
-    initial = answers = ask("answer", {place: prompt.messages for place, prompt in enumerate(prompts)})
+    initial = answers = ask(
+        "answer", {place: prompt.messages for place, prompt in enumerate(prompts)}
+    )
     steps: dict[int, list[Json]] = {place: [] for place in initial}
     for number in range(rounds):
-        drawn = {place: constitution.draw(str(seed), str(number), _words(prompts[place].messages)) for place in answers}
-        talks = {p: (*prompts[p].messages, assistant(text), user(drawn[p].critique)) for p, text in answers.items()}
+        drawn = {
+            place: constitution.draw(str(seed), str(number), _words(prompts[place].messages))
+            for place in answers
+        }
+        talks = {
+            p: (*prompts[p].messages, assistant(text), user(drawn[p].critique))
+            for p, text in answers.items()
+        }
         critiques = ask("critique", talks)
-        talks = {p: (*talks[p], assistant(text), user(drawn[p].revision)) for p, text in critiques.items()}
+        talks = {
+            p: (*talks[p], assistant(text), user(drawn[p].revision))
+            for p, text in critiques.items()
+        }
         answers = ask("revision", talks)
         for place, text in answers.items():
-            steps[place].append({"principle": drawn[place].name, "critique": critiques[place], "revision": text})
+            steps[place].append(
+                {"principle": drawn[place].name, "critique": critiques[place], "revision": text}
+            )
     demonstrations = []
     for place, text in answers.items():
-        prompt, drafts = prompts[place], {"initial": initial[place], "steps": steps[place], "model": model.name}
-        demonstrations.append(Demonstration((*prompt.messages, assistant(text)), prompt.id, {**prompt.metadata, **drafts}))
+        prompt, drafts = (
+            prompts[place],
+            {"initial": initial[place], "steps": steps[place], "model": model.name},
+        )
+        demonstrations.append(
+            Demonstration(
+                (*prompt.messages, assistant(text)), prompt.id, {**prompt.metadata, **drafts}
+            )
+        )
     return demonstrations, Counter(problem for _, problem in sorted(problems.items()))
 
 
 def sampled_pairs(
     model: ChatModel, prompts: Sequence[Prompt], sampling: Sampling, *, seed: int = 0
 ) -> tuple[list[Comparison], Counter[str]]:
-    """Two answers to each prompt, not yet judged (`probability` 0.5), and the reasons why some prompts have no pair.
+    """Two answers to each prompt, not yet judged (`probability` 0.5), and the reasons why some
+    prompts have no pair.
 
     Raises:
         DataError: the sampling is greedy, so that both answers would be the same.
@@ -152,7 +194,10 @@ def sampled_pairs(
     if not sampling.temperature:
         raise DataError("two greedy answers are one answer: sample at a temperature above 0")
     talks = [prompt.messages for prompt in prompts]
-    first, second = (model.replies(talks, sampling, seed=seed, ordinals=_ordinals(talks, sample)) for sample in (0, 1))
+    first, second = (
+        model.replies(talks, sampling, seed=seed, ordinals=_ordinals(talks, sample))
+        for sample in (0, 1)
+    )
     pairs, failures = [], Counter[str]()
     for prompt, a, b in zip(prompts, first, second, strict=True):
         if problem := _problem(a) or _problem(b):
@@ -161,7 +206,15 @@ def sampled_pairs(
             failures["two equal answers"] += 1
         else:
             sides = ((assistant(a.text or ""),), (assistant(b.text or ""),))
-            pairs.append(Comparison(prompt.messages, *sides, id=prompt.id, probability=0.5, metadata=dict(prompt.metadata)))
+            pairs.append(
+                Comparison(
+                    prompt.messages,
+                    *sides,
+                    id=prompt.id,
+                    probability=0.5,
+                    metadata=dict(prompt.metadata),
+                )
+            )
     return pairs, failures
 
 
@@ -173,7 +226,9 @@ def _problem(reply: Reply, *, may_be_cut: bool = False) -> str:
 
 
 def _ordinals(conversations: Sequence[Conversation], sample: int = 0) -> list[int]:
-    """Numbers that depend on what is asked and not on its place: other prompts before it change nothing."""
+    """Numbers that depend on what is asked and not on its place: other prompts before it change
+    nothing.
+    """
     return [_number(_words(conversation), str(sample)) for conversation in conversations]
 
 
@@ -182,4 +237,6 @@ def _words(conversation: Conversation) -> str:
 
 
 def _number(*content: str) -> int:
-    return int.from_bytes(hashlib.sha256("\x1d".join(content).encode(errors="replace")).digest()[:7], "big")
+    return int.from_bytes(
+        hashlib.sha256("\x1d".join(content).encode(errors="replace")).digest()[:7], "big"
+    )

@@ -19,30 +19,47 @@ from tether.preferences.task_json import case_row
 Target = Literal["jsonl", "parquet", "label-studio", "argilla"]
 _TURNS = ("prompt", "chosen", "rejected")
 _READ = {"id", "metadata", *_TURNS, *PAIR_COLUMNS.split()}
-"""Columns that mean something to the reader of comparisons; metadata of such a name gets another one."""
+"""Columns that mean something to the reader of comparisons; metadata of such a name gets another
+one.
+"""
 
 
-def export_labels(store: Store, path: str | Path, target: Target = "jsonl", *, how: How = "soft", **which: Unpack[Which]) -> int:
+def export_labels(
+    store: Store,
+    path: str | Path,
+    target: Target = "jsonl",
+    *,
+    how: How = "soft",
+    **which: Unpack[Which],
+) -> int:
     """Write what was judged; returns the number of rows.
 
-    `jsonl` and `parquet` are comparisons with every vote, which `data.sources.read` gives back as `exchange.comparisons` made
-    them. `label-studio` and `argilla` are tasks with their judgments, to go on with there. Annotators have numbers for names.
+    `jsonl` and `parquet` are comparisons with every vote, which `data.sources.read` gives back as
+    `exchange.comparisons` made them. `label-studio` and `argilla` are tasks with their judgments,
+    to go on with there. Annotators have numbers for names.
 
     Args:
-        how, which: as in `exchange.comparisons`; `unfinished` tasks of Label Studio and Argilla may be judged by nobody.
+        how, which: as in `exchange.comparisons`; `unfinished` tasks of Label Studio and Argilla may
+            be judged by nobody.
 
     Raises:
         ConfigError: there is no such format, or no such way to a label.
         StoreError: there is nothing to write; no file is made.
     """
     if target not in get_args(Target):
-        raise ConfigError(f"comparisons are exported as {', '.join(get_args(Target))}, not as {target!r}")
+        raise ConfigError(
+            f"comparisons are exported as {', '.join(get_args(Target))}, not as {target!r}"
+        )
     cases, bridge = labelled(store, how, **which), BRIDGES.get(target)
     own = "" if which.get("names") else store.id  # whose numbers stand for people
     write, unjudged = (bridge.write_task, which.get("unfinished")) if bridge else (case_row, False)
     rows = (write(case, label, own) for case, label in cases if case.opinions or unjudged)
     with whole_file(path) as temporary:
-        count = _parquet(rows, temporary) if target == "parquet" else _json(rows, temporary, is_array=bool(bridge))
+        count = (
+            _parquet(rows, temporary)
+            if target == "parquet"
+            else _json(rows, temporary, is_array=bool(bridge))
+        )
         if not count:
             fewer = "no pair was judged by as many people as were asked (--unfinished: by fewer)"
             raise StoreError(f"there is nothing to export: {fewer}")
@@ -63,26 +80,55 @@ def _parquet(rows: Iterable[Json], path: Path) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    records = [row | {f"metadata_{k}" if k in _READ else k: v for k, v in row.pop("metadata", {}).items()} for row in rows]
+    records = [
+        row | {f"metadata_{k}" if k in _READ else k: v for k, v in row.pop("metadata", {}).items()}
+        for row in rows
+    ]
     for vote in (vote for record in records for vote in record["annotations"]):
         vote["ratings"] = json.dumps(vote["ratings"])
-    calling = [turn for record in records for name in _TURNS for turn in record[name] if "tool_calls" in turn]
+    calling = [
+        turn
+        for record in records
+        for name in _TURNS
+        for turn in record[name]
+        if "tool_calls" in turn
+    ]
     for turn in calling:  # no two calls need have arguments of one kind
         turn["tool_calls"] = json.dumps(turn["tool_calls"], ensure_ascii=False)
-    turns = pa.list_(pa.struct(dict.fromkeys(("role", "content", *(("tool_calls",) if calling else ())), pa.string())))
+    turns = pa.list_(
+        pa.struct(
+            dict.fromkeys(("role", "content", *(("tool_calls",) if calling else ())), pa.string())
+        )
+    )
     vote = dict.fromkeys(("annotator", "choice", "ratings", "left", "role", "store"), pa.string())
-    vote |= dict.fromkeys(("preference", "seconds", "at"), pa.float64()) | dict.fromkeys(("strength", "guidelines"), pa.int64())
-    fixed = {"id": pa.string(), **dict.fromkeys(_TURNS, turns), "probability": pa.float64(), "tie": pa.bool_()}
-    fixed |= {"margin": pa.float64(), "group": pa.string(), "annotations": pa.list_(pa.struct(vote))}
+    vote |= dict.fromkeys(("preference", "seconds", "at"), pa.float64()) | dict.fromkeys(
+        ("strength", "guidelines"), pa.int64()
+    )
+    fixed = {
+        "id": pa.string(),
+        **dict.fromkeys(_TURNS, turns),
+        "probability": pa.float64(),
+        "tie": pa.bool_(),
+    }
+    fixed |= {
+        "margin": pa.float64(),
+        "group": pa.string(),
+        "annotations": pa.list_(pa.struct(vote)),
+    }
     names = dict.fromkeys((*fixed, *(name for record in records for name in record)))
     columns = {name: [record.get(name) for record in records] for name in names}
-    arrays = {name: pa.array(column, fixed[name]) if name in fixed else _column(column) for name, column in columns.items()}
+    arrays = {
+        name: pa.array(column, fixed[name]) if name in fixed else _column(column)
+        for name, column in columns.items()
+    }
     pq.write_table(pa.table(arrays), path)
     return len(records)
 
 
 def _column(values: Sequence[Any]) -> Any:
-    """The values as Arrow has them: numbers, texts, or lists of these; anything else as JSON texts."""
+    """The values as Arrow has them: numbers, texts, or lists of these; anything else as JSON
+    texts.
+    """
     import pyarrow as pa
 
     try:
@@ -92,4 +138,7 @@ def _column(values: Sequence[Any]) -> Any:
             return column
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         pass
-    return pa.array([None if value is None else json.dumps(value, ensure_ascii=False) for value in values], pa.string())
+    return pa.array(
+        [None if value is None else json.dumps(value, ensure_ascii=False) for value in values],
+        pa.string(),
+    )

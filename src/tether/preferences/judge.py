@@ -1,7 +1,8 @@
 """A language model as a judge: soft labels for pairs, and scores, by a rubric in plain words.
 
-Zheng et al. 2023, https://arxiv.org/abs/2306.05685; labels from the probabilities of the options as in Bai et al. 2022,
-https://arxiv.org/abs/2212.08073, and Lee et al. 2023, https://arxiv.org/abs/2309.00267.
+Zheng et al. 2023, https://arxiv.org/abs/2306.05685; labels from the probabilities of the options as
+in Bai et al. 2022, https://arxiv.org/abs/2212.08073, and Lee et al. 2023,
+https://arxiv.org/abs/2309.00267.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tether.core.protocols import ChatModel, PlacedAnswers, Told, Verdict, counting
-from tether.core.types import Annotation, Comparison, Conversation, Prompt, Sampling, Score, assistant, user
+from tether.core.types import (
+    Annotation,
+    Comparison,
+    Conversation,
+    Prompt,
+    Sampling,
+    Score,
+    assistant,
+    user,
+)
 
 Rubric = str | Callable[[Comparison], str]
 """The criterion of a judge: words for all comparisons, or words for each of them."""
@@ -39,26 +49,39 @@ PAIR = {
 }
 SINGLE = {
     "task": "You rate an answer to a conversation.",
-    "asked": "How good is the answer? Reply with one digit from 1, the worst, to 9, the best, and nothing else.",
+    "asked": (
+        "How good is the answer? Reply with one digit from 1, the worst, to 9, the best, and "
+        "nothing else."
+    ),
 }
 WEIGH = (
-    "Do not reply yet. First weigh the material against the rubric: in a few sentences, name what counts for and against, "
+    "Do not reply yet. First weigh the material against the rubric: in a few sentences, name what "
+    "counts for and against, "
     "and say nothing of the verdict."
 )
 THEN = "Now give the reply that was asked for, and nothing else."
 NO_REASONS = "no reasons were written"
 AT_A_TIME = 32
-"""Questions whose reasons are written in one go: after each go their verdicts are kept, and progress is told."""
+"""Questions whose reasons are written in one go: after each go their verdicts are kept, and
+progress is told.
+"""
 
 
 def pair_question(comparison: Comparison, rubric: str, *, swapped: bool = False) -> Conversation:
     """The question to a judge about a comparison: `chosen` as answer A, or as B where `swapped`.
 
-    Trap: an answer may hold orders to the judge, and headings like those here. Every true heading has a mark, a word that stands
-    in none of the texts, so no answer can end its own part or begin another. Whether a model obeys what it reads is left open.
+    Trap: an answer may hold orders to the judge, and headings like those here. Every true heading
+    has a mark, a word that stands in none of the texts, so no answer can end its own part or begin
+    another. Whether a model obeys what it reads is left open.
     """
-    sides = (comparison.rejected, comparison.chosen) if swapped else (comparison.chosen, comparison.rejected)
-    return _question(PAIR, rubric, comparison.prompt, dict(zip(("answer A", "answer B"), sides, strict=True)))
+    sides = (
+        (comparison.rejected, comparison.chosen)
+        if swapped
+        else (comparison.chosen, comparison.rejected)
+    )
+    return _question(
+        PAIR, rubric, comparison.prompt, dict(zip(("answer A", "answer B"), sides, strict=True))
+    )
 
 
 def score_question(prompt: Conversation, response: str, rubric: str) -> Conversation:
@@ -66,7 +89,9 @@ def score_question(prompt: Conversation, response: str, rubric: str) -> Conversa
     return _question(SINGLE, rubric, prompt, {"answer": (assistant(response),)})
 
 
-def _question(words: Mapping[str, str], rubric: str, prompt: Conversation, answers: Mapping[str, Conversation]) -> Conversation:
+def _question(
+    words: Mapping[str, str], rubric: str, prompt: Conversation, answers: Mapping[str, Conversation]
+) -> Conversation:
     mark = _mark([turn.spoken for part in (prompt, *answers.values()) for turn in part])
     blocks = [(turn.role, turn.spoken) for turn in prompt]
     for name, turns in answers.items():
@@ -80,7 +105,8 @@ def _mark(texts: Sequence[str]) -> str:
     """A word that is in none of the texts, and the same in whatever order they come."""
     whole = "\x1f".join(sorted(texts))
     digest = hashlib.sha256(whole.encode(errors="replace")).hexdigest()
-    # A text that holds a piece of its own digest would have to be searched for; a longer piece then is not in it.
+    # A text that holds a piece of its own digest would have to be searched for; a longer piece then
+    # is not in it.
     return next(digest[:size] for size in range(6, len(digest) + 1) if digest[:size] not in whole)
 
 
@@ -88,8 +114,9 @@ def _mark(texts: Sequence[str]) -> str:
 class Judgment:
     """A judge's verdict on a comparison, asked once with either answer first.
 
-    `shown_first`, `shown_second`: the log-odds, in nats, of `chosen` against `rejected` where `chosen` stood there; infinite
-    where a written reply had to be read; None where asking failed, for `reason`. `mass`: how probable any verdict at all was.
+    `shown_first`, `shown_second`: the log-odds, in nats, of `chosen` against `rejected` where
+    `chosen` stood there; infinite where a written reply had to be read; None where asking failed,
+    for `reason`. `mass`: how probable any verdict at all was.
     """
 
     shown_first: float | None
@@ -99,11 +126,13 @@ class Judgment:
 
     @property
     def log_odds(self) -> float | None:
-        """Of `chosen` against `rejected`, position averaged out; None unless both orders were answered, by numbers.
+        """Of `chosen` against `rejected`, position averaged out; None unless both orders were
+        answered, by numbers.
 
-        Equation: ``(l_1 + l_2) / 2``. A preference for a place that adds b to the log-odds of what stands there gives
-        ``l_1 = d + b`` and ``l_2 = d - b``, and the mean is d, however large b is. The mean of the two probabilities is not:
-        under a large b it is near one half whatever d is. Of written replies, which have no log-odds, the two votes are averaged.
+        Equation: ``(l_1 + l_2) / 2``. A preference for a place that adds b to the log-odds of what
+        stands there gives ``l_1 = d + b`` and ``l_2 = d - b``, and the mean is d, however large b
+        is. The mean of the two probabilities is not: under a large b it is near one half whatever d
+        is. Of written replies, which have no log-odds, the two votes are averaged.
         """
         a, b = self.shown_first, self.shown_second
         if a is None or b is None or math.isnan(a) or math.isnan(b):
@@ -114,13 +143,21 @@ class Judgment:
 
     @property
     def bias(self) -> float | None:
-        """The part that the first place adds to an answer's log-odds, in nats: ``(l_1 - l_2) / 2``; None if unknown."""
+        """The part that the first place adds to an answer's log-odds, in nats: ``(l_1 - l_2) / 2``;
+        None if unknown.
+        """
         a, b = self.shown_first, self.shown_second
-        return (a - b) / 2 if a is not None and b is not None and math.isfinite(a) and math.isfinite(b) else None
+        return (
+            (a - b) / 2
+            if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
+            else None
+        )
 
     @property
     def follows_place(self) -> bool | None:
-        """True where the verdict names the same place in both orders, and so is one of the place and not of the answers."""
+        """True where the verdict names the same place in both orders, and so is one of the place
+        and not of the answers.
+        """
         a, b = self.shown_first, self.shown_second
         return None if a is None or b is None else a * b < 0
 
@@ -135,26 +172,44 @@ class PairJudge:
 
     Args:
         rubric: what makes an answer better, in plain words.
-        temperature: divides the log-odds of the labels. Models are often too sure; the report of agreement fits a number.
+        temperature: divides the log-odds of the labels. Models are often too sure; the report of
+            agreement fits a number.
     """
 
     def __init__(self, model: ChatModel, rubric: Rubric, *, temperature: float = 1.0) -> None:
         self.model, self.rubric, self.temperature = model, rubric, temperature
         self.name = model.name
 
-    def judge(self, comparisons: Sequence[Comparison], *, told: Callable[[int], None] | None = None) -> list[Judgment]:
-        """A judgment of each comparison, from two questions; `told` hears how many questions have been answered so far."""
-        rubrics = [self.rubric if isinstance(self.rubric, str) else self.rubric(row) for row in comparisons]
-        both = [(row, words, swapped) for row, words in zip(comparisons, rubrics, strict=True) for swapped in (False, True)]
+    def judge(
+        self, comparisons: Sequence[Comparison], *, told: Callable[[int], None] | None = None
+    ) -> list[Judgment]:
+        """A judgment of each comparison, from two questions; `told` hears how many questions have
+        been answered so far.
+        """
+        rubrics = [
+            self.rubric if isinstance(self.rubric, str) else self.rubric(row) for row in comparisons
+        ]
+        both = [
+            (row, words, swapped)
+            for row, words in zip(comparisons, rubrics, strict=True)
+            for swapped in (False, True)
+        ]
         questions = [pair_question(row, words, swapped=swapped) for row, words, swapped in both]
         verdicts = self.model.verdicts(questions, OPTIONS, told=counting(told))
-        return [_judgment(first, second) for first, second in zip(verdicts[::2], verdicts[1::2], strict=True)]
+        return [
+            _judgment(first, second)
+            for first, second in zip(verdicts[::2], verdicts[1::2], strict=True)
+        ]
 
-    def label(self, comparisons: Sequence[Comparison], judgments: Sequence[Judgment]) -> list[Comparison]:
-        """The comparisons with the judge's label instead of their own; those without a judgment are left out.
+    def label(
+        self, comparisons: Sequence[Comparison], judgments: Sequence[Judgment]
+    ) -> list[Comparison]:
+        """The comparisons with the judge's label instead of their own; those without a judgment are
+        left out.
 
-        `chosen` is what the judge prefers and `probability` how surely, so it is one half or more; at one half it is a tie. The
-        judge's vote is the only one that is kept. Metadata tell what was said: `given_probability` is the label that was there.
+        `chosen` is what the judge prefers and `probability` how surely, so it is one half or more;
+        at one half it is a tie. The judge's vote is the only one that is kept. Metadata tell what
+        was said: `given_probability` is the label that was there.
         """
         return [
             _labelled(row, self.name, probability, judgment)
@@ -164,9 +219,17 @@ class PairJudge:
 
 
 def _judgment(chosen_first: Verdict, chosen_second: Verdict) -> Judgment:
-    odds = [None if v.logprobs is None else v.logprobs[0] - v.logprobs[1] for v in (chosen_first, chosen_second)]
+    odds = [
+        None if v.logprobs is None else v.logprobs[0] - v.logprobs[1]
+        for v in (chosen_first, chosen_second)
+    ]
     mass = (chosen_first.mass + chosen_second.mass) / 2
-    return Judgment(odds[0], None if odds[1] is None else -odds[1], mass, chosen_first.reason or chosen_second.reason)
+    return Judgment(
+        odds[0],
+        None if odds[1] is None else -odds[1],
+        mass,
+        chosen_first.reason or chosen_second.reason,
+    )
 
 
 def _labelled(row: Comparison, judge: str, probability: float, judgment: Judgment) -> Comparison:
@@ -178,39 +241,57 @@ def _labelled(row: Comparison, judge: str, probability: float, judgment: Judgmen
     metadata["log_odds"] = abs(odds) if odds is not None and math.isfinite(odds) else None
     row, vote = row.swap() if turned else row, Annotation(judge, 2.0 * probability - 1.0)
     tie = probability == 0.5
-    return replace(row, probability=probability, tie=tie, margin=None, annotations=(vote,), metadata=metadata)
+    return replace(
+        row, probability=probability, tie=tie, margin=None, annotations=(vote,), metadata=metadata
+    )
 
 
 def _exchanged(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """The metadata with facts on the two sides exchanged."""
     other = {"chosen": "rejected", "rejected": "chosen"}
     names = {key: key.partition("_") for key in metadata}
-    return {other.get(first, first) + dash + rest: metadata[key] for key, (first, dash, rest) in names.items()}
+    return {
+        other.get(first, first) + dash + rest: metadata[key]
+        for key, (first, dash, rest) in names.items()
+    }
 
 
-def judged_scores(model: ChatModel, rubric: str, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
+def judged_scores(
+    model: ChatModel, rubric: str, prompts: Sequence[Prompt], responses: Sequence[str]
+) -> list[Score]:
     """A score from 1 to 9 for each response by a rubric, None with its reason where asking failed.
 
-    It is the mean of the digits under their probabilities, so it moves where the likeliest digit does not (G-Eval, Liu et al.
-    2023, https://arxiv.org/abs/2303.16634). An empty response is scored like any other.
+    It is the mean of the digits under their probabilities, so it moves where the likeliest digit
+    does not (G-Eval, Liu et al. 2023, https://arxiv.org/abs/2303.16634). An empty response is
+    scored like any other.
     Trap: a scale has no neighbour to be compared with: pairs judge more finely.
     """
-    questions = [score_question(p.messages, response, rubric) for p, response in zip(prompts, responses, strict=True)]
+    questions = [
+        score_question(p.messages, response, rubric)
+        for p, response in zip(prompts, responses, strict=True)
+    ]
     return [_score(verdict) for verdict in model.verdicts(questions, SCALE)]
 
 
 def _score(verdict: Verdict) -> Score:
     if verdict.logprobs is None:
         return Score(None, reason=verdict.reason)
-    return Score(sum(int(digit) * math.exp(value) for digit, value in zip(SCALE, verdict.logprobs, strict=True)))
+    return Score(
+        sum(
+            int(digit) * math.exp(value)
+            for digit, value in zip(SCALE, verdict.logprobs, strict=True)
+        )
+    )
 
 
 class Reasoning:
-    """Speaks core.protocols.ChatModel, on top of another: every verdict comes after reasons of `tokens` tokens at most.
+    """Speaks core.protocols.ChatModel, on top of another: every verdict comes after reasons of
+    `tokens` tokens at most.
 
-    Lee et al. 2023 (RLAIF), section 3.1: the reasons are written first, and the verdict's probabilities are those of the reply
-    that comes after them. Reasons are greedy, so that equal questions have equal verdicts. Reasons that did not end in time count
-    as they stand; where none were written the verdict is missing for that reason.
+    Lee et al. 2023 (RLAIF), section 3.1: the reasons are written first, and the verdict's
+    probabilities are those of the reply that comes after them. Reasons are greedy, so that equal
+    questions have equal verdicts. Reasons that did not end in time count as they stand; where none
+    were written the verdict is missing for that reason.
     """
 
     def __init__(self, model: ChatModel, tokens: int) -> None:
@@ -218,7 +299,9 @@ class Reasoning:
         self.name = f"{model.name}, reasons of {tokens} tokens"
         self.usage, self.replies = model.usage, model.replies
 
-    def verdicts(self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None) -> list[Verdict]:
+    def verdicts(
+        self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None
+    ) -> list[Verdict]:
         """See core.protocols.ChatModel."""
         verdicts = PlacedAnswers(told)
         for start in range(0, len(talks), AT_A_TIME):
@@ -232,6 +315,9 @@ class Reasoning:
                 else:
                     verdicts[place] = Verdict(None, reason=reason.reason or NO_REASONS)
             if places := list(ready):
-                settle = lambda number, verdict, places=places: verdicts.__setitem__(places[number], verdict)  # noqa: E731
+
+                def settle(number, verdict, places=places):
+                    return verdicts.__setitem__(places[number], verdict)
+
                 self.model.verdicts(list(ready.values()), options, told=settle)
         return verdicts.in_order()

@@ -21,8 +21,14 @@ from tether.preferences.votes import FLIPPED, latest_votes
 
 
 def escalate(store: Store, below: float, how: How = "soft", *, round: str | None = None) -> int:
-    """Send judged pairs whose label has less than this behind it (`exchange.sureness`) to the experts; returns how many."""
-    unsure = [(case.pair, case.round) for case, _ in labelled(store, how, round=round, below=below) if case.state == "done"]
+    """Send judged pairs whose label has less than this behind it (`exchange.sureness`) to the
+    experts; returns how many.
+    """
+    unsure = [
+        (case.pair, case.round)
+        for case, _ in labelled(store, how, round=round, below=below)
+        if case.state == "done"
+    ]
     sent = 0
     with store.transaction() as session:
         for pair, batch in unsure:
@@ -33,7 +39,9 @@ def escalate(store: Store, below: float, how: How = "soft", *, round: str | None
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A model's place among those whose answers were compared: its score in log-odds, and the votes on its answers."""
+    """A model's place among those whose answers were compared: its score in log-odds, and the votes
+    on its answers.
+    """
 
     model: str
     score: float
@@ -43,29 +51,37 @@ class Standing:
 
 
 def standings(store: Store, *, round: str | None = None) -> list[Standing]:
-    """Models by the votes on their answers to the same prompts (Bradley–Terry), the best first; experts' votes count, too.
+    """Models by the votes on their answers to the same prompts (Bradley–Terry), the best first;
+    experts' votes count, too.
 
-    Pairs of one model's answers, and answers of unknown models, say nothing here. The scores have mean 0; a prior of one tie
-    with an average model keeps those of few votes near it.
+    Pairs of one model's answers, and answers of unknown models, say nothing here. The scores have
+    mean 0; a prior of one tie with an average model keeps those of few votes near it.
     """
     with store.reading() as session:
         models = dict(session.execute(select(ResponseRow.id, ResponseRow.model)).all())
     cast = list(votes(store, round=round, experts=True))
-    sides = {vote.item: tuple(models.get(side, "") for side in vote.item.split("/")[1:]) for vote in cast}
+    sides = {
+        vote.item: tuple(models.get(side, "") for side in vote.item.split("/")[1:]) for vote in cast
+    }
     cast = [vote for vote in cast if all(sides[vote.item]) and len(set(sides[vote.item])) == 2]
     scores, tallies = bradley_terry(cast, sides), defaultdict(Counter)
     for vote in latest_votes(cast)[0]:
         first, second = sides[vote.item]
         tallies[first][vote.verdict] += 1
         tallies[second][FLIPPED.get(vote.verdict, "tie")] += 1
-    return [Standing(name, score, *(tallies[name][how] for how in ("first", "tie", "second"))) for name, score in scores.items()]
+    return [
+        Standing(name, score, *(tallies[name][how] for how in ("first", "tie", "second")))
+        for name, score in scores.items()
+    ]
 
 
 def ranked(store: Store, *, round: str | None = None) -> Iterator[Json]:
-    """Every prompt whose answers were compared, with these answers from best to worst and their Bradley–Terry scores.
+    """Every prompt whose answers were compared, with these answers from best to worst and their
+    Bradley–Terry scores.
 
-    The rows are in a layout of `tether.data` (responses with scores). One fit is that of all prompts: their answers meet in the
-    prior's imaginary answer alone, which ties the fits' origins together and changes nothing else.
+    The rows are in a layout of `tether.data` (responses with scores). One fit is that of all
+    prompts: their answers meet in the prior's imaginary answer alone, which ties the fits' origins
+    together and changes nothing else.
     """
     cast = list(votes(store, round=round, experts=True))
     scores = bradley_terry(cast, {vote.item: tuple(vote.item.split("/")[1:]) for vote in cast})
@@ -75,8 +91,13 @@ def ranked(store: Store, *, round: str | None = None) -> Iterator[Json]:
         by_prompt[prompt].update(sides)
     with store.reading() as session:
         for prompt, answers in sorted(by_prompt.items()):
-            row, responses = session.get_one(PromptRow, prompt), select(ResponseRow).where(ResponseRow.id.in_(answers))
-            best_first = sorted(session.scalars(responses), key=lambda response: (-scores[response.id], response.id))
+            row, responses = (
+                session.get_one(PromptRow, prompt),
+                select(ResponseRow).where(ResponseRow.id.in_(answers)),
+            )
+            best_first = sorted(
+                session.scalars(responses), key=lambda response: (-scores[response.id], response.id)
+            )
             mean = fmean(scores[response.id] for response in best_first)
             yield {
                 "prompt": row.messages,

@@ -22,7 +22,9 @@ def turns_of(rows: Sequence[Mapping[str, Any]]) -> Conversation:
 
 
 def record_row(record: Comparison | Demonstration) -> Json:
-    """A row of the formats `preference` or `messages`, as plain JSON values; empty fields are left out."""
+    """A row of the formats `preference` or `messages`, as plain JSON values; empty fields are left
+    out.
+    """
     more: Json = {"id": record.id, "metadata": dict(record.metadata)}
     if isinstance(record, Demonstration):
         row: Json = {"messages": turn_rows(record.messages)}
@@ -30,11 +32,17 @@ def record_row(record: Comparison | Demonstration) -> Json:
     else:
         row = {name: turn_rows(getattr(record, name)) for name in ("prompt", "chosen", "rejected")}
         row |= {"probability": record.probability, "tie": record.tie}
-        votes = [{"annotator": vote.annotator, "preference": vote.preference} for vote in record.annotations]
+        votes = [
+            {"annotator": vote.annotator, "preference": vote.preference}
+            for vote in record.annotations
+        ]
         first = record.prompt[:1]
         more |= {"margin": record.margin, "group": record.group, "annotations": votes}
     more["tools"] = first[0].tools if first else ""
-    return {**row, **{name: value for name, value in more.items() if value not in (None, "", [], {})}}
+    return {
+        **row,
+        **{name: value for name, value in more.items() if value not in (None, "", [], {})},
+    }
 
 
 def write_rows(path: str | Path, records: Iterable[Comparison | Demonstration]) -> None:

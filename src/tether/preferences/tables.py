@@ -1,4 +1,6 @@
-"""The tables of a preference store. Times are seconds since 1970; ids of prompts and answers are digests of their content."""
+"""The tables of a preference store. Times are seconds since 1970; ids of prompts and answers are
+digests of their content.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Role = Literal["annotator", "expert", "admin"]
 
 
 class Where(StrEnum):
-    """Conditions of the indexes below. A query must repeat them word for word, or the database walks through all rows."""
+    """Conditions of the indexes below. A query must repeat them word for word, or the database
+    walks through all rows.
+    """
 
     WANTED = "state = 'open' AND taken < needed AND known IS NULL"
     DISPUTED = "state = 'expert'"
@@ -29,8 +33,12 @@ def _json(default: Any = dict) -> Any:
 
 
 def _only(name: str, *columns: str, where: str, unique: bool = False) -> Index:
-    """An index of the few rows that are looked for again and again, however many others there are."""
-    return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
+    """An index of the few rows that are looked for again and again, however many others there
+    are.
+    """
+    return Index(
+        name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where)
+    )
 
 
 class _Table(SQLModel):
@@ -45,7 +53,9 @@ class _Numbered(_Table):
 
 
 class PromptRow(_Table, table=True):
-    """A conversation that waits for an answer; `group` is what keeps all its comparisons together in a split."""
+    """A conversation that waits for an answer; `group` is what keeps all its comparisons together
+    in a split.
+    """
 
     id: str = Field(primary_key=True)
     messages: list[dict[str, str]] = _json(list)
@@ -54,7 +64,9 @@ class PromptRow(_Table, table=True):
 
 
 class ResponseRow(_Table, table=True):
-    """An answer and where it comes from; `score` and `spread` are a reward model's, in its own units."""
+    """An answer and where it comes from; `score` and `spread` are a reward model's, in its own
+    units.
+    """
 
     id: str = Field(primary_key=True)
     prompt_id: str = Field(foreign_key="prompts.id", index=True)
@@ -68,7 +80,9 @@ class ResponseRow(_Table, table=True):
 
 
 class TaskRow(_Numbered, table=True):
-    """Two answers to compare. `taken` counts live judgments and leases: never more than `needed`."""
+    """Two answers to compare. `taken` counts live judgments and leases: never more than
+    `needed`.
+    """
 
     __table_args__ = (
         UniqueConstraint("pair", "round"),
@@ -79,7 +93,9 @@ class TaskRow(_Numbered, table=True):
     STATES: ClassVar[tuple[str, ...]] = ("open", "done", "expert", "settled")
     """Wants judgments; has them and they agree; waits for an expert; decided by one."""
     pair: str = ""
-    """Both answers' ids in alphabetical order, as the store fills them in: the same two are one task, whichever comes first."""
+    """Both answers' ids in alphabetical order, as the store fills them in: the same two are one
+    task, whichever comes first.
+    """
     round: str = ""
     """Names a batch of tasks; a pair may be asked again in another."""
     prompt_id: str = Field(foreign_key="prompts.id", index=True)
@@ -117,7 +133,9 @@ class SessionRow(_Table, table=True):
 
 
 class AssignmentRow(_Numbered, table=True):
-    """A task lent to a person until `expires`, with the answer that stands on the left; one row a task and person, ever."""
+    """A task lent to a person until `expires`, with the answer that stands on the left; one row a
+    task and person, ever.
+    """
 
     __table_args__ = (
         UniqueConstraint("annotator_id", "task_id"),
@@ -131,7 +149,9 @@ class AssignmentRow(_Numbered, table=True):
     counted: bool = True
     """True where it takes one of the task's places: an expert's and a gold question's do not."""
     role: str = "annotator"
-    """The role of the person when it was lent, which a judgment keeps whatever becomes of the person."""
+    """The role of the person when it was lent, which a judgment keeps whatever becomes of the
+    person.
+    """
     begun: float
     expires: float
 
@@ -167,7 +187,9 @@ class FlagRow(_Numbered, table=True):
 
 
 class GuidelineRow(_Table, table=True):
-    """A version of the guidelines, with the criteria to rate by; every judgment names the version that stood beside it."""
+    """A version of the guidelines, with the criteria to rate by; every judgment names the version
+    that stood beside it.
+    """
 
     version: int = Field(default=None, primary_key=True)
     text: str

@@ -1,4 +1,6 @@
-"""Judgments of two answers: what a person may say, what is recorded of it, and which votes count."""
+"""Judgments of two answers: what a person may say, what is recorded of it, and which votes
+count.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Choice = Literal["first", "second", "tie", "both_bad"]
 Verdict = Literal["first", "second", "tie"]
 Side = Literal["first", "second"]
 Coding = Literal["choice", "verdict", "strength"]
-"""The part of a vote that is compared: one of four choices; three, `both_bad` being a tie; or its place on a scale."""
+"""The part of a vote that is compared: one of four choices; three, `both_bad` being a tie; or its
+place on a scale.
+"""
 CHOICES: tuple[str, ...] = get_args(Choice)
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 FLIPPED: dict[str, Any] = {"first": "second", "second": "first"}
@@ -28,8 +32,9 @@ MAX_COMMENT = 4000
 class Opinion:
     """One person's judgment of two answers, with everything that is recorded of it.
 
-    `strength` is 1 to 3, `ratings` are 1 to 5 by criterion, `seconds` is the time it took, `guidelines` their version, `left` the
-    answer that stood on the left, `at` the time in seconds since 1970.
+    `strength` is 1 to 3, `ratings` are 1 to 5 by criterion, `seconds` is the time it took,
+    `guidelines` their version, `left` the answer that stood on the left, `at` the time in seconds
+    since 1970.
     """
 
     choice: Choice
@@ -50,10 +55,20 @@ class Opinion:
         return sign if self.strength is None else sign * self.strength / STRENGTHS
 
     def placed(self, places: Mapping[str, Any]) -> Opinion:
-        """The same opinion with the answers under these names in its choice, left side and ratings (`criterion/answer`)."""
+        """The same opinion with the answers under these names in its choice, left side and ratings
+        (`criterion/answer`).
+        """
         parts = [(*name.rpartition("/"), rating) for name, rating in self.ratings.items()]
-        ratings = {f"{of}{slash}{places.get(side, side) if slash else side}": rating for of, slash, side, rating in parts}
-        return replace(self, choice=places.get(self.choice, self.choice), left=places.get(self.left or ""), ratings=ratings)
+        ratings = {
+            f"{of}{slash}{places.get(side, side) if slash else side}": rating
+            for of, slash, side, rating in parts
+        }
+        return replace(
+            self,
+            choice=places.get(self.choice, self.choice),
+            left=places.get(self.left or ""),
+            ratings=ratings,
+        )
 
     def problem(self) -> str:
         """A sentence on the first field that is out of its range; empty where there is none."""
@@ -61,12 +76,22 @@ class Opinion:
             return f"a choice is one of {', '.join(CHOICES)}, not {self.choice!r}"
         if self.strength not in (None, *range(1, STRENGTHS + 1)):
             return f"a strength is 1, 2 or 3, not {self.strength!r}"
-        if len(self.ratings) > 20 or any(not 1 <= rating <= 5 or not 0 < len(of) <= 40 for of, rating in self.ratings.items()):
-            return "impossible rating: at most 20 ratings between 1 and 5, with names of at most 40 characters"
+        if len(self.ratings) > 20 or any(
+            not 1 <= rating <= 5 or not 0 < len(of) <= 40 for of, rating in self.ratings.items()
+        ):
+            return (
+                "impossible rating: at most 20 ratings between 1 and 5, with names of at most "
+                "40 characters"
+            )
         if len(self.comment) > MAX_COMMENT or "\0" in self.comment:
-            return f"a comment has at most {MAX_COMMENT} characters (this one has {len(self.comment)}) and no null character"
+            return (
+                f"a comment has at most {MAX_COMMENT} characters (this one has "
+                f"{len(self.comment)}) and no null character"
+            )
         limits = {"seconds": 2**53, "at": 2**53, "guidelines": 2**31}
-        odd = next((name for name, limit in limits.items() if not 0 <= getattr(self, name) < limit), "")
+        odd = next(
+            (name for name, limit in limits.items() if not 0 <= getattr(self, name) < limit), ""
+        )
         return f"impossible number: {odd} of a judgment is {getattr(self, odd):g}" if odd else ""
 
 
@@ -74,12 +99,14 @@ class Opinion:
 class Vote:
     """One person's vote on two answers, after the random order of the sides has been undone.
 
-    `value` is a choice or a strength: positive for `first`, negative for `second`, 0 for a tie. `at` is a time (any unit that
-    grows), `seconds` how long it took, `shown_left` the answer that stood on the left, `slices` other facts on the item, such as
-    its topic. `expert`: cast to settle what others left open.
+    `value` is a choice or a strength: positive for `first`, negative for `second`, 0 for a tie.
+    `at` is a time (any unit that grows), `seconds` how long it took, `shown_left` the answer that
+    stood on the left, `slices` other facts on the item, such as its topic. `expert`: cast to settle
+    what others left open.
 
     Raises:
-        DataError: the value is no choice and no finite number, a name is empty, or the side on the left is no side.
+        DataError: the value is no choice and no finite number, a name is empty, or the side on the
+            left is no side.
     """
 
     item: str
@@ -93,22 +120,41 @@ class Vote:
 
     def __post_init__(self) -> None:
         if not self.item or not self.annotator:
-            raise DataError(f"a vote needs an item and an annotator, got {self.item!r} and {self.annotator!r}")
-        if not (self.value in CHOICES if isinstance(self.value, str) else math.isfinite(self.value)):
-            raise DataError(f"{self.item}: a vote is one of {', '.join(CHOICES)} or a finite strength, not {self.value!r}")
+            raise DataError(
+                f"a vote needs an item and an annotator, got {self.item!r} and {self.annotator!r}"
+            )
+        if not (
+            self.value in CHOICES if isinstance(self.value, str) else math.isfinite(self.value)
+        ):
+            raise DataError(
+                f"{self.item}: a vote is one of {', '.join(CHOICES)} or a finite "
+                f"strength, not {self.value!r}"
+            )
         if self.shown_left not in (None, "first", "second"):
-            raise DataError(f"{self.item}: the answer on the left is first, second or None (unknown), not {self.shown_left!r}")
+            raise DataError(
+                f"{self.item}: the answer on the left is first, second or None "
+                f"(unknown), not {self.shown_left!r}"
+            )
 
     @classmethod
-    def seen(cls, item: str, annotator: str, said: str | float, shown_left: Side, **more: Any) -> Vote:
-        """The vote of a person who said `left`, `right`, `tie` or `both_bad`, or a strength that is positive for the left side.
+    def seen(
+        cls, item: str, annotator: str, said: str | float, shown_left: Side, **more: Any
+    ) -> Vote:
+        """The vote of a person who said `left`, `right`, `tie` or `both_bad`, or a strength that is
+        positive for the left side.
 
         Raises:
             DataError: nothing of that kind was said.
         """
         if isinstance(said, str):
             return cls(item, annotator, answer_on(said, shown_left), shown_left=shown_left, **more)
-        return cls(item, annotator, said if shown_left == "first" or not said else -said, shown_left=shown_left, **more)
+        return cls(
+            item,
+            annotator,
+            said if shown_left == "first" or not said else -said,
+            shown_left=shown_left,
+            **more,
+        )
 
     @property
     def choice(self) -> Choice:
@@ -123,8 +169,14 @@ class Vote:
 
     @property
     def chose_left(self) -> bool | None:
-        """True where the left side was preferred; None for a tie, or where the order is not known."""
-        return None if self.shown_left is None or self.verdict == "tie" else self.verdict == self.shown_left
+        """True where the left side was preferred; None for a tie, or where the order is not
+        known.
+        """
+        return (
+            None
+            if self.shown_left is None or self.verdict == "tie"
+            else self.verdict == self.shown_left
+        )
 
 
 def as_verdict(choice: str) -> Any:
@@ -133,7 +185,8 @@ def as_verdict(choice: str) -> Any:
 
 
 def answer_on(side: str, left: str) -> Choice:
-    """The answer on a side (`left`, `right`) as a choice, `left` standing there; `tie` and `both_bad` are themselves.
+    """The answer on a side (`left`, `right`) as a choice, `left` standing there; `tie` and
+    `both_bad` are themselves.
 
     Raises:
         DataError: it is none of the four.
@@ -146,16 +199,20 @@ def answer_on(side: str, left: str) -> Choice:
 
 
 def more_than_half(choices: Sequence[str]) -> Verdict | None:
-    """The verdict of more than half of these choices, `both_bad` counted as a tie; None without one."""
+    """The verdict of more than half of these choices, `both_bad` counted as a tie; None without
+    one.
+    """
     counts = Counter(map(as_verdict, choices))
     return next((verdict for verdict, count in counts.items() if 2 * count > len(choices)), None)
 
 
 def latest_votes(votes: Iterable[Vote]) -> tuple[list[Vote], list[tuple[Vote, Vote]]]:
-    """Each person's latest vote on each item, sorted by item and person; and each vote that was given again, with the next one.
+    """Each person's latest vote on each item, sorted by item and person; and each vote that was
+    given again, with the next one.
 
     Raises:
-        DataError: a person contradicts himself on an item at one and the same time, so that neither vote is the latest.
+        DataError: a person contradicts himself on an item at one and the same time, so that neither
+            vote is the latest.
     """
     by_both: dict[tuple[str, str], list[Vote]] = defaultdict(list)
     for vote in votes:
@@ -166,7 +223,8 @@ def latest_votes(votes: Iterable[Vote]) -> tuple[list[Vote], list[tuple[Vote, Vo
         for before, after in itertools.pairwise(group):
             if before.at == after.at and before.value != after.value:
                 raise DataError(
-                    f"{annotator} votes {before.value!r} and {after.value!r} on {item}, both at {after.at}. Give `at`"
+                    f"{annotator} votes {before.value!r} and {after.value!r} on {item}, both at "
+                    f"{after.at}. Give `at`"
                 )
         latest.append(group[-1])
         repeats += itertools.pairwise(group)
@@ -174,13 +232,23 @@ def latest_votes(votes: Iterable[Vote]) -> tuple[list[Vote], list[tuple[Vote, Vo
 
 
 def coded(votes: Sequence[Vote], coding: Coding) -> tuple[list[Vote], list[Any], str]:
-    """Each person's latest votes with the values to compare; and a reason for the case that there is nothing to compare."""
+    """Each person's latest votes with the values to compare; and a reason for the case that there
+    is nothing to compare.
+    """
     latest, _ = latest_votes(votes)
     if coding != "strength":
-        return latest, [vote.choice if coding == "choice" else vote.verdict for vote in latest], "there are no votes"
+        return (
+            latest,
+            [vote.choice if coding == "choice" else vote.verdict for vote in latest],
+            "there are no votes",
+        )
     scale: dict[Any, float] = {"tie": 0.0, "both_bad": 0.0}
     if all(isinstance(vote.value, str) for vote in latest):
         scale |= {"first": 1.0, "second": -1.0}
     # Beside strengths a bare "first" has a side but no place on the scale, so it is left out.
     on_scale = [vote for vote in latest if not isinstance(vote.value, str) or vote.value in scale]
-    return on_scale, [scale[v.value] if isinstance(v.value, str) else float(v.value) for v in on_scale], "no vote has a strength"
+    return (
+        on_scale,
+        [scale[v.value] if isinstance(v.value, str) else float(v.value) for v in on_scale],
+        "no vote has a strength",
+    )

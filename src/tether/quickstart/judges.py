@@ -1,4 +1,6 @@
-"""Judges of the quickstart's answers: the gold score, and letters for smoke runs on a random model."""
+"""Judges of the quickstart's answers: the gold score, and letters for smoke runs on a random
+model.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,16 @@ READER = ModelConfig(
 
 
 def gold(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
-    """The gold judge (docs/gold.md). Prompts carry `kind` in their metadata, as those of `tether:prompts` do.
+    """The gold judge (docs/gold.md). Prompts carry `kind` in their metadata, as those of
+    `tether:prompts` do.
 
     Raises:
         ConfigError: they do not.
     """
     if other := next((prompt for prompt in prompts if "kind" not in prompt.metadata), None):
         raise ConfigError(
-            f"the quickstart's gold judges its own kinds of message, and the prompt {other.id!r} says none (`kind`): "
+            f"the quickstart's gold judges its own kinds of message, and the prompt {other.id!r} "
+            "says none (`kind`): "
             "name another judge for your prompts, such as judge = { call = 'mine.py:score' }"
         )
     return _gold().score_texts(prompts, responses)
@@ -42,10 +46,14 @@ def _gold() -> GoldJudge:
     from tether.evaluation.likelihood import Fluency
 
     loaded = open_model(READER)
-    demonstrations = load_rows(DataConfig(path="tether:demonstrations"), Demonstration, Quarantine())
+    demonstrations = load_rows(
+        DataConfig(path="tether:demonstrations"), Demonstration, Quarantine()
+    )
     background = load_rows(DataConfig(path="tether:prompts"), Prompt, Quarantine())
     usual = [row.messages[-1].content for row in demonstrations]
-    return GoldJudge(SentenceEmbedder(), Fluency(Role(loaded.model), encoder_of(loaded)), background, usual)
+    return GoldJudge(
+        SentenceEmbedder(), Fluency(Role(loaded.model), encoder_of(loaded)), background, usual
+    )
 
 
 def letters(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:

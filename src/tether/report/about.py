@@ -1,4 +1,6 @@
-"""What a page says of a run before any result: its method, model, data, machine; and who its gold is."""
+"""What a page says of a run before any result: its method, model, data, machine; and who its gold
+is.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ def anchor(name: str) -> str:
 
 def method_name(stage: SubRun) -> str:
     """The name of a stage's method, in full."""
-    variants = [name for name, (of, key, value) in METHODS.items() if of == stage.section and stage.settings.get(key) == value]
+    variants = [
+        name
+        for name, (of, key, value) in METHODS.items()
+        if of == stage.section and stage.settings.get(key) == value
+    ]
     names = (*variants, stage.section, stage.name, stage.name.partition("-")[0], stage.kind)
     return next((NAMES[name] for name in names if name in NAMES), stage.section or stage.name)
 
@@ -39,28 +45,60 @@ def title(journey: Journey) -> str:
     """The method of what was trained last: a policy, else what a supervised stage made."""
     made = [journey.stage(*kinds) for kinds in (("direct", "rounds"), ("reward",), ("sft",))]
     last = next((stage for stage in (*journey.arms[:1], *made) if stage.name), None)
-    return method_name(last) if last else NAMES["pairs"] if journey.stage("pairs").name else NAMES["evaluate"]
+    return (
+        method_name(last)
+        if last
+        else NAMES["pairs"]
+        if journey.stage("pairs").name
+        else NAMES["evaluate"]
+    )
 
 
 def _servers(stage: SubRun) -> Iterator[str]:
     """Who waited for whom, where engine servers sampled."""
-    shares = [[value for _, value in present(stage.metrics, f"engine/{name}")] for name in ("busy", "wait")]
+    shares = [
+        [value for _, value in present(stage.metrics, f"engine/{name}")]
+        for name in ("busy", "wait")
+    ]
     if all(shares):
         busy, wait = map(statistics.fmean, shares)
         ahead = finite(stage.settings.get("max_staleness"))
-        turns = "turns" if ahead is None or stage.settings.get("lora") is False else "overlap"  # of whole models a server has one
-        meaning = "learner" if wait < IDLE else turns if not ahead else "sampling" if busy > 1 - 2 * IDLE else "neither"
-        yield SENTENCES["servers"]["shares"].format(busy=percent(busy), wait=percent(wait), meaning=SENTENCES["servers"][meaning])
+        # of whole models a server has one
+        turns = "turns" if ahead is None or stage.settings.get("lora") is False else "overlap"
+        meaning = (
+            "learner"
+            if wait < IDLE
+            else turns
+            if not ahead
+            else "sampling"
+            if busy > 1 - 2 * IDLE
+            else "neither"
+        )
+        yield SENTENCES["servers"]["shares"].format(
+            busy=percent(busy), wait=percent(wait), meaning=SENTENCES["servers"][meaning]
+        )
 
 
 def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
     """A name and lines for everything that is known of what was run, where and when."""
     stages = journey.stages
-    manifests = [manifest for stage in (*stages, journey.own) if (manifest := mapping(stage.manifest))]
-    models = [mapping(manifest.get("model")) for manifest in manifests] + [mapping(journey.recipe.get("model"))]
-    seeds = [seed for stage in (journey.own, *stages) if (seed := mapping(stage.config).get("seed")) is not None]
-    seconds = finite(journey.own.summary.get("seconds")) or sum(finite(stage.summary.get("seconds")) or 0 for stage in stages)
-    started = min((str(manifest["started"]) for manifest in manifests if "started" in manifest), default="")
+    manifests = [
+        manifest for stage in (*stages, journey.own) if (manifest := mapping(stage.manifest))
+    ]
+    models = [mapping(manifest.get("model")) for manifest in manifests] + [
+        mapping(journey.recipe.get("model"))
+    ]
+    seeds = [
+        seed
+        for stage in (journey.own, *stages)
+        if (seed := mapping(stage.config).get("seed")) is not None
+    ]
+    seconds = finite(journey.own.summary.get("seconds")) or sum(
+        finite(stage.summary.get("seconds")) or 0 for stage in stages
+    )
+    started = min(
+        (str(manifest["started"]) for manifest in manifests if "started" in manifest), default=""
+    )
     rows = (
         ("model", [next((str(model["source"]) for model in models if model.get("source")), "")]),
         ("method", [" → ".join(dict.fromkeys(_short(method_name(stage)) for stage in stages))]),
@@ -73,43 +111,83 @@ def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
         ("seed", list(dict.fromkeys(str(seed) for seed in seeds))),
         ("run", [str(run)]),
     )
-    return [(name, [printable(line, 300) for line in lines if line]) for name, lines in rows if any(lines)]
+    return [
+        (name, [printable(line, 300) for line in lines if line])
+        for name, lines in rows
+        if any(lines)
+    ]
 
 
 def _data(stage: SubRun) -> Iterator[str]:
     """The files that a stage read, and how many rows it found in them."""
-    files, rows = mapping(mapping(stage.manifest).get("data")), finite(mapping(stage.manifest).get("rows"))
+    files, rows = (
+        mapping(mapping(stage.manifest).get("data")),
+        finite(mapping(stage.manifest).get("rows")),
+    )
     if paths := list(files) or mapping(stage.settings.get("data")).get("path"):
         packaged = "tether/recipes/quickstart/"
         each = [str(path) for path in (paths if isinstance(paths, list) else [paths])]
-        names = ", ".join(f"tether:{Path(path).stem}" if packaged in path else path for path in each)
+        names = ", ".join(
+            f"tether:{Path(path).stem}" if packaged in path else path for path in each
+        )
         yield f"{stage.name}: {names}{f' ({thousands(rows)} rows)' if rows else ''}"
 
 
 def _machine(manifest: Row, models: Sequence[Row]) -> str:
     cores, memory = manifest.get("cpu_count"), finite(manifest.get("memory_bytes"))
-    device = next((device for model in models if (device := model.get("device")) and device != "cpu"), "")
-    dtype = next((dtype for model in models if (dtype := model.get("dtype")) and dtype != "auto"), "")
+    device = next(
+        (device for model in models if (device := model.get("device")) and device != "cpu"), ""
+    )
+    dtype = next(
+        (dtype for model in models if (dtype := model.get("dtype")) and dtype != "auto"), ""
+    )
     size = (f"{cores} cores" if cores else "", f"{memory / 1e9:.0f} GB" if memory else "")
-    return " · ".join(map(str, filter(None, (manifest.get("processor") or manifest.get("platform"), *size, device, dtype))))
+    return " · ".join(
+        map(
+            str,
+            filter(
+                None, (manifest.get("processor") or manifest.get("platform"), *size, device, dtype)
+            ),
+        )
+    )
 
 
 def _versions(manifest: Row) -> str:
-    versions = {**mapping(manifest.get("packages")), "tether": manifest.get("tether"), "Python": manifest.get("python")}
+    versions = {
+        **mapping(manifest.get("packages")),
+        "tether": manifest.get("tether"),
+        "Python": manifest.get("python"),
+    }
     return " · ".join(f"{name} {versions[name]}" for name in VERSIONS if versions.get(name))
 
 
 def judge_of(journey: Journey) -> tuple[str, str]:
-    """The name of the judge of answers, and what it says of itself; that of [evaluate] goes first."""
+    """The name of the judge of answers, and what it says of itself; that of [evaluate] goes
+    first.
+    """
     stages = sorted(journey.stages, key=lambda stage: stage.section != "evaluate")
-    noted = next((judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))), {})
+    noted = next(
+        (judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))), {}
+    )
     return str(noted.get("name") or ""), str(noted.get("says") or "")
 
 
 def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Who gold is, in sentences, and what the parts of these names measure; a user's own judge explains its parts itself."""
-    if not (any(policy.judged_by_gold for policy in journey.policies) or any("gold_after" in row for row in journey.answers)):
+    """Who gold is, in sentences, and what the parts of these names measure; a user's own judge
+    explains its parts itself.
+    """
+    if not (
+        any(policy.judged_by_gold for policy in journey.policies)
+        or any("gold_after" in row for row in journey.answers)
+    ):
         return [], []
     name, says = judge_of(journey)
-    sentences = [GOLD["what"], *([GOLD["says" if says else "name"].format(name=name, says=says)] if name else [])]
-    return sentences, [(part, PARTS[part]) for part in names if part in PARTS and name.startswith("tether.quickstart.")]
+    sentences = [
+        GOLD["what"],
+        *([GOLD["says" if says else "name"].format(name=name, says=says)] if name else []),
+    ]
+    return sentences, [
+        (part, PARTS[part])
+        for part in names
+        if part in PARTS and name.startswith("tether.quickstart.")
+    ]

@@ -1,4 +1,6 @@
-"""Answers to the same held-out prompts before and after, chosen by a rule that shows the failures too."""
+"""Answers to the same held-out prompts before and after, chosen by a rule that shows the failures
+too.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,12 @@ SHOWN = 24
 SAYS = SENTENCES["answers"]
 
 
-def answer_groups(rows: Sequence[Row], count: int = SHOWN) -> tuple[str, list[tuple[str, Sequence[Row]]]]:
-    """How the answers were chosen, in one sentence; and by title a third each of best, median and worst changes of gold."""
+def answer_groups(
+    rows: Sequence[Row], count: int = SHOWN
+) -> tuple[str, list[tuple[str, Sequence[Row]]]]:
+    """How the answers were chosen, in one sentence; and by title a third each of best, median and
+    worst changes of gold.
+    """
     usable = [row for row in rows if "before" in row and "after" in row]
     changes = [(change, row) for row in usable if (change := gold_change(row)) is not None]
     ranked = [row for _, row in sorted(changes, key=lambda pair: -pair[0])]
@@ -33,10 +39,16 @@ def answer_groups(rows: Sequence[Row], count: int = SHOWN) -> tuple[str, list[tu
 
 def training_samples(policy: SubRun | None, count: int = 4) -> list[Row]:
     """A few samples from the first, the middle and the last step recorded."""
-    samples = [row for row in (policy.samples if policy else ()) if finite(row.get("step")) is not None]
+    samples = [
+        row for row in (policy.samples if policy else ()) if finite(row.get("step")) is not None
+    ]
     steps = sorted({row["step"] for row in samples})
     chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
-    return [row for step in chosen for row in [row for row in samples if row["step"] == step and "response" in row][:count]]
+    return [
+        row
+        for step in chosen
+        for row in [row for row in samples if row["step"] == step and "response" in row][:count]
+    ]
 
 
 def gold_change(row: Row) -> float | None:

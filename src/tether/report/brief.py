@@ -1,4 +1,6 @@
-"""The verdict of a run in three short lines, for the terminal: the result and its judge, the interval, the control."""
+"""The verdict of a run in three short lines, for the terminal: the result and its judge, the
+interval, the control.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ SAYS = SENTENCES["brief"]
 
 
 def brief(journey: Journey, how: str = "") -> Conclusion:
-    """The page's verdict without its paragraph; that of a run without a judged policy is short as it is.
+    """The page's verdict without its paragraph; that of a run without a judged policy is short as
+    it is.
 
     Args:
         how: the command that has the answers judged, for a run in which nothing judged any.
@@ -49,7 +52,13 @@ def _judge(journey: Journey, policy: SubRun) -> str:
         name = printable(judge_of(journey)[0], 60)
         return SAYS["gold-named" if name else "gold"].format(name=name)
     measured = heldout_gain(policy)
-    return SAYS["training-reward" if measured is None else "checked" if measured.checked else "held-out-reward"]
+    return SAYS[
+        "training-reward"
+        if measured is None
+        else "checked"
+        if measured.checked
+        else "held-out-reward"
+    ]
 
 
 def _measured(policy: SubRun) -> Iterator[str]:
@@ -63,7 +72,9 @@ def _measured(policy: SubRun) -> Iterator[str]:
     elif measured := heldout_gain(policy):
         show = percent if measured.checked else decimal
         ends = {"before": centre(measured.before, show), "after": centre(measured.after, show)}
-        yield SAYS["held-out"].format(count=measured.num_prompts, gain=bracketed(measured.gain, signed), **ends)
+        yield SAYS["held-out"].format(
+            count=measured.num_prompts, gain=bracketed(measured.gain, signed), **ends
+        )
     elif proxy := proxy_gain(policy):
         yield SAYS["training"].format(gain=bracketed(proxy, signed))
 
@@ -73,7 +84,10 @@ def _controlled(policy: SubRun, how: str) -> Iterator[str]:
     over = mapping(control_of(policy.summary).get("over_best_decoding"))
     rate, gain = bracketed(over.get("win_rate"), percent), estimate(over)
     if rate and gain:
-        sides = {"ours": at_temperature(over.get("policy_temperature")), "theirs": at_temperature(over.get("temperature"))}
+        sides = {
+            "ours": at_temperature(over.get("policy_temperature")),
+            "theirs": at_temperature(over.get("temperature")),
+        }
         yield SAYS["control"].format(rate=rate, gain=bracketed(gain, signed), **sides)
     elif is_judged(policy):
         yield SAYS["no-control"]

@@ -1,4 +1,6 @@
-"""The figures of a run: the reward against its price and against the truth, the reward model's worth, losses, time."""
+"""The figures of a run: the reward against its price and against the truth, the reward model's
+worth, losses, time.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,30 @@ from typing import Any
 
 from tether.report.narrative import Part
 from tether.report.numbers import SENTENCES, bracketed, duration, has_interval, percent, thousands
-from tether.report.plotting import BLUE, CHARTS, FRAMES, GREEN, MUTED, ORANGE, PALETTE, PURPLE, Plot, Trace, framed
-from tether.report.reading import KL_KEYS, LoopRun, Row, SubRun, estimate, finite, listed, mapping, series
+from tether.report.plotting import (
+    BLUE,
+    CHARTS,
+    FRAMES,
+    GREEN,
+    MUTED,
+    ORANGE,
+    PALETTE,
+    PURPLE,
+    Plot,
+    Trace,
+    framed,
+)
+from tether.report.reading import (
+    KL_KEYS,
+    LoopRun,
+    Row,
+    SubRun,
+    estimate,
+    finite,
+    listed,
+    mapping,
+    series,
+)
 
 DASHES = ("", "dash", "dot")
 """Of several arms: of the quantities in one chart, or of so many arms that colours come again."""
@@ -35,34 +59,49 @@ AGREEMENTS = {
 
 
 def charts(section: str, arms: Sequence[SubRun], own_reward: bool = False) -> list[Plot]:
-    """The charts of a section for which there are metrics; a user's own reward is no proxy of anything."""
+    """The charts of a section for which there are metrics; a user's own reward is no proxy of
+    anything.
+    """
     rows = [_without_proxy(chart) for chart in CHARTS[section]] if own_reward else CHARTS[section]
     return [figure for chart in rows for figure in _drawn(chart, arms)]
 
 
 def _without_proxy(chart: Row) -> Row:
-    """A chart with `proxy` called reward in what people read; the names of metrics, and its own, stay."""
+    """A chart with `proxy` called reward in what people read; the names of metrics, and its own,
+    stay.
+    """
     text = json.dumps(chart).replace("Proxy reward", "Reward")
     return json.loads(re.sub("proxy reward|(?<![/-])proxy", "reward", text))
 
 
 def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
-    """With one arm colour tells the quantity; with several it tells the arm, and the line's style the quantity."""
+    """With one arm colour tells the quantity; with several it tells the arm, and the line's style
+    the quantity.
+    """
     traces, distance = [], chart.get("distance", False)
     for index, arm in enumerate(arms):
         for place, row in enumerate(chart["lines"]):
             style = dict(row)
-            key, scale, name = _first_key(arm, style.pop("keys")), style.pop("scale", 1.0), style.pop("name", "")
+            key, scale, name = (
+                _first_key(arm, style.pop("keys")),
+                style.pop("scale", 1.0),
+                style.pop("name", ""),
+            )
             points = _over_distance(arm, key) if distance else series(arm.metrics, key)
             xs, ys = [x for x, _ in points], [None if y is None else scale * y for _, y in points]
             name = arm.name if not name else name if len(arms) == 1 else f"{arm.name}: {name}"
-            colour = style.pop("colour", PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)])
+            colour = style.pop(
+                "colour", PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)]
+            )
             mode = style.pop("mode", "both" if len(xs) < SPARSE else "line")
             turn = place if len(chart["lines"]) > 1 else index // len(PALETTE)
             style = {"dash": DASHES[turn % len(DASHES)] if len(arms) > 1 else "", **style}
             traces += [Trace(xs, ys, name, colour, mode, **style)] if xs else []
     if len(traces) == 1 and len(arms) == 1 and not chart.get("named"):
-        traces, chart = [traces[0]._replace(name="")], {**chart, "caption": chart.get("alone", chart["caption"])}
+        traces, chart = (
+            [traces[0]._replace(name="")],
+            {**chart, "caption": chart.get("alone", chart["caption"])},
+        )
     return framed(chart, traces)
 
 
@@ -72,11 +111,17 @@ def _first_key(arm: SubRun, keys: Sequence[str]) -> str:
 
 
 def _over_distance(arm: SubRun, key: str) -> Sequence[tuple[float, float]]:
-    """A metric over √KL of the same row, and of the same answers where they have a KL of their own."""
+    """A metric over √KL of the same row, and of the same answers where they have a KL of their
+    own.
+    """
     distance = _first_key(arm, (f"{key.partition('/')[0]}/kl", *KL_KEYS))
     points = [(finite(row.get(distance)), finite(row.get(key))) for row in arm.metrics]
     # An estimate of the KL below zero is noise around zero.
-    return [(math.sqrt(max(0.0, kl)), value) for kl, value in points if kl is not None and value is not None]
+    return [
+        (math.sqrt(max(0.0, kl)), value)
+        for kl, value in points
+        if kl is not None and value is not None
+    ]
 
 
 def loss_figures(stage: SubRun) -> list[Plot]:
@@ -93,10 +138,24 @@ def loss_figures(stage: SubRun) -> list[Plot]:
 
 def parts_figures(parts: Sequence[Part], arms: Sequence[tuple[str, Sequence[Part]]]) -> list[Plot]:
     """A dumbbell a part of the gold score, before to after; other arms as open marks."""
-    traces, places = [_rods([(part.before, part.after) for part in parts])], {part.name: i for i, part in enumerate(parts)}
-    traces += [_marks([(part.before, i) for i, part in enumerate(parts)], "before", MUTED, mode="open", size=11.0)]
+    traces, places = (
+        [_rods([(part.before, part.after) for part in parts])],
+        {part.name: i for i, part in enumerate(parts)},
+    )
+    traces += [
+        _marks(
+            [(part.before, i) for i, part in enumerate(parts)],
+            "before",
+            MUTED,
+            mode="open",
+            size=11.0,
+        )
+    ]
     ends = [("after", BLUE, "marks", parts)]
-    ends += [(f"after, {arm}", PALETTE[i % len(PALETTE)], "open", of) for i, (arm, of) in enumerate(arms, 1)]
+    ends += [
+        (f"after, {arm}", PALETTE[i % len(PALETTE)], "open", of)
+        for i, (arm, of) in enumerate(arms, 1)
+    ]
     for name, colour, mode, of in ends:
         points = [(part.after, places[part.name]) for part in of if part.name in places]
         traces += [_marks(points, name, colour, mode=mode, size=11.0)] if points else []
@@ -104,8 +163,12 @@ def parts_figures(parts: Sequence[Part], arms: Sequence[tuple[str, Sequence[Part
     return framed("gold-parts", traces, height=60 + 40 * len(parts), rows=rows) if parts else []
 
 
-def _marks(points: Sequence[tuple[float | None, int]], name: str, colour: str, **more: Any) -> Trace:
-    return Trace([x for x, _ in points], [y for _, y in points], name, colour, **{"mode": "marks", **more})
+def _marks(
+    points: Sequence[tuple[float | None, int]], name: str, colour: str, **more: Any
+) -> Trace:
+    return Trace(
+        [x for x, _ in points], [y for _, y in points], name, colour, **{"mode": "marks", **more}
+    )
 
 
 def _rods(ends: Sequence[Sequence[float]]) -> Trace:
@@ -115,25 +178,56 @@ def _rods(ends: Sequence[Sequence[float]]) -> Trace:
 
 
 def accuracy_figures(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Plot]:
-    """The reward model's accuracy with its interval, beside the agreement of the people it learnt from."""
+    """The reward model's accuracy with its interval, beside the agreement of the people it learnt
+    from.
+    """
     groups = ((reward, "reward model", BLUE, ACCURACIES), (pairs, "annotators", GREEN, AGREEMENTS))
-    rows = [(group, keys[key], share) for of, group, _, keys in groups for key in keys if (share := estimate(of.get(key)))]
+    rows = [
+        (group, keys[key], share)
+        for of, group, _, keys in groups
+        for key in keys
+        if (share := estimate(of.get(key)))
+    ]
     if not rows or rows[0][0] != "reward model":
         return []
     traces = [_rods([(share.low, share.high) if has_interval(share) else () for *_, share in rows])]
     for _, name, colour, _ in groups:
         own = [(share, place) for place, (group, _, share) in enumerate(rows) if group == name]
         notes = [bracketed(share, percent) for share, _ in own]
-        traces += [_marks([(share.value, place) for share, place in own], name, colour, size=11.0, notes=notes)] if own else []
+        traces += (
+            [
+                _marks(
+                    [(share.value, place) for share, place in own],
+                    name,
+                    colour,
+                    size=11.0,
+                    notes=notes,
+                )
+            ]
+            if own
+            else []
+        )
     names = [name for _, name, _ in rows]
-    chance = Trace([0.5, 0.5], [-0.5, len(names) - 0.5], "chance", MUTED, dash="dot", size=1.2, silent=True)
+    chance = Trace(
+        [0.5, 0.5], [-0.5, len(names) - 0.5], "chance", MUTED, dash="dot", size=1.2, silent=True
+    )
     return framed("reward-accuracy", [chance, *traces], height=60 + 56 * len(names), rows=names)
 
 
 def reliability_figures(reward: Mapping[str, Any]) -> list[Plot]:
-    """Predicted probability against observed frequency, the diagonal, and how many pairs stand behind each point."""
-    stored = [list(map(finite, bin)) for bin in listed(reward.get("reliability")) if isinstance(bin, list) and len(bin) == 5]
-    bins = [(mean, share, count) for _, _, mean, share, count in stored if mean is not None and share is not None and count]
+    """Predicted probability against observed frequency, the diagonal, and how many pairs stand
+    behind each point.
+    """
+    stored = [
+        list(map(finite, bin))
+        for bin in listed(reward.get("reliability"))
+        if isinstance(bin, list) and len(bin) == 5
+    ]
+    bins = [
+        (mean, share, count)
+        for _, _, mean, share, count in stored
+        if mean is not None and share is not None and count
+    ]
     if not bins:
         return []
     predicted, observed, counts = zip(*bins, strict=True)
@@ -147,15 +241,29 @@ def reliability_figures(reward: Mapping[str, Any]) -> list[Plot]:
 
 def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Plot]:
     """Seconds by stage."""
-    ends, notes = [(seconds, place) for place, (_, seconds) in enumerate(stages)], [duration(seconds) for _, seconds in stages]
-    traces = [_rods([(0.0, seconds) for _, seconds in stages]), _marks(ends, "", BLUE, size=11.0, notes=notes)]
-    return framed("stages", traces, height=40 + 34 * len(stages), rows=[name for name, _ in stages]) if len(stages) > 1 else []
+    ends, notes = (
+        [(seconds, place) for place, (_, seconds) in enumerate(stages)],
+        [duration(seconds) for _, seconds in stages],
+    )
+    traces = [
+        _rods([(0.0, seconds) for _, seconds in stages]),
+        _marks(ends, "", BLUE, size=11.0, notes=notes),
+    ]
+    return (
+        framed("stages", traces, height=40 + 34 * len(stages), rows=[name for name, _ in stages])
+        if len(stages) > 1
+        else []
+    )
 
 
 def timeline_figures(arm: SubRun) -> list[Plot]:
     """When the learner and each engine server worked, in the step that took the median time."""
     work = {row.get("step"): mapping(row.get("servers")) for row in arm.work}
-    steps = [(seconds, row) for row in arm.metrics if work.get(row.get("step")) and (seconds := finite(row.get("time/step")))]
+    steps = [
+        (seconds, row)
+        for row in arm.metrics
+        if work.get(row.get("step")) and (seconds := finite(row.get("time/step")))
+    ]
     if not steps:
         return []
     seconds, row = sorted(steps, key=itemgetter(0))[len(steps) // 2]
@@ -165,7 +273,11 @@ def timeline_figures(arm: SubRun) -> list[Plot]:
             traces.append(_bars([(start, start + spent)], 0, words, colour))
             start += spent
     for place, spans in enumerate(servers.values(), 1):
-        worked = [(max(0.0, seconds + begin), seconds + end) for begin, end in _pairs(spans) if seconds + end > 0]
+        worked = [
+            (max(0.0, seconds + begin), seconds + end)
+            for begin, end in _pairs(spans)
+            if seconds + end > 0
+        ]
         traces.append(_bars(worked, place, "samples", BLUE, listed=place == 1))
     frame = {**FRAMES["timeline"], "title": FRAMES["timeline"]["title"].format(step=row["step"])}
     return framed(frame, traces, height=60 + 34 * (1 + len(servers)), rows=["learner", *servers])
@@ -179,7 +291,9 @@ def _pairs(value: Any) -> Iterator[tuple[float, float]]:
             yield first, second
 
 
-def _bars(spans: Sequence[tuple[float, float]], place: int, name: str, colour: str, **more: Any) -> Trace:
+def _bars(
+    spans: Sequence[tuple[float, float]], place: int, name: str, colour: str, **more: Any
+) -> Trace:
     """Strokes in a row of a chart, each from one time to another."""
     notes = [f"{end - start:.2f} s" for start, end in spans for _ in range(3)]
     points = [(x, place) for span in spans for x in (*span, None)]
@@ -190,6 +304,10 @@ def loop_figures(loop: LoopRun) -> list[Plot]:
     """Gold, and the reward model's accuracy, over the labels that had been paid for."""
     rows: list[Row] = [{"step": 0, "gold": loop.rounds[0].get("gold_before")}]
     for one in loop.rounds:
-        shares = {key: share.value for key in ACCURACIES if (share := estimate(mapping(one.get("reward")).get(key)))}
+        shares = {
+            key: share.value
+            for key in ACCURACIES
+            if (share := estimate(mapping(one.get("reward")).get(key)))
+        }
         rows.append({"step": one["labels_so_far"], **shares, "gold": one.get("gold_after")})
     return charts("rounds", [SubRun("", rows)])

@@ -1,4 +1,6 @@
-"""The verdict in plain words, all computed from the run's own numbers; warnings of the training come from its alarms."""
+"""The verdict in plain words, all computed from the run's own numbers; warnings of the training
+come from its alarms.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,19 @@ from tether.report.numbers import (
     side,
     signed,
 )
-from tether.report.reading import KL_KEYS, Journey, LoopRun, Row, SubRun, estimate, finite, mapping, present, printable, trend_of
+from tether.report.reading import (
+    KL_KEYS,
+    Journey,
+    LoopRun,
+    Row,
+    SubRun,
+    estimate,
+    finite,
+    mapping,
+    present,
+    printable,
+    trend_of,
+)
 from tether.stats import Estimate, grouped_mean, vague, without_interval
 
 ENOUGH_PROMPTS = 10
@@ -32,11 +46,17 @@ ENOUGH_UPDATES = 10
 HELD_OUT = ("num_heldout", "num_heldout_pairs")
 """Keys of the summaries of stages on rows: how many rows or pairs are held out."""
 LOPSIDED = 0.6
-"""Share of pairs whose longer side is preferred, above which length is told of; and of those whose shorter one is."""
+"""Share of pairs whose longer side is preferred, above which length is told of; and of those whose
+shorter one is.
+"""
 BETTER = {1: ("good", "Better"), 0: ("open", "Not shown to be better"), -1: ("bad", "Worse")}
 """Tone and headline by the side of no difference on which an interval lies."""
 UNJUDGED = ("open", "Not judged by gold")
-REWARDED = {1: ("open", "The reward rose"), 0: ("open", "No clear change of the reward"), -1: ("open", "The reward fell")}
+REWARDED = {
+    1: ("open", "The reward rose"),
+    0: ("open", "No clear change of the reward"),
+    -1: ("open", "The reward fell"),
+}
 """The same where nobody asked for gold: of the training's own reward."""
 RANKED = {
     1: ("open", "Ranks held-out pairs better than chance"),
@@ -64,7 +84,9 @@ class Conclusion:
 
 
 class Part(NamedTuple):
-    """One part of the gold score before and after; `noise` is how far off its change may be, where answers show it."""
+    """One part of the gold score before and after; `noise` is how far off its change may be, where
+    answers show it.
+    """
 
     name: str
     before: float
@@ -85,8 +107,8 @@ class Part(NamedTuple):
 class HeldOutGain(NamedTuple):
     """The training's own reward on prompts that it never saw.
 
-    `checked`: the reward is a checked answer and no model's guess. `halves`: the step was chosen for its score, and each half of
-    the prompts is judged at the step that the other half chose.
+    `checked`: the reward is a checked answer and no model's guess. `halves`: the step was chosen
+    for its score, and each half of the prompts is judged at the step that the other half chose.
     """
 
     before: Estimate
@@ -98,20 +120,29 @@ class HeldOutGain(NamedTuple):
 
 
 def heldout_gain(policy: SubRun) -> HeldOutGain | None:
-    """The run's measurement on held-out prompts: the share of right answers, where answers are checked."""
+    """The run's measurement on held-out prompts: the share of right answers, where answers are
+    checked.
+    """
     stored = mapping(policy.summary.get("heldout"))
-    checked, halves = "correct" in stored, stored.get("judged_by") == "the prompts that did not choose the step"
+    checked, halves = (
+        "correct" in stored,
+        stored.get("judged_by") == ("the prompts that did not choose the step"),
+    )
     values = mapping(stored.get("correct" if checked else "score"))
     before, after, gain = (estimate(values.get(key)) for key in ("before", "after", "gain"))
     if before is None or after is None or gain is None:
         return None
-    return HeldOutGain(before, after, gain, int(finite(stored.get("num_prompts")) or 0), checked, halves)
+    return HeldOutGain(
+        before, after, gain, int(finite(stored.get("num_prompts")) or 0), checked, halves
+    )
 
 
 def gold_gain(policy: SubRun) -> Estimate | None:
     """The gain of the summary, else the last gold score less the first."""
     values = [value for _, value in present(policy.metrics, "gold/score")]
-    return policy.estimate("gold_gain") or (estimate(values[-1] - values[0]) if len(values) > 1 else None)
+    return policy.estimate("gold_gain") or (
+        estimate(values[-1] - values[0]) if len(values) > 1 else None
+    )
 
 
 def proxy_gain(policy: SubRun) -> Estimate | None:
@@ -121,7 +152,9 @@ def proxy_gain(policy: SubRun) -> Estimate | None:
 
 
 def spent_kl(policy: SubRun) -> Estimate | None:
-    """The KL of the summary, else of the last steps so far, with its interval where there is one."""
+    """The KL of the summary, else of the last steps so far, with its interval where there is
+    one.
+    """
     kl, noise = (finite(policy.summary.get(key)) for key in ("kl", "kl_noise"))
     if kl is None and (measured := estimate(mapping(policy.summary.get("answers")).get("kl"))):
         return measured
@@ -136,7 +169,9 @@ def spent_kl(policy: SubRun) -> Estimate | None:
 
 
 def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
-    """The parts of the gold score in a policy's summary, with the noise of its evaluated answers."""
+    """The parts of the gold score in a policy's summary, with the noise of its evaluated
+    answers.
+    """
     changes: dict[str, dict[str, list[float]]] = {}
     for index, answer in enumerate(answers):
         before, after = (mapping(answer.get(f"parts_{side}")) for side in ("before", "after"))
@@ -144,16 +179,27 @@ def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
             ends = finite(before[name]), finite(after.get(name))
             if ends[0] is not None and ends[1] is not None:
                 prompt = str(answer.get("id", index))
-                changes.setdefault(printable(name, 60), {}).setdefault(prompt, []).append(ends[1] - ends[0])
+                changes.setdefault(printable(name, 60), {}).setdefault(prompt, []).append(
+                    ends[1] - ends[0]
+                )
     parts = []
     for raw, stored in mapping(policy.summary.get("gold_parts")).items():
-        name, (start, end) = printable(raw, 60), (finite(mapping(stored).get(key)) for key in ("before", "after"))
-        parts += [] if start is None or end is None else [Part(name, start, end, _noise(changes.get(name, {})))]
+        name, (start, end) = (
+            printable(raw, 60),
+            (finite(mapping(stored).get(key)) for key in ("before", "after")),
+        )
+        parts += (
+            []
+            if start is None or end is None
+            else [Part(name, start, end, _noise(changes.get(name, {})))]
+        )
     return parts
 
 
 def _noise(changes: Mapping[str, Sequence[float]]) -> float | None:
-    """The longer side of the 95% interval of the mean change, over prompts; infinite of too few, None where none is known."""
+    """The longer side of the 95% interval of the mean change, over prompts; infinite of too few,
+    None where none is known.
+    """
     if not changes:
         return None
     moved = grouped_mean(np.array(list(map(fmean, changes.values()))), None)
@@ -161,10 +207,16 @@ def _noise(changes: Mapping[str, Sequence[float]]) -> float | None:
 
 
 def control_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a policy's summary says of decoding, judged by gold, a test model or a checked reward; empty without a control."""
+    """What a policy's summary says of decoding, judged by gold, a test model or a checked reward;
+    empty without a control.
+    """
     if "over_best_decoding" in summary:
         best_of_n = mapping(summary.get("gold")).get("best_of_n")
-        return {**summary, "by_temperature": mapping(summary.get("gold_by_temperature")), "best_of_n": best_of_n}
+        return {
+            **summary,
+            "by_temperature": mapping(summary.get("gold_by_temperature")),
+            "best_of_n": best_of_n,
+        }
     blocks = [mapping(summary.get(name)) for name in ("gold", "test", "heldout")]
     return next((block for block in blocks if block.get("verdict") in DECODED), {})
 
@@ -176,19 +228,33 @@ def at_temperature(temperature: Any) -> str:
 
 
 def control_sentences(control: Mapping[str, Any]) -> list[str]:
-    """How the policy at its best decoding stands to the model before at its own, and to its best of n answers."""
+    """How the policy at its best decoding stands to the model before at its own, and to its best of
+    n answers.
+    """
     over, says = mapping(control.get("over_best_decoding")), SENTENCES["decoding"]
     gain, rate = estimate(over), bracketed(over.get("win_rate"), percent)
     if gain is None or not rate:
         return []
     if gain.value == 0 and (gain.low == gain.high or gain.reason.endswith("are alike")):
         return [says["alike"]]
-    ours, theirs = at_temperature(over.get("policy_temperature")), at_temperature(over.get("temperature"))
+    ours, theirs = (
+        at_temperature(over.get("policy_temperature")),
+        at_temperature(over.get("temperature")),
+    )
     meaning = says[control["verdict"]]
-    sentences = [says["best"].format(ours=ours, theirs=theirs, rate=rate, gain=bracketed(gain, signed), meaning=meaning)]
+    sentences = [
+        says["best"].format(
+            ours=ours, theirs=theirs, rate=rate, gain=bracketed(gain, signed), meaning=meaning
+        )
+    ]
     for n, row in list(mapping(control.get("best_of_n")).items())[-1:]:  # the widest choice
-        gained, won = bracketed(mapping(row).get("gain"), signed), bracketed(mapping(row).get("win_rate"), percent)
-        sentences += [says["best-of-n"].format(n=n, gain=gained, rate=won)] if gained and won else []
+        gained, won = (
+            bracketed(mapping(row).get("gain"), signed),
+            bracketed(mapping(row).get("win_rate"), percent),
+        )
+        sentences += (
+            [says["best-of-n"].format(n=n, gain=gained, rate=won)] if gained and won else []
+        )
     return sentences
 
 
@@ -215,24 +281,46 @@ def conclusion(journey: Journey) -> Conclusion:
     return Conclusion(tone, headline, sentences, warnings)
 
 
-def _opening(journey: Journey, policy: SubRun, gain: Estimate | None) -> tuple[tuple[str, str], list[str], bool]:
-    """Tone and headline, the sentences for them, and whether a control may replace them: the own reward alone cannot judge."""
+def _opening(
+    journey: Journey, policy: SubRun, gain: Estimate | None
+) -> tuple[tuple[str, str], list[str], bool]:
+    """Tone and headline, the sentences for them, and whether a control may replace them: the own
+    reward alone cannot judge.
+    """
     if rate := policy.estimate("gold_win_rate"):
         count = f"{rate.count:,} comparisons" if rate.count else "comparisons"
         bounds = interval(rate, percent) or "no interval recorded"
-        unclear = "" if side(rate, 0.5) else "win-rate-unclear" if has_interval(rate) else "win-rate-no-interval"
+        unclear = (
+            ""
+            if side(rate, 0.5)
+            else "win-rate-unclear"
+            if has_interval(rate)
+            else "win-rate-no-interval"
+        )
         name = "win-rate-few" if few(rate, percent) else "win-rate"
         sentence = SAYS[name].format(rate=centre(rate, percent), count=count, interval=bounds)
         return BETTER[side(rate, 0.5)], [sentence, *([SAYS[unclear]] if unclear else [])], True
     if gain:
         tone, headline = BETTER[side(gain, 0)]
-        return (tone, headline if tone == "open" else f"{headline} by the gold score"), [SAYS["no-win-rate"]], True
+        return (
+            (tone, headline if tone == "open" else f"{headline} by the gold score"),
+            [SAYS["no-win-rate"]],
+            True,
+        )
     if not (measured := heldout_gain(policy)):
         moved = proxy_gain(policy)
-        return (UNJUDGED if journey.asked_for_gold else REWARDED[side(moved, 0) if moved else 0]), [SAYS["no-gold"]], True
+        return (
+            (UNJUDGED if journey.asked_for_gold else REWARDED[side(moved, 0) if moved else 0]),
+            [SAYS["no-gold"]],
+            True,
+        )
     name, show = ("right-answers", percent) if measured.checked else ("own-reward", decimal)
     ends = {"before": centre(measured.before, show), "after": centre(measured.after, show)}
-    sentences = [SAYS[name].format(count=measured.num_prompts, gain=_with_bounds(measured.gain, signed), **ends)]
+    sentences = [
+        SAYS[name].format(
+            count=measured.num_prompts, gain=_with_bounds(measured.gain, signed), **ends
+        )
+    ]
     sentences += [SAYS["halves"]] if measured.halves else []
     better = side(measured.gain, 0) if measured.checked else 0
     sentences += [] if better else [SAYS[f"{name}-unclear"]]
@@ -255,8 +343,13 @@ def _of(share: Estimate) -> str:
 
 def _part_sentences(parts: Sequence[Part]) -> Iterator[str]:
     for name, direction in (("parts-up", 1), ("parts-down", -1), ("parts-level", 0)):
-        chosen = sorted((part for part in parts if part.direction == direction), key=lambda part: -abs(part.change))
-        names = [f"{part.name} ({signed(part.change)})" for part in chosen[:6]] + ["…"] * (len(chosen) > 6)
+        chosen = sorted(
+            (part for part in parts if part.direction == direction),
+            key=lambda part: -abs(part.change),
+        )
+        names = [f"{part.name} ({signed(part.change)})" for part in chosen[:6]] + ["…"] * (
+            len(chosen) > 6
+        )
         if names:
             yield SAYS[name].format(parts=", ".join(names))
 
@@ -266,10 +359,16 @@ def _price(policy: SubRun, reward: str) -> Iterator[str]:
     if sentence := kl_sentence(policy):
         yield sentence
     if proxy := proxy_gain(policy):
-        names = {1: "proxy-up", -1: "proxy-down", 0: "proxy-unclear" if has_interval(proxy) else "proxy-few-steps"}
+        names = {
+            1: "proxy-up",
+            -1: "proxy-down",
+            0: "proxy-unclear" if has_interval(proxy) else "proxy-few-steps",
+        }
         size = f"{decimal(abs(proxy.value))}{_bounds(proxy, signed)}"
         yield SAYS[names[side(proxy, 0)]].format(
-            reward=reward, size=size, gain=_with_bounds(proxy, signed) if has_interval(proxy) else signed(proxy.value)
+            reward=reward,
+            size=size,
+            gain=_with_bounds(proxy, signed) if has_interval(proxy) else signed(proxy.value),
         )
 
 
@@ -279,7 +378,9 @@ def kl_sentence(policy: SubRun) -> str:
         return ""
     why = vague(kl.value, kl.value - kl.low if has_interval(kl) else None)
     words = why or moved_in_words(kl.value)
-    return SAYS["kl-vague" if why else "kl"].format(kl=decimal(kl.value), interval=_bounds(kl, decimal), words=words)
+    return SAYS["kl-vague" if why else "kl"].format(
+        kl=decimal(kl.value), interval=_bounds(kl, decimal), words=words
+    )
 
 
 def _distrust(policy: SubRun, gain: Estimate | None) -> Iterator[str]:
@@ -290,23 +391,38 @@ def _distrust(policy: SubRun, gain: Estimate | None) -> Iterator[str]:
     elif len(points) >= 4:
         peak_step, peak = max(points, key=lambda point: point[1])
         first, last = points[0][1], points[-1][1]
-        course = trend_of([row for row in policy.metrics if (finite(row.get("step")) or 0) >= peak_step], "reward/proxy")
+        course = trend_of(
+            [row for row in policy.metrics if (finite(row.get("step")) or 0) >= peak_step],
+            "reward/proxy",
+        )
         if peak - last > 0.25 * (peak - first) and course and course.last > course.first:
             proxies = {"first_proxy": decimal(course.first), "last_proxy": decimal(course.last)}
-            yield WARNS["last-steps"].format(step=peak_step, peak=decimal(peak), last=decimal(last), **proxies)
+            yield WARNS["last-steps"].format(
+                step=peak_step, peak=decimal(peak), last=decimal(last), **proxies
+            )
 
 
 def _alarms(policy: SubRun) -> Iterator[str]:
-    """The first alarm of each detector; the page tells all of them, with their advice, further down."""
-    first = {printable(alarm.get("detector"), 60): alarm for alarm in reversed(policy.alarms) if alarm.get("message")}
+    """The first alarm of each detector; the page tells all of them, with their advice, further
+    down.
+    """
+    first = {
+        printable(alarm.get("detector"), 60): alarm
+        for alarm in reversed(policy.alarms)
+        if alarm.get("message")
+    }
     for detector, alarm in reversed(first.items()):
         message, advice = (printable(alarm.get(key), 400) for key in ("message", "advice"))
         step, name = finite(alarm.get("step")) or 0.0, detector.replace("_", " ")
-        yield WARNS["alarm"].format(detector=name, step=step, message=message, advice=advice).strip()
+        yield (
+            WARNS["alarm"].format(detector=name, step=step, message=message, advice=advice).strip()
+        )
 
 
 def _doubts(journey: Journey) -> Iterator[str]:
-    """A reward model that is no better than a coin, a stage that hardly learned, and rows and updates that it left out."""
+    """A reward model that is no better than a coin, a stage that hardly learned, and rows and
+    updates that it left out.
+    """
     accuracy = journey.stage("reward").estimate("gold_accuracy")
     if accuracy and has_interval(accuracy) and not side(accuracy, 0.5):
         yield WARNS["reward"].format(accuracy=_of(accuracy))
@@ -318,7 +434,12 @@ def _doubts(journey: Journey) -> Iterator[str]:
             share, which = max((longer.value, "longer"), (1 - longer.value, "shorter"))
             yield words.format(stage=stage.name, which=which, share=percent(share))
         if ended := mapping(stage.summary.get("budget")):
-            yield WARNS["budget"].format(stage=stage.name, step=ended["ended_at"], total=ended["total"], minutes=ended["minutes"])
+            yield WARNS["budget"].format(
+                stage=stage.name,
+                step=ended["ended_at"],
+                total=ended["total"],
+                minutes=ended["minutes"],
+            )
         if steps := finite(stage.summary.get("steps_left_out")):
             yield WARNS["updates"].format(stage=stage.name, steps=steps)
         if any(finite(stage.summary.get(key)) == 0 for key in HELD_OUT):
@@ -328,9 +449,16 @@ def _doubts(journey: Journey) -> Iterator[str]:
 
 
 def _conclusion_without_policy(journey: Journey) -> Conclusion:
-    sft, reward, direct = journey.stage("sft"), journey.stage("reward"), journey.stage("direct", "rounds")
+    sft, reward, direct = (
+        journey.stage("sft"),
+        journey.stage("reward"),
+        journey.stage("direct", "rounds"),
+    )
     before = finite(sft.summary.get("eval_loss_before"))
-    losses = [*([] if before is None else [before]), *(value for _, value in present(sft.metrics, "eval_loss"))]
+    losses = [
+        *([] if before is None else [before]),
+        *(value for _, value in present(sft.metrics, "eval_loss")),
+    ]
     sentences = []
     if len(losses) > 1:
         name = "sft-too-long" if min(losses) < losses[-1] - 0.01 * abs(losses[-1]) else "sft"
@@ -338,31 +466,53 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
         sentences.append(SAYS[name].format(first=first, last=last, lowest=lowest))
     else:
         sentences += _losses(sft, "sft-training")
-    for key, pairs in (("heldout_accuracy", "held-out pairs"), ("gold_accuracy", "pairs labelled by gold")):
+    for key, pairs in (
+        ("heldout_accuracy", "held-out pairs"),
+        ("gold_accuracy", "pairs labelled by gold"),
+    ):
         if accuracy := reward.estimate(key):
             bounds = _bounds(accuracy, percent)
-            sentences.append(SAYS["reward-model"].format(accuracy=_of(accuracy), pairs=pairs, interval=bounds))
+            sentences.append(
+                SAYS["reward-model"].format(accuracy=_of(accuracy), pairs=pairs, interval=bounds)
+            )
             sentences += [SAYS["reward-unclear"]] if bounds and not side(accuracy, 0.5) else []
     if not direct.name:
-        return Conclusion("open", "Before a policy is trained", [*sentences, SAYS["no-policy"]], list(_doubts(journey)))
+        return Conclusion(
+            "open",
+            "Before a policy is trained",
+            [*sentences, SAYS["no-policy"]],
+            list(_doubts(journey)),
+        )
     sentences += _rounds(direct)
     if accuracy := direct.estimate("heldout_accuracy"):
         few_pairs = ("open", f"Trained, and only {accuracy.count} held-out pairs to judge it by")
-        tone, headline = few_pairs if 0 < accuracy.count < ENOUGH_PROMPTS else RANKED[side(accuracy, 0.5)]
-        sentences.append(SAYS["direct"].format(accuracy=_of(accuracy), interval=_bounds(accuracy, percent)))
+        tone, headline = (
+            few_pairs if 0 < accuracy.count < ENOUGH_PROMPTS else RANKED[side(accuracy, 0.5)]
+        )
+        sentences.append(
+            SAYS["direct"].format(accuracy=_of(accuracy), interval=_bounds(accuracy, percent))
+        )
     else:
         tone, headline = "open", "Trained, and nothing held out to judge it by"
         sentences += _losses(direct, "direct-training") or [SAYS["direct-no-losses"]]
-    return Conclusion(tone, headline, [*sentences, SAYS["no-judge"]], [*_alarms(direct), *_doubts(journey)])
+    return Conclusion(
+        tone, headline, [*sentences, SAYS["no-judge"]], [*_alarms(direct), *_doubts(journey)]
+    )
 
 
 def _rounds(stage: SubRun) -> Iterator[str]:
-    """How many rounds there were, on how many pairs, and the scores of what was sampled at the start of each."""
+    """How many rounds there were, on how many pairs, and the scores of what was sampled at the
+    start of each.
+    """
     if not stage.rounds:
         return
     pairs = sum(int(finite(one.get("num_pairs")) or 0) for one in stage.rounds)
     yield SAYS["rounds"].format(rounds=plural(len(stage.rounds), "round"), pairs=f"{pairs:,}")
-    scores = [score for one in stage.rounds if (score := finite(mapping(one.get("sampling")).get("proxy"))) is not None]
+    scores = [
+        score
+        for one in stage.rounds
+        if (score := finite(mapping(one.get("sampling")).get("proxy"))) is not None
+    ]
     if len(scores) > 1:
         yield SAYS["rounds-scores"].format(scores=", ".join(map(decimal, scores)))
 
@@ -373,9 +523,15 @@ def plural(count: float, what: str) -> str:
 
 
 def _losses(stage: SubRun, name: str) -> list[str]:
-    """The sentence of this name about the first and the last losses of training; none without them."""
+    """The sentence of this name about the first and the last losses of training; none without
+    them.
+    """
     course = trend_of(stage.metrics, "loss")
-    return [SAYS[name].format(first=decimal(course.first), last=decimal(course.last))] if course else []
+    return (
+        [SAYS[name].format(first=decimal(course.first), last=decimal(course.last))]
+        if course
+        else []
+    )
 
 
 def loop_conclusion(loop: LoopRun) -> Conclusion:
@@ -383,9 +539,17 @@ def loop_conclusion(loop: LoopRun) -> Conclusion:
     last, count, says = loop.rounds[-1], len(loop.rounds), SENTENCES["loop"]
     title = f"{plural(count, 'round')}, {last['labels_so_far']} labels"
     gain, control = estimate(last["gold_gain"]), control_of(last)
-    outcomes = {1: ("open", "Better, at one temperature"), 0: ("open", "No clear change in gold"), -1: ("bad", "Worse by gold")}
+    outcomes = {
+        1: ("open", "Better, at one temperature"),
+        0: ("open", "No clear change in gold"),
+        -1: ("bad", "Worse by gold"),
+    }
     tone, words = DECODED[control["verdict"]] if control else outcomes[side(gain, 0) if gain else 0]
     sentences = [says["gain"].format(gain=bracketed(gain, signed)), *control_sentences(control)]
-    gains = [(place, estimate(one.get("gold_gain_of_round"))) for place, one in enumerate(loop.rounds, 1)]
-    warnings = [says["lost"].format(place=place) for place, gain in gains if gain and side(gain, 0) < 0]
+    gains = [
+        (place, estimate(one.get("gold_gain_of_round"))) for place, one in enumerate(loop.rounds, 1)
+    ]
+    warnings = [
+        says["lost"].format(place=place) for place, gain in gains if gain and side(gain, 0) < 0
+    ]
     return Conclusion(tone, f"{title}: {words[0].lower()}{words[1:]}", sentences, warnings)

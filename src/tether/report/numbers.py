@@ -1,4 +1,6 @@
-"""Numbers as people read them, one printer for the page and the terminal; and the sentences that they stand in."""
+"""Numbers as people read them, one printer for the page and the terminal; and the sentences that
+they stand in.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from typing import Any
 from tether.report.reading import Estimate, estimate, mapping
 from tether.stats import TOO_FEW
 
-SENTENCES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8"))
+SENTENCES: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8")
+)
 """The sentences of the page, by section and name."""
 Show = Callable[[float], str]
 FEW = 10
@@ -38,12 +42,16 @@ def has_interval(value: Estimate) -> bool:
 
 
 def too_few(value: Estimate) -> bool:
-    """Whether it has no interval because too little was observed, and not because none was recorded."""
+    """Whether it has no interval because too little was observed, and not because none was
+    recorded.
+    """
     return not has_interval(value) and value.reason.startswith(TOO_FEW)
 
 
 def side(value: Estimate, point: float) -> int:
-    """+1 where the interval lies above `point`, -1 below it, 0 where it holds the point or is unknown."""
+    """+1 where the interval lies above `point`, -1 below it, 0 where it holds the point or is
+    unknown.
+    """
     return (value.low > point) - (value.high < point)
 
 
@@ -75,7 +83,11 @@ def few(value: Estimate, show: Show) -> bool:
 
 def centre(value: Estimate, show: Show) -> str:
     """The value without its interval; a share of few in words, `2 of 2`."""
-    return f"{value.value * value.count:.3g} of {value.count}" if few(value, show) else show(value.value)
+    return (
+        f"{value.value * value.count:.3g} of {value.count}"
+        if few(value, show)
+        else show(value.value)
+    )
 
 
 MOVED = (
@@ -84,12 +96,17 @@ MOVED = (
     (3.0, "the answers differ from those of the start, and could still be its own"),
     (10.0, "the answers are hardly those of the start any more"),
 )
-"""Upper ends of the KL in nats a response, and what it means: after e^3 = 20 an answer is one in twenty of the start's."""
+"""Upper ends of the KL in nats a response, and what it means: after e^3 = 20 an answer is one in
+twenty of the start's.
+"""
 
 
 def moved_in_words(kl: float) -> str:
     """The meaning of a KL in nats a response."""
-    return next((words for bound, words in MOVED if kl < bound), "the start would practically never give such answers")
+    return next(
+        (words for bound, words in MOVED if kl < bound),
+        "the start would practically never give such answers",
+    )
 
 
 def gigabytes(size: float) -> str:
@@ -103,7 +120,9 @@ def duration(seconds: float) -> str:
 
 
 def interval(value: Estimate, show: Show = decimal) -> str:
-    """`95% interval low to high`, or the reason why too few give none; empty where none was recorded, and for a share of few."""
+    """`95% interval low to high`, or the reason why too few give none; empty where none was
+    recorded, and for a share of few.
+    """
     if few(value, show):
         return ""
     if too_few(value):
@@ -125,22 +144,34 @@ def bracketed(value: Any, show: Show = decimal) -> str:
 
 
 def versus(stored: Any) -> tuple[str, ...]:
-    """Both sides, gain and win rate of what a file has of a comparison; empty where one of them is missing."""
+    """Both sides, gain and win rate of what a file has of a comparison; empty where one of them is
+    missing.
+    """
     row = mapping(stored)
-    ends = [decimal(side.value) for name in ("before", "after") if (side := estimate(row.get(name)))]
+    ends = [
+        decimal(side.value) for name in ("before", "after") if (side := estimate(row.get(name)))
+    ]
     texts = (*ends, bracketed(row.get("gain"), signed), bracketed(row.get("win_rate"), percent))
     return texts if len(texts) == 4 and all(texts) else ()
 
 
-def listing(summary: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Names and texts of the numbers in a summary, in brackets their 95% intervals; of two compared sides one line."""
+def listing(
+    summary: Mapping[str, Any], before: str = "", depth: int = 0
+) -> Iterator[tuple[str, str]]:
+    """Names and texts of the numbers in a summary, in brackets their 95% intervals; of two compared
+    sides one line.
+    """
     for key, value in summary.items():
         name = f"{before}{str(key).replace('_', ' ')}"
         if key in BOOKKEEPING:
             continue
         if (parts := estimate(value)) is not None:
             whole = not (has_interval(parts) or parts.reason) and parts.value == round(parts.value)
-            yield name, bracketed(parts, thousands if whole else decimal) + (f" (n = {parts.count:,})" if parts.count else "")
+            yield (
+                name,
+                bracketed(parts, thousands if whole else decimal)
+                + ((f" (n = {parts.count:,})") if parts.count else ""),
+            )
         elif compared := versus(value):
             yield name, "{} to {}; gain {}; win rate {}".format(*compared)
         elif isinstance(value, Mapping) and "value" not in value and depth < 2:

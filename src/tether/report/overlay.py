@@ -1,4 +1,6 @@
-"""One page that lays runs over each other: a row a run, what they differ in, and their curves on the same axes."""
+"""One page that lays runs over each other: a row a run, what they differ in, and their curves on
+the same axes.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,37 @@ from tether.core.errors import ConfigError, RunError
 from tether.core.rundir import whole_file
 from tether.core.types import Json
 from tether.report import about, figures
-from tether.report.narrative import Conclusion, conclusion, gold_gain, heldout_gain, loop_conclusion, proxy_gain, spent_kl
+from tether.report.narrative import (
+    Conclusion,
+    conclusion,
+    gold_gain,
+    heldout_gain,
+    loop_conclusion,
+    proxy_gain,
+    spent_kl,
+)
 from tether.report.numbers import bracketed, decimal, duration, percent, signed
 from tether.report.page import HERE, fill_template
 from tether.report.plotting import Plot
-from tether.report.reading import Journey, SubRun, finite, mapping, printable, read_journey, read_loop
+from tether.report.reading import (
+    Journey,
+    SubRun,
+    finite,
+    mapping,
+    printable,
+    read_journey,
+    read_loop,
+)
 
 MOST_DIFFERENCES = 60
 """Rows of the table of settings, at most."""
-SECTIONS = {"policy": "overlay", "rounds": "losses", "direct": "losses", "reward": "losses", "sft": "losses"}
+SECTIONS = {
+    "policy": "overlay",
+    "rounds": "losses",
+    "direct": "losses",
+    "reward": "losses",
+    "sft": "losses",
+}
 """By what a stage makes: the charts of its curves; in the page's order."""
 
 
@@ -33,7 +57,8 @@ class Laid(NamedTuple):
 
 
 def write_overlay(folders: Sequence[Path], output: Path | None = None) -> Path:
-    """Write one HTML page about several runs, and give its path; `output` defaults to `comparison.html` in the first run.
+    """Write one HTML page about several runs, and give its path; `output` defaults to
+    `comparison.html` in the first run.
 
     Raises:
         ConfigError: a run is given twice.
@@ -83,21 +108,30 @@ def _notes(laid: Sequence[Laid]) -> Iterator[str]:
 
 
 def _trained(laid: Sequence[Laid], kind: str) -> list[SubRun]:
-    """The stages of a kind under the names of their runs; those of which a run has several under their own, too."""
+    """The stages of a kind under the names of their runs; those of which a run has several under
+    their own, too.
+    """
     stages = []
     for run in laid:
         own = [stage for stage in run.journey.stages if stage.kind == kind and stage.metrics]
-        stages += [replace(stage, name=run.name if len(own) == 1 else f"{run.name}: {stage.name}") for stage in own]
+        stages += [
+            replace(stage, name=run.name if len(own) == 1 else (f"{run.name}: {stage.name}"))
+            for stage in own
+        ]
     return stages
 
 
 def _figures(laid: Sequence[Laid]) -> dict[str, list[Plot]]:
-    """By the name of a method the curves of its stages; of one run's alone too, since the others have none."""
+    """By the name of a method the curves of its stages; of one run's alone too, since the others
+    have none.
+    """
     drawn: dict[str, list[Plot]] = {}
     for kind, section in SECTIONS.items():
         if stages := _trained(laid, kind):
             title = ", ".join(dict.fromkeys(about.method_name(stage) for stage in stages))
-            drawn[title] = [replace(plot, id=f"{plot.id}-{kind}") for plot in figures.charts(section, stages)]
+            drawn[title] = [
+                replace(plot, id=f"{plot.id}-{kind}") for plot in figures.charts(section, stages)
+            ]
     return drawn
 
 
@@ -113,7 +147,9 @@ def _row(run: Laid) -> dict[str, str]:
     heldout, own = heldout_gain(judged), judged.name and journey.own_reward
     show = percent if heldout and heldout.checked else decimal
     steps = max((finite(row.get("step")) or 0.0 for row in judged.metrics), default=0.0)
-    seconds = finite(journey.own.summary.get("seconds")) or sum(finite(s.summary.get("seconds")) or 0.0 for s in journey.stages)
+    seconds = finite(journey.own.summary.get("seconds")) or sum(
+        finite(s.summary.get("seconds")) or 0.0 for s in journey.stages
+    )
     ranked = journey.stage("direct", "rounds").summary.get("heldout_accuracy")
     return {
         "run": run.name,
@@ -127,24 +163,32 @@ def _row(run: Laid) -> dict[str, str]:
         "gold win rate": bracketed(judged.summary.get("gold_win_rate"), percent),
         "KL, nats": bracketed(spent_kl(judged), decimal),
         "held-out pairs, ranked right": bracketed(ranked, percent),
-        "reward model, held-out": bracketed(journey.stage("reward").summary.get("heldout_accuracy"), percent),
+        "reward model, held-out": bracketed(
+            journey.stage("reward").summary.get("heldout_accuracy"), percent
+        ),
         "time": duration(seconds) if seconds else "",
     }
 
 
 def _differences(laid: Sequence[Laid]) -> tuple[list[str], list[list[str]]]:
-    """The settings that are not the same in all runs, with a column a run; "–" where a run does not have one."""
+    """The settings that are not the same in all runs, with a column a run; "–" where a run does not
+    have one.
+    """
     settings = [_settings(run.journey) for run in laid]
     keys = dict.fromkeys(key for one in settings for key in one)
     differing = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
-    rows = [[key, *(_shown(one.get(key)) for one in settings)] for key in differing[:MOST_DIFFERENCES]]
+    rows = [
+        [key, *(_shown(one.get(key)) for one in settings)] for key in differing[:MOST_DIFFERENCES]
+    ]
     if left := len(differing) - len(rows):
         rows.append([f"… and {left} more"] + [""] * len(laid))
     return ["setting", *(run.name for run in laid)], rows
 
 
 def _settings(journey: Journey) -> Mapping[str, Any]:
-    """The settings of all stages as they ran, by dotted names, and those of the model and the seed."""
+    """The settings of all stages as they ran, by dotted names, and those of the model and the
+    seed.
+    """
     values = {}
     for stage in journey.stages:
         config = mapping(stage.config)
@@ -157,8 +201,18 @@ def _flat(value: Any, name: str) -> Json:
     """The values within tables by dotted names."""
     if not isinstance(value, dict):
         return {name: value}
-    return {key: leaf for inner, part in value.items() for key, leaf in _flat(part, f"{name}.{inner}").items()}
+    return {
+        key: leaf
+        for inner, part in value.items()
+        for key, leaf in _flat(part, f"{name}.{inner}").items()
+    }
 
 
 def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else printable(value, 60)
+    return (
+        ""
+        if value is None
+        else f"{value:.6g}"
+        if isinstance(value, float)
+        else printable(value, 60)
+    )

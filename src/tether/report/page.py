@@ -1,4 +1,6 @@
-"""One self-contained page from a run directory: no network, nothing in it that a model wrote can act."""
+"""One self-contained page from a run directory: no network, nothing in it that a model wrote can
+act.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,18 @@ from tether.report.answers import answer_groups, gold_change, training_samples
 from tether.report.narrative import Part, conclusion, control_of, gold_parts, loop_conclusion
 from tether.report.numbers import decimal, signed
 from tether.report.plotting import Plot
-from tether.report.reading import SUPERVISED, Journey, LoopRun, Row, SubRun, finite, mapping, printable, read_journey, read_loop
+from tether.report.reading import (
+    SUPERVISED,
+    Journey,
+    LoopRun,
+    Row,
+    SubRun,
+    finite,
+    mapping,
+    printable,
+    read_journey,
+    read_loop,
+)
 
 HERE = Path(__file__).resolve().parent
 
@@ -31,7 +44,10 @@ def with_code(text: str) -> Markup:
     parts = [escape(visible(part)) for part in text.split("`")]
     if len(parts) % 2 == 0:
         return Markup("`").join(parts)
-    return Markup("").join(Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else part
+        for place, part in enumerate(parts)
+    )
 
 
 FILTERS = {
@@ -47,9 +63,9 @@ Figures = Mapping[str, Sequence[Plot]]
 def write_report(run: Path, output: Path | None = None) -> Path:
     """Write one HTML page about a run directory, whatever tether left in it, and give its path.
 
-    The page needs no network and its policy forbids it; `output` defaults to `report.html` in the run. Of a stage's folder in a
-    run that a command began, it is the run's page that is written. Parts that the run does not have are left out; damaged files
-    are named at the foot of the page.
+    The page needs no network and its policy forbids it; `output` defaults to `report.html` in the
+    run. Of a stage's folder in a run that a command began, it is the run's page that is written.
+    Parts that the run does not have are left out; damaged files are named at the foot of the page.
 
     Raises:
         MissingFileError: the run directory does not exist.
@@ -67,8 +83,12 @@ def write_report(run: Path, output: Path | None = None) -> Path:
 
 
 def whole_run(folder: Path) -> Path:
-    """The run directory whose page tells of a folder: of a stage the run's, where a command began one; else the folder's own."""
-    return folder.parent if (folder.parent / "command.json").is_file() and folder.is_dir() else folder
+    """The run directory whose page tells of a folder: of a stage the run's, where a command began
+    one; else the folder's own.
+    """
+    return (
+        folder.parent if (folder.parent / "command.json").is_file() and folder.is_dir() else folder
+    )
 
 
 def _journey_page(journey: Journey, run: Path) -> str:
@@ -81,7 +101,9 @@ def _journey_page(journey: Journey, run: Path) -> str:
     contents = [("at-verdict", "Verdict"), *[("at-answers", "Before and after")] * compared]
     stages = [*journey.arms[:1], *(each.stage for each in supervised)]
     contents += [(about.anchor(stage.name), about.method_name(stage)) for stage in stages]
-    contents += [("at-time", "Time")] * bool(drawn["stages"]) + [("at-config", "Config and manifest")] * bool(blocks)
+    contents += [("at-time", "Time")] * bool(drawn["stages"]) + [
+        ("at-config", "Config and manifest")
+    ] * bool(blocks)
     return fill_template(
         HERE / "page.html", journey.own.name, drawn, journey.notes,
         title=about.title(journey),
@@ -106,7 +128,9 @@ def _journey_page(journey: Journey, run: Path) -> str:
 
 
 class Learned(NamedTuple):
-    """A stage that learned from rows, its figures and numbers; of one in rounds a table of these, and some of their pairs."""
+    """A stage that learned from rows, its figures and numbers; of one in rounds a table of these,
+    and some of their pairs.
+    """
 
     stage: SubRun
     plots: list[Plot]
@@ -118,24 +142,46 @@ class Learned(NamedTuple):
 def _supervised(journey: Journey) -> Iterator[Learned]:
     """What learned from rows, what came last first."""
     reward, pairs = journey.stage("reward"), journey.stage("pairs")
-    for stage in reversed([stage for stage in journey.stages if stage.kind in (*SUPERVISED, "pairs")]):
+    for stage in reversed(
+        [stage for stage in journey.stages if stage.kind in (*SUPERVISED, "pairs")]
+    ):
         drawn, facts = figures.loss_figures(stage), []
         if stage is reward:
-            drawn = figures.accuracy_figures(stage.summary, pairs.summary) + figures.reliability_figures(stage.summary) + drawn
+            drawn = (
+                figures.accuracy_figures(stage.summary, pairs.summary)
+                + figures.reliability_figures(stage.summary)
+                + drawn
+            )
         if stage in (reward, pairs):
-            facts = tiles.reward_facts(reward.summary if stage is reward else {}, pairs.summary if stage is pairs else {})
-        yield Learned(stage, drawn, facts, tiles.pair_rounds(stage), training_samples(stage) if stage.kind == "rounds" else [])
+            facts = tiles.reward_facts(
+                reward.summary if stage is reward else {}, pairs.summary if stage is pairs else {}
+            )
+        yield Learned(
+            stage,
+            drawn,
+            facts,
+            tiles.pair_rounds(stage),
+            training_samples(stage) if stage.kind == "rounds" else [],
+        )
 
 
 def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
-    seconds = [(stage.name, spent) for stage in journey.stages if (spent := finite(stage.summary.get("seconds")))]
+    seconds = [
+        (stage.name, spent)
+        for stage in journey.stages
+        if (spent := finite(stage.summary.get("seconds")))
+    ]
     own = journey.own_reward
     return {
         "policy": figures.charts("policy", journey.arms, own),
-        "goodhart": figures.charts("goodhart", [arm for arm in journey.arms if reading.series(arm.metrics, "gold/score")]),
+        "goodhart": figures.charts(
+            "goodhart", [arm for arm in journey.arms if reading.series(arm.metrics, "gold/score")]
+        ),
         "curves": figures.charts("curves", journey.arms, own),
         "health": figures.charts("health", journey.arms, own),
-        "parts": figures.parts_figures(parts, [(arm.name, gold_parts(arm)) for arm in journey.arms[1:]]),
+        "parts": figures.parts_figures(
+            parts, [(arm.name, gold_parts(arm)) for arm in journey.arms[1:]]
+        ),
         "cost": [
             *[plot for arm in journey.arms[:1] for plot in figures.timeline_figures(arm)],
             *figures.charts("phases", journey.arms[:1]),
@@ -155,10 +201,14 @@ def _loop_page(rounds: LoopRun) -> str:
     )  # fmt: skip
 
 
-def fill_template(template: Path, name: str, drawn: Figures, notes: Sequence[str], **values: Any) -> str:
-    """A page's text: the template, which may extend this room's, with its figures, script and style put into it.
+def fill_template(
+    template: Path, name: str, drawn: Figures, notes: Sequence[str], **values: Any
+) -> str:
+    """A page's text: the template, which may extend this room's, with its figures, script and style
+    put into it.
 
-    Every text among `values` is made visible and escaped where it is printed, so it may come from a model.
+    Every text among `values` is made visible and escaped where it is printed, so it may come from a
+    model.
     """
     script = (HERE / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -182,7 +232,19 @@ def _templates(folder: Path) -> Environment:
 
 def _blocks(journey: Journey) -> list[tuple[str, str]]:
     """The resolved configs and manifests, of the whole and of each stage."""
-    stages = [(f"{stage.name}: ", stage) for stage in journey.stages if stage.config is not journey.own.config]
-    values = [(before + key, getattr(run, key)) for before, run in [("", journey.own), *stages] for key in ("config", "manifest")]
-    shown = [(title, json.dumps(value, indent=2, ensure_ascii=False)) for title, value in values if value is not None]
+    stages = [
+        (f"{stage.name}: ", stage)
+        for stage in journey.stages
+        if stage.config is not journey.own.config
+    ]
+    values = [
+        (before + key, getattr(run, key))
+        for before, run in [("", journey.own), *stages]
+        for key in ("config", "manifest")
+    ]
+    shown = [
+        (title, json.dumps(value, indent=2, ensure_ascii=False))
+        for title, value in values
+        if value is not None
+    ]
     return [(printable(title, 80), printable(text, 60_000)) for title, text in shown]

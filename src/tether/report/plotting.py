@@ -1,7 +1,8 @@
 """Charts as inline SVG: traces and axes in, paths and labels out, which the page's template prints.
 
-A drawing is stretched to the width that the page gives it, while its lines and marks keep their thickness and its labels are text
-of the page: so one drawing serves a desk, a phone and paper, and needs no script. Colours are classes of `page.css`.
+A drawing is stretched to the width that the page gives it, while its lines and marks keep their
+thickness and its labels are text of the page: so one drawing serves a desk, a phone and paper, and
+needs no script. Colours are classes of `page.css`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from tether.report.reading import Row, printable
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = PALETTE = ("c0", "c1", "c2", "c3", "c4", "c5")
 MUTED = "muted"
 MOST_POINTS, MOST_HITS, SIZE = 400, 40, 1000
-"""Points of a line, places of a chart that tell their values on hover, and the drawing's own width and height."""
-CHARTS: dict[str, list[Row]] = tomllib.loads(Path(__file__).with_name("charts.toml").read_text(encoding="utf-8"))
+"""Points of a line, places of a chart that tell their values on hover, and the drawing's own width
+and height.
+"""
+CHARTS: dict[str, list[Row]] = tomllib.loads(
+    Path(__file__).with_name("charts.toml").read_text(encoding="utf-8")
+)
 """By section of the page the charts of metrics; under `figures` those that functions draw."""
 FRAMES = {frame["id"]: frame for frame in CHARTS["figures"]}
 
@@ -32,8 +37,8 @@ Value = float | None
 class Trace(NamedTuple):
     """One series. Where a value is None the line has a gap.
 
-    `mode`: line, marks, open (marks) or both (line and marks). `notes` are told on hover instead of the values; with `silent`
-    nothing is.
+    `mode`: line, marks, open (marks) or both (line and marks). `notes` are told on hover instead of
+    the values; with `silent` nothing is.
     """
 
     xs: Sequence[Value]
@@ -91,11 +96,18 @@ class Plot:
         """(classes, thickness or 0, path): lines first, marks on top."""
         for trace in self.traces:
             if trace.mode in ("line", "both"):
-                yield f"{trace.colour} line {trace.dash}", trace.size if trace.mode == "line" else 0, self._points(trace, False)
+                yield (
+                    f"{trace.colour} line {trace.dash}",
+                    trace.size if trace.mode == "line" else 0,
+                    self._points(trace, False),
+                )
         for trace in self.traces:
             few = trace.mode == "line" and sum(y is not None for y in trace.ys) == 1
             if trace.mode in ("marks", "open", "both") or few:
-                dots, size = self._points(trace, True), trace.size or (9 if trace.mode == "open" else 6)
+                dots, size = (
+                    self._points(trace, True),
+                    trace.size or (9 if trace.mode == "open" else 6),
+                )
                 yield f"{trace.colour} mark", size, dots
                 if trace.mode == "open":
                     yield "card mark", size - 4, dots
@@ -106,7 +118,10 @@ class Plot:
             if x is None or value is None:
                 joined = False
             else:
-                pieces.append(f"{'' if joined else 'M'}{self.x.at(x)} {SIZE - y.at(value)}{'h0' if apart else ''}")
+                pieces.append(
+                    f"{'' if joined else 'M'}{self.x.at(x)} "
+                    f"{SIZE - y.at(value)}{'h0' if apart else ''}"
+                )
                 joined = not apart
         return " ".join(pieces)
 
@@ -115,21 +130,39 @@ class Plot:
 
     @property
     def hits(self) -> Iterator[tuple[str, str]]:
-        """(path, text): strips that together cover the drawing and tell the values at their place."""
+        """(path, text): strips that together cover the drawing and tell the values at their
+        place.
+        """
         rows, across = bool(self.y.names), self.y if self.y.names else self.x
         texts: dict[float, list[str]] = {}
         for trace in self.traces:
             for i, (x, y) in enumerate(zip(trace.xs, trace.ys, strict=True)):
                 if x is not None and y is not None and not trace.silent:
-                    value = trace.notes[i] if trace.notes else self.x.show(x) if rows else self._upright(trace).show(y)
-                    texts.setdefault(y if rows else x, []).append(f"{trace.name}: {value}" if trace.name else value)
+                    value = (
+                        trace.notes[i]
+                        if trace.notes
+                        else self.x.show(x)
+                        if rows
+                        else self._upright(trace).show(y)
+                    )
+                    texts.setdefault(y if rows else x, []).append(
+                        (f"{trace.name}: {value}") if trace.name else value
+                    )
         chosen = _spread(texts)
         ends = sorted((across.low, across.high))
         edges = [ends[0], *((a + b) / 2 for a, b in pairwise(chosen)), ends[1]]
         for place, (start, end) in zip(chosen, pairwise(edges), strict=True):
             first, last = sorted((across.at(start), across.at(end)))
-            title = across.names[int(place)] if rows else f"{across.title.partition(' (')[0]} {across.show(place)}"
-            path = f"M0 {SIZE - last}H{SIZE}V{SIZE - first}H0z" if rows else f"M{first} 0V{SIZE}H{last}V0z"
+            title = (
+                across.names[int(place)]
+                if rows
+                else (f"{across.title.partition(' (')[0]} {across.show(place)}")
+            )
+            path = (
+                f"M0 {SIZE - last}H{SIZE}V{SIZE - first}H0z"
+                if rows
+                else (f"M{first} 0V{SIZE}H{last}V0z")
+            )
             yield path, "\n".join((title, *dict.fromkeys(texts[place])))
 
     @property
@@ -147,8 +180,12 @@ def _spread(texts: dict[float, list[str]]) -> list[float]:
     return [max(bucket, key=lambda place: len(texts[place])) for _, bucket in buckets]
 
 
-def envelope(xs: Sequence[Value], ys: Sequence[Value], longest: int = MOST_POINTS) -> list[tuple[Value, Value]]:
-    """At most about `longest` points: of neighbours the lowest and the highest, so that no spike is lost, and the last one."""
+def envelope(
+    xs: Sequence[Value], ys: Sequence[Value], longest: int = MOST_POINTS
+) -> list[tuple[Value, Value]]:
+    """At most about `longest` points: of neighbours the lowest and the highest, so that no spike is
+    lost, and the last one.
+    """
     points = list(zip(xs, ys, strict=True))
     if len(points) <= longest:
         return points
@@ -166,8 +203,16 @@ def label(value: Any, longest: int = 32) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def axis(title: str, values: Sequence[Value], *, zero: bool = False, percent: bool = False, snug: bool = False) -> Axis:
-    """An axis that holds these values, with ticks at round numbers; at whole ones where the values are.
+def axis(
+    title: str,
+    values: Sequence[Value],
+    *,
+    zero: bool = False,
+    percent: bool = False,
+    snug: bool = False,
+) -> Axis:
+    """An axis that holds these values, with ticks at round numbers; at whole ones where the values
+    are.
 
     Args:
         zero: it begins at 0, or below.
@@ -182,10 +227,14 @@ def axis(title: str, values: Sequence[Value], *, zero: bool = False, percent: bo
     step = max(_step((high - low) / 5), float(whole))
     if not snug:
         low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
-    ticks = [step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    ticks = [
+        step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    ]
     places = max(0, -math.floor(math.log10(step) + 1e-9) - 2 * percent)
     style = f",.{places}{'%' if percent else 'f'}" if 1e-4 <= step < 1e6 else ".3g"
-    return Axis(title, low, high, [(tick, f"{tick:{style}}".replace("-", "−")) for tick in ticks], percent)
+    return Axis(
+        title, low, high, [(tick, f"{tick:{style}}".replace("-", "−")) for tick in ticks], percent
+    )
 
 
 def _step(least: float) -> float:
@@ -194,17 +243,45 @@ def _step(least: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
 
 
-def framed(frame: str | Row, traces: Sequence[Trace], *, height: int = 0, rows: Sequence[str] = ()) -> list[Plot]:
-    """The chart of a frame of `charts.toml`; with `rows` the names of its rows, the first on top. None where there is nothing."""
+def framed(
+    frame: str | Row, traces: Sequence[Trace], *, height: int = 0, rows: Sequence[str] = ()
+) -> list[Plot]:
+    """The chart of a frame of `charts.toml`; with `rows` the names of its rows, the first on top.
+    None where there is nothing.
+    """
     if not traces:
         return []
     frame = FRAMES[frame] if isinstance(frame, str) else frame
     zero, percent = frame.get("zero", ()), frame.get("percent", ())
-    xs, ends = [x for t in traces for x in t.xs], [[y for t in traces if t.right is side for y in t.ys] for side in (False, True)]
-    x = axis(frame.get("x", "step"), xs, zero="x" in zero, percent="x" in percent, snug=not rows and "x" not in percent)
+    xs, ends = (
+        [x for t in traces for x in t.xs],
+        [[y for t in traces if t.right is side for y in t.ys] for side in (False, True)],
+    )
+    x = axis(
+        frame.get("x", "step"),
+        xs,
+        zero="x" in zero,
+        percent="x" in percent,
+        snug=not rows and "x" not in percent,
+    )
     y = axis(frame.get("y", ""), ends[0], zero="y" in zero, percent="y" in percent)
     if rows:
         names = [label(row) for row in rows]
         y = Axis("", len(rows) - 0.5, -0.5, list(enumerate(names)), names=names)
-    right = axis(frame["right"], ends[1], zero="right" in zero) if frame.get("right") and ends[1] else None
-    return [Plot(frame["id"], frame["title"], frame["caption"], height or frame.get("height", 260), traces, x, y, right)]
+    right = (
+        axis(frame["right"], ends[1], zero="right" in zero)
+        if frame.get("right") and ends[1]
+        else None
+    )
+    return [
+        Plot(
+            frame["id"],
+            frame["title"],
+            frame["caption"],
+            height or frame.get("height", 260),
+            traces,
+            x,
+            y,
+            right,
+        )
+    ]

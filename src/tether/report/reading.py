@@ -1,4 +1,6 @@
-"""The one reader of run directories. What is missing stays empty; what is damaged is left out and noted."""
+"""The one reader of run directories. What is missing stays empty; what is damaged is left out and
+noted.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ KINDS = {name: kind.makes for name, kind in STAGES.items()}
 """What the stage of a section makes."""
 ROUND = {"labels", "asked", "labels_so_far", "gold_gain", "gold_after", "kl", "alarms"}
 """What a loop's summary tells of every round."""
-SUPERVISED = tuple(dict.fromkeys(kind.makes for kind in STAGES.values() if kind.trains and kind.makes != "policy"))
-"""What is learned from rows, those too that a policy made of its own samples before it learned from them."""
+SUPERVISED = tuple(
+    dict.fromkeys(kind.makes for kind in STAGES.values() if kind.trains and kind.makes != "policy")
+)
+"""What is learned from rows, those too that a policy made of its own samples before it learned from
+them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +73,24 @@ class SubRun:
     @property
     def rounds(self) -> list[Row]:
         """The summaries of a stage's rounds."""
-        return [mapping(one) for one in listed(self.summary.get("rounds"))] if self.kind == "rounds" else []
+        return (
+            [mapping(one) for one in listed(self.summary.get("rounds"))]
+            if self.kind == "rounds"
+            else []
+        )
 
     @property
     def judged_by_gold(self) -> bool:
         """Whether a judge that training does not see scored answers of this policy."""
-        return any(key.startswith("gold") for key in self.summary) or any("gold/score" in row for row in self.metrics)
+        return any(key.startswith("gold") for key in self.summary) or any(
+            "gold/score" in row for row in self.metrics
+        )
 
     @property
     def kind(self) -> str:
-        """What the stage makes (`core.stages.Makes`), or an empty string: by its section, its metrics or its name."""
+        """What the stage makes (`core.stages.Makes`), or an empty string: by its section, its
+        metrics or its name.
+        """
         if self.section and (self.metrics or self.summary):
             return KINDS[self.section]
         keys = set[str]().union(*self.metrics)
@@ -111,8 +125,12 @@ class Journey:
 
     @property
     def own_reward(self) -> bool:
-        """Whether the policies maximise a reward of the user's, and no gold stands beside it that would make it a proxy."""
-        own = bool(self.arms) and all(arm.settings.get("reward_source") in ("function", "verifiable") for arm in self.arms)
+        """Whether the policies maximise a reward of the user's, and no gold stands beside it that
+        would make it a proxy.
+        """
+        own = bool(self.arms) and all(
+            arm.settings.get("reward_source") in ("function", "verifiable") for arm in self.arms
+        )
         return own and not any(arm.judged_by_gold for arm in self.arms)
 
     @property
@@ -123,17 +141,26 @@ class Journey:
 
     @property
     def policies(self) -> list[SubRun]:
-        """All that were trained from one start: the arms first, then those that learned from rows."""
-        return [*self.arms, *(stage for stage in self.stages if stage.kind in POLICIES and stage.kind != "policy")]
+        """All that were trained from one start: the arms first, then those that learned from
+        rows.
+        """
+        return [
+            *self.arms,
+            *(stage for stage in self.stages if stage.kind in POLICIES and stage.kind != "policy"),
+        ]
 
     @property
     def compared(self) -> list[SubRun]:
-        """Of the policies those that learned from a reward, and those whose answers somebody judged."""
+        """Of the policies those that learned from a reward, and those whose answers somebody
+        judged.
+        """
         return [stage for stage in self.policies if stage.kind == "policy" or stage.judged_by_gold]
 
     @property
     def judged(self) -> SubRun:
-        """The policy that the verdict is about; an empty stage where there is none, or nobody compared its answers."""
+        """The policy that the verdict is about; an empty stage where there is none, or nobody
+        compared its answers.
+        """
         return next(iter(self.compared), SubRun(""))
 
     def stage(self, *kinds: str) -> SubRun:
@@ -159,13 +186,22 @@ def read_journey(run: Path) -> Journey:
         RunError: the folder holds nothing of tether.
     """
     if not run.is_dir():
-        raise MissingFileError(f"run directory not found: {run}. Give the folder of a run of tether.")
+        raise MissingFileError(
+            f"run directory not found: {run}. Give the folder of a run of tether."
+        )
     notes: list[str] = []
     own = read_sub_run(run, notes)
     folders = set() if own.kind == "rounds" else _folders(run)
-    stages = [own] if own.kind and not folders else [read_sub_run(folder, notes) for folder in folders]
-    compared = next((mapping(stage.summary.get("policies")) for stage in stages if stage.kind == "verdict"), {})
-    stages = [replace(stage, summary={**stage.summary, **mapping(compared.get(stage.name))}) for stage in stages]
+    stages = (
+        [own] if own.kind and not folders else [read_sub_run(folder, notes) for folder in folders]
+    )
+    compared = next(
+        (mapping(stage.summary.get("policies")) for stage in stages if stage.kind == "verdict"), {}
+    )
+    stages = [
+        replace(stage, summary={**stage.summary, **mapping(compared.get(stage.name))})
+        for stage in stages
+    ]
     journey = Journey(
         own=own,
         stages=sorted(stages, key=turn),
@@ -175,7 +211,8 @@ def read_journey(run: Path) -> Journey:
     )
     if not (any(stage.kind for stage in stages) or journey.answers):
         raise RunError(
-            f"{run} holds no results of tether: neither metrics.jsonl of a stage nor folders such as sft, reward or ppo "
+            f"{run} holds no results of tether: neither metrics.jsonl of a stage nor folders such "
+            "as sft, reward or ppo "
             f"with one. {_further_down(run)}"
         )
     return journey
@@ -183,19 +220,37 @@ def read_journey(run: Path) -> Journey:
 
 def _further_down(run: Path) -> str:
     """What to give instead of a folder in which nothing is: the runs that lie in it."""
-    inside = sorted({str(path.parent) for depth in ("*/*", "*/*/*") for path in run.glob(f"{depth}/metrics.jsonl")})
+    inside = sorted(
+        {
+            str(path.parent)
+            for depth in ("*/*", "*/*/*")
+            for path in run.glob(f"{depth}/metrics.jsonl")
+        }
+    )
     if not inside:
         return "Give the folder of a run that has taken a step."
-    return f"Give the folder of a run, such as {inside[0]}{f' ({len(inside)} lie in this one)' if len(inside) > 1 else ''}."
+    return (
+        "Give the folder of a run, such as "
+        f"{inside[0]}{f' ({len(inside)} lie in this one)' if len(inside) > 1 else ''}."
+    )
 
 
 def _folders(run: Path) -> set[Path]:
-    """The stages in a run that have taken a step; of a recipe that repeats those of its last round."""
+    """The stages in a run that have taken a step; of a recipe that repeats those of its last
+    round.
+    """
     places = [run, *sorted(run.glob(ROUNDS))[-1:]]
-    files = [path for place in places for name in ("metrics.jsonl", "summary.json") for path in place.glob(f"*/{name}")]
+    files = [
+        path
+        for place in places
+        for name in ("metrics.jsonl", "summary.json")
+        for path in place.glob(f"*/{name}")
+    ]
     started = [path for place in places for path in place.glob(f"*/{ROUNDS}/metrics.jsonl")]
     rounds = {*run.glob(ROUNDS)}
-    return ({path.parent for path in files if path.is_file()} | {path.parent.parent for path in started}) - rounds
+    return (
+        {path.parent for path in files if path.is_file()} | {path.parent.parent for path in started}
+    ) - rounds
 
 
 def read_loop(run: Path) -> LoopRun | None:
@@ -203,9 +258,15 @@ def read_loop(run: Path) -> LoopRun | None:
     notes: list[str] = []
     summary = mapping(json_of(run / "summary.json", notes))
     rounds = listed(summary.get("rounds"))
-    if not rounds or "policy" not in summary or not all(mapping(one).keys() >= ROUND for one in rounds):
+    if (
+        not rounds
+        or "policy" not in summary
+        or not all(mapping(one).keys() >= ROUND for one in rounds)
+    ):
         return None
-    return LoopRun(run.resolve().name, rounds, read_sub_run((run / summary["policy"]).parent, notes), notes)
+    return LoopRun(
+        run.resolve().name, rounds, read_sub_run((run / summary["policy"]).parent, notes), notes
+    )
 
 
 def turn(stage: SubRun) -> tuple[int, str]:
@@ -217,7 +278,9 @@ def turn(stage: SubRun) -> tuple[int, str]:
 def read_sub_run(path: Path, notes: list[str]) -> SubRun:
     """One stage's run directory, as far as it can be read."""
     rounds = sorted(path.glob(f"{ROUNDS}/metrics.jsonl"))
-    metrics = [*_jsonl(path / "metrics.jsonl", notes)] or in_sequence([[*_jsonl(file, notes)] for file in rounds])
+    metrics = [*_jsonl(path / "metrics.jsonl", notes)] or in_sequence(
+        [[*_jsonl(file, notes)] for file in rounds]
+    )
     name = path.resolve().name
     if metrics and not (path / "summary.json").is_file():
         notes.append(f"{name}/summary.json is missing: that stage is not finished.")
@@ -225,7 +288,9 @@ def read_sub_run(path: Path, notes: list[str]) -> SubRun:
         name=printable(name, 60),
         metrics=[*_before_the_first_step(path, notes), *metrics],
         summary=mapping(json_of(path / "summary.json", notes)),
-        samples=[*_jsonl(path / "samples.jsonl", notes), *_sampled_pairs(rounds, notes)] if metrics else [],
+        samples=[*_jsonl(path / "samples.jsonl", notes), *_sampled_pairs(rounds, notes)]
+        if metrics
+        else [],
         config=json_of(path / "config.json", notes),
         manifest=json_of(path / "manifest.json", notes),
         alarms=list(_jsonl(path / "alarms.jsonl", notes)),
@@ -244,12 +309,20 @@ def _sampled_pairs(rounds: Sequence[Path], notes: list[str]) -> Iterator[Row]:
 
 def _alone(turns: Any) -> str:
     """Turns for people; of a single one its text without the role."""
-    return printable(turns[0].get("content") if len(listed(turns)) == 1 and isinstance(turns[0], dict) else turns)
+    return printable(
+        turns[0].get("content") if len(listed(turns)) == 1 and isinstance(turns[0], dict) else turns
+    )
 
 
 def _before_the_first_step(path: Path, notes: list[str]) -> list[Row]:
-    """The row of step 0: measurements on held-out prompts before training, which the metrics of no step hold."""
-    rows = [row for row in _jsonl(path / "heldout.jsonl", notes) if row.get("step") == 0 and not is_control(row)]
+    """The row of step 0: measurements on held-out prompts before training, which the metrics of no
+    step hold.
+    """
+    rows = [
+        row
+        for row in _jsonl(path / "heldout.jsonl", notes)
+        if row.get("step") == 0 and not is_control(row)
+    ]
     means = {}
     for row in rows:
         for key, values in mapping(row.get("scores")).items():
@@ -263,12 +336,17 @@ def json_of(path: Path, notes: list[str]) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError, RecursionError) as error:
-        notes.append(f"{path.parent.resolve().name}/{path.name} is damaged and was left out ({type(error).__name__}).")
+        notes.append(
+            f"{path.parent.resolve().name}/{path.name} is damaged and was left out "
+            f"({type(error).__name__})."
+        )
         return None
 
 
 def _jsonl(path: Path, notes: list[str]) -> Iterator[Row]:
-    """The rows that are whole; unlike `core.rundir.read_jsonl`, a damaged line does not hide the others."""
+    """The rows that are whole; unlike `core.rundir.read_jsonl`, a damaged line does not hide the
+    others.
+    """
     if not path.is_file():
         return
     damaged = 0
@@ -282,7 +360,9 @@ def _jsonl(path: Path, notes: list[str]) -> Iterator[Row]:
             if isinstance(row, dict):
                 yield row
     if damaged:
-        notes.append(f"{path.parent.resolve().name}/{path.name}: {damaged} damaged line(s) left out.")
+        notes.append(
+            f"{path.parent.resolve().name}/{path.name}: {damaged} damaged line(s) left out."
+        )
 
 
 def mapping(value: Any) -> Row:
@@ -297,20 +377,27 @@ def listed(value: Any) -> list[Any]:
 
 def finite(value: Any) -> float | None:
     """`value` if it is a finite number, else None."""
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    usable = (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
     return float(value) if usable else None
 
 
 def estimate(value: Any) -> Estimate | None:
-    """An estimate from a bare number or from `{value, low, high, count}`; None where there is no value.
+    """An estimate from a bare number or from `{value, low, high, count}`; None where there is no
+    value.
 
-    Bounds that were not recorded are NaN, as `Estimate.as_dict` writes NaN as null; a count that was not recorded is 0, and a
-    reason empty.
+    Bounds that were not recorded are NaN, as `Estimate.as_dict` writes NaN as null; a count that
+    was not recorded is 0, and a reason empty.
     """
     if isinstance(value, Estimate):
         return value
     parts = value if isinstance(value, dict) else {"value": value}
-    centre, low, high, count = (finite(parts.get(name)) for name in ("value", "low", "high", "count"))
+    centre, low, high, count = (
+        finite(parts.get(name)) for name in ("value", "low", "high", "count")
+    )
     if centre is None:
         return None
     low, high = (math.nan if bound is None else bound for bound in (low, high))
@@ -318,9 +405,14 @@ def estimate(value: Any) -> Estimate | None:
 
 
 def series(rows: Sequence[Row], key: str) -> list[tuple[float, float | None]]:
-    """Steps with values of one metric, as written: null values stay (a gap in the line), absent keys are skipped."""
+    """Steps with values of one metric, as written: null values stay (a gap in the line), absent
+    keys are skipped.
+    """
     numbered = ((index, row.get("step"), row[key]) for index, row in enumerate(rows) if key in row)
-    points = [(float(index) if (at := finite(step)) is None else at, finite(value)) for index, step, value in numbered]
+    points = [
+        (float(index) if (at := finite(step)) is None else at, finite(value))
+        for index, step, value in numbered
+    ]
     return points if any(value is not None for _, value in points) else []
 
 
@@ -330,13 +422,22 @@ def present(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
 
 
 def trend_of(rows: Sequence[Row], *keys: str) -> Trend | None:
-    """The movement of the first of these metrics that the run has, as stages' summaries have it; None below four values."""
-    values = next((values for key in keys if (values := [value for _, value in present(rows, key)])), [])
+    """The movement of the first of these metrics that the run has, as stages' summaries have it;
+    None below four values.
+    """
+    values = next(
+        (values for key in keys if (values := [value for _, value in present(rows, key)])), []
+    )
     return trend(values) if len(values) >= 4 else None
 
 
 def printable(value: Any, longest: int = LONGEST_TEXT) -> str:
-    """Text for people: a conversation becomes lines, control characters become visible, the rest is cut and counted."""
+    """Text for people: a conversation becomes lines, control characters become visible, the rest is
+    cut and counted.
+    """
     if isinstance(value, list):
-        value = "\n".join(f"{m.get('role', '')}: {m.get('content', '')}" if isinstance(m, dict) else str(m) for m in value)
+        value = "\n".join(
+            f"{m.get('role', '')}: {m.get('content', '')}" if isinstance(m, dict) else str(m)
+            for m in value
+        )
     return visible("" if value is None else str(value), longest)

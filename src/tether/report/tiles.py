@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tether.report.narrative import at_temperature, control_of, gold_gain, heldout_gain, proxy_gain, spent_kl
+from tether.report.narrative import (
+    at_temperature,
+    control_of,
+    gold_gain,
+    heldout_gain,
+    proxy_gain,
+    spent_kl,
+)
 from tether.report.numbers import (
     bracketed,
     centre,
@@ -31,9 +38,16 @@ class Tile(NamedTuple):
 
 
 def _tiles(rows: Iterable[tuple[str, Any, Callable[[float], str], str]]) -> list[Tile]:
-    """Tiles of the numbers that there are: name, estimate or what a file has of one, how it is shown, detail."""
-    found = [(name, parts, show, detail) for name, raw, show, detail in rows if (parts := estimate(raw))]
-    return [Tile(name, centre(v, show), " · ".join(filter(None, _details(v, show, detail)))) for name, v, show, detail in found]
+    """Tiles of the numbers that there are: name, estimate or what a file has of one, how it is
+    shown, detail.
+    """
+    found = [
+        (name, parts, show, detail) for name, raw, show, detail in rows if (parts := estimate(raw))
+    ]
+    return [
+        Tile(name, centre(v, show), " · ".join(filter(None, _details(v, show, detail))))
+        for name, v, show, detail in found
+    ]
 
 
 def _details(value: Estimate, show: Callable[[float], str], detail: str) -> tuple[str, ...]:
@@ -44,20 +58,32 @@ def tiles(journey: Journey) -> list[Tile]:
     """The key numbers; what the run does not have is left out."""
     policy, reward = journey.judged, journey.stage("reward").summary
     summary, checked = policy.summary, heldout_gain(policy)
-    show, name = (percent, "held-out, right") if checked and checked.checked else (decimal, "held-out reward")
+    show, name = (
+        (percent, "held-out, right")
+        if checked and checked.checked
+        else (decimal, "held-out reward")
+    )
     losses = [value for _, value in present(journey.stage("sft").metrics, "eval_loss")]
-    own = journey.own.summary or mapping(journey.stages[0].summary if len(journey.stages) == 1 else None)
-    reward_gain = ("reward gain", "in its own units") if journey.own_reward else ("proxy gain", "reward model's units")
+    own = journey.own.summary or mapping(
+        journey.stages[0].summary if len(journey.stages) == 1 else None
+    )
+    reward_gain = (
+        ("reward gain", "in its own units")
+        if journey.own_reward
+        else ("proxy gain", "reward model's units")
+    )
     kl, over = spent_kl(policy), mapping(control_of(summary).get("over_best_decoding"))
     alike = "both at the temperature of training"
     moved = f"nats per response: {moved_in_words(kl.value)}" if kl else ""
     vague = kl is not None and (kl.value <= 0 or kl.low <= 0)
     return _tiles((
-        ("best against best decoding", over.get("win_rate"), percent, "won against the model before"),
+        ("best against best decoding", over.get("win_rate"), percent, "won against the model "
+                                                                      "before"),
         ("gain, best against best", over, signed, ""),
         ("gold win rate", summary.get("gold_win_rate"), percent, alike),
         ("gold gain", gold_gain(policy), signed, alike),
-        (name, checked and checked.after, show, f"before {show(checked.before.value)}" if checked else ""),
+        (name, checked and checked.after, show, ("before "
+                                                f"{show(checked.before.value)}") if checked else ""),
         (reward_gain[0], proxy_gain(policy), signed, reward_gain[1]),
         ("KL spent", kl, decimal, "nats: indistinguishable from 0" if vague else moved),
         ("reward model, held-out", reward.get("heldout_accuracy"), percent, ""),
@@ -77,8 +103,10 @@ def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Ti
     return _tiles((
         ("held-out accuracy", reward.get("heldout_accuracy"), percent, "of pairs it never saw"),
         ("accuracy against gold", reward.get("gold_accuracy"), percent, "of pairs labelled by gold"),
-        ("… where neither reads better", reward.get("gold_accuracy_equally_fluent"), percent, "of pairs that are equally fluent"),
-        ("calibration error", reward.get("calibration_error"), decimal, "mean distance from the diagonal"),
+        ("… where neither reads better", reward.get("gold_accuracy_equally_fluent"), percent, "of "
+                                                                                              "pairs that are equally fluent"),
+        ("calibration error", reward.get("calibration_error"), decimal, "mean distance from the "
+                                                                        "diagonal"),
         ("score and length, Pearson", length.get("pearson"), decimal, "0: length does not matter"),
         ("score and length, Spearman", length.get("spearman"), decimal, "the same by ranks"),
         ("held-out loss", reward.get("heldout_loss"), decimal, "a coin has 0.693"),
@@ -101,42 +129,81 @@ ARM_UNITS = (signed, signed, percent, decimal)
 
 def arm_table(arms: Sequence[SubRun]) -> list[list[str]]:
     """A row an arm, of ARM_COLUMNS; empty for a single arm."""
-    measured = [(proxy_gain(arm), gold_gain(arm), arm.summary.get("gold_win_rate"), spent_kl(arm)) for arm in arms]
-    shown = [[arm.name, *map(bracketed, values, ARM_UNITS)] for arm, values in zip(arms, measured, strict=True)]
+    measured = [
+        (proxy_gain(arm), gold_gain(arm), arm.summary.get("gold_win_rate"), spent_kl(arm))
+        for arm in arms
+    ]
+    shown = [
+        [arm.name, *map(bracketed, values, ARM_UNITS)]
+        for arm, values in zip(arms, measured, strict=True)
+    ]
     return shown if len(shown) > 1 else []
 
 
-ROUND_OF_PAIRS = ("round", "pairs", "tied", "failed", "mean score of samples", "tokens of a sample", "ended in time",
+ROUND_OF_PAIRS = ("round", "pairs", "tied", "failed", "mean score of "
+                                                      "samples", "tokens of a "
+                                                                 "sample", "ended in time",
                   "held-out pairs, ranked right")  # fmt: skip
 
 
 def pair_rounds(stage: SubRun) -> list[list[str]]:
     """A row a round of a stage that samples pairs and trains on them, of ROUND_OF_PAIRS."""
-    return [_pair_round(place, one, mapping(one.get("sampling"))) for place, one in enumerate(stage.rounds, 1)]
+    return [
+        _pair_round(place, one, mapping(one.get("sampling")))
+        for place, one in enumerate(stage.rounds, 1)
+    ]
 
 
 def _pair_round(place: int, one: Mapping[str, Any], sampled: Mapping[str, Any]) -> list[str]:
-    shown = (("tied", thousands), ("failed", thousands), ("proxy", decimal), ("length", decimal), ("finished", percent))
+    shown = (
+        ("tied", thousands),
+        ("failed", thousands),
+        ("proxy", decimal),
+        ("length", decimal),
+        ("finished", percent),
+    )
     texts = [bracketed(sampled.get(key), show) for key, show in shown]
-    return [str(place), bracketed(one.get("num_pairs"), thousands), *texts, bracketed(one.get("heldout_accuracy"), percent)]
+    return [
+        str(place),
+        bracketed(one.get("num_pairs"), thousands),
+        *texts,
+        bracketed(one.get("heldout_accuracy"), percent),
+    ]
 
 
 CONTROL_COLUMNS = ("temperature", "before", "after", "gain", "win rate")
 
 
 def control_rows(control: Mapping[str, Any]) -> list[Sequence[str]]:
-    """A row a temperature, of CONTROL_COLUMNS, one for the best of each side, and the reward's choice among n answers before."""
-    temperatures, best_of_n = mapping(control.get("by_temperature")), mapping(control.get("best_of_n"))
-    rows = [(at_temperature(float(value)).removeprefix("at temperature "), row) for value, row in temperatures.items()]
+    """A row a temperature, of CONTROL_COLUMNS, one for the best of each side, and the reward's
+    choice among n answers before.
+    """
+    temperatures, best_of_n = (
+        mapping(control.get("by_temperature")),
+        mapping(control.get("best_of_n")),
+    )
+    rows = [
+        (at_temperature(float(value)).removeprefix("at temperature "), row)
+        for value, row in temperatures.items()
+    ]
     table: list[Sequence[str]] = [(name, *texts) for name, row in rows if (texts := versus(row))]
     if table:
         over = mapping(control.get("over_best_decoding"))
-        table.append(("best against best", "", "", bracketed(over, signed), bracketed(over.get("win_rate"), percent)))
+        table.append(
+            (
+                "best against best",
+                "",
+                "",
+                bracketed(over, signed),
+                bracketed(over.get("win_rate"), percent),
+            )
+        )
     chosen = ((f"before: best of {n}, by the reward", versus(row)) for n, row in best_of_n.items())
     return table + [(name, *texts) for name, texts in chosen if texts]
 
 
-ROUND_COLUMNS = ("round", "labels", "so far", "reward model: held-out labels", "gold order", "gold", "gain of the round",
+ROUND_COLUMNS = ("round", "labels", "so far", "reward model: held-out "
+                                              "labels", "gold order", "gold", "gain of the round",
                  "gold per 100 labels", "KL, nats", "alarms")  # fmt: skip
 
 
@@ -147,9 +214,15 @@ def round_rows(loop: LoopRun) -> list[tuple[str, ...]]:
             str(place),
             f"{one['labels']} of {one['asked']} pairs",
             str(one["labels_so_far"]),
-            *(bracketed(mapping(one.get("reward")).get(key), percent) for key in ("heldout_accuracy", "gold_accuracy")),
+            *(
+                bracketed(mapping(one.get("reward")).get(key), percent)
+                for key in ("heldout_accuracy", "gold_accuracy")
+            ),
             decimal(one["gold_after"]),
-            *(bracketed(one.get(key), signed) for key in ("gold_gain_of_round", "gold_per_100_labels")),
+            *(
+                bracketed(one.get(key), signed)
+                for key in ("gold_gain_of_round", "gold_per_100_labels")
+            ),
             decimal(one["kl"]["value"]),
             str(one["alarms"]),
         )

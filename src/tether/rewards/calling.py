@@ -1,4 +1,6 @@
-"""Calls of a user's function: whatever it does, its caller gets what it returned, or one sentence about what it did."""
+"""Calls of a user's function: whatever it does, its caller gets what it returned, or one sentence
+about what it did.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ T = TypeVar("T")
 
 
 def code_of(function: Any) -> Any:
-    """The code object of a function, of what it wraps, or of the `__call__` of an object; None of what is built in."""
+    """The code object of a function, of what it wraps, or of the `__call__` of an object; None of
+    what is built in.
+    """
     inner = _inner(function)
     inner = inner if inspect.isroutine(inner) else type(inner).__call__
     inner = inner.__func__ if inspect.ismethod(inner) else inner
@@ -39,7 +43,9 @@ def _inner(function: Any) -> Any:
 def title_of(function: Any) -> str:
     """A function's qualified name; of an object that can be called its class's."""
     inner = function.func if isinstance(function, functools.partial) else function
-    return (inner if inspect.isroutine(inner) else type(inner)).__qualname__.replace("<locals>.", "")
+    return (inner if inspect.isroutine(inner) else type(inner)).__qualname__.replace(
+        "<locals>.", ""
+    )
 
 
 def source_of(role: str, function: Any) -> str:
@@ -50,7 +56,9 @@ def source_of(role: str, function: Any) -> str:
 
 
 def settled(returned: Any) -> Any:
-    """What a function returned; of a coroutine its result, of an asynchronous generator a list of its items."""
+    """What a function returned; of a coroutine its result, of an asynchronous generator a list of
+    its items.
+    """
     if inspect.isawaitable(returned):
         return asyncio.run(_result(returned))
     return asyncio.run(_items(returned)) if isinstance(returned, AsyncIterator) else returned
@@ -75,25 +83,34 @@ class _Outcome(NamedTuple, Generic[T]):
 class Guarded:
     """A user's function behind the guard that rewards and judges share.
 
-    A call runs in a thread, so that one that hangs can be left behind. What it returned is read in that thread too: its items may
-    be anything. The process's state is put back after each call (`Surroundings`). A call that holds the interpreter's lock for
-    good ends the process (`Sentinel`).
+    A call runs in a thread, so that one that hangs can be left behind. What it returned is read in
+    that thread too: its items may be anything. The process's state is put back after each call
+    (`Surroundings`). A call that holds the interpreter's lock for good ends the process
+    (`Sentinel`).
 
     Args:
         role: "the reward function", "the judge".
         watchdog: writes down the stacks of calls that hang.
         time_limit: seconds a call.
-        dump_after: seconds after which a call's stacks are written down, once a call; the first time a warning says where it is.
+        dump_after: seconds after which a call's stacks are written down, once a call; the first
+            time a warning says where it is.
     """
 
     def __init__(
-        self, function: Callable[..., Any], role: str, watchdog: Watchdog, *, time_limit: float = 60.0, dump_after: float = 30.0
+        self,
+        function: Callable[..., Any],
+        role: str,
+        watchdog: Watchdog,
+        *,
+        time_limit: float = 60.0,
+        dump_after: float = 30.0,
     ) -> None:
         self.function, self.source, self.watchdog = function, source_of(role, function), watchdog
         self.time_limit, self.dump_after = time_limit, min(dump_after, time_limit)
 
     def __call__(self, read: Callable[[Any, str], T], *arguments: Any) -> T:
-        """What `read` makes of what the function returns for these arguments; its second argument is the function's words.
+        """What `read` makes of what the function returns for these arguments; its second argument
+        is the function's words.
 
         Raises:
             RewardError: the function raised, hangs, or returned what cannot be read.
@@ -135,14 +152,18 @@ class Guarded:
         """Report where the call is."""
         code = code_of(self.function)
         file = None if code is None else code.co_filename
-        return f", it was in {self.watchdog.late(self.source, self.dump_after, thread.ident or 0, file)}"
+        return (
+            ", it was in "
+            f"{self.watchdog.late(self.source, self.dump_after, thread.ident or 0, file)}"
+        )
 
 
 def in_place(function: Callable[..., Any], role: str) -> Callable[..., Any]:
-    """A user's function that is called in this thread, such as `on_step`: the process's state is put back after each call.
+    """A user's function that is called in this thread, such as `on_step`: the process's state is
+    put back after each call.
 
-    An exception is passed on with a note that names the function; SystemExit and its like become a RunError, since the program
-    would end without a result and without a word.
+    An exception is passed on with a note that names the function; SystemExit and its like become a
+    RunError, since the program would end without a result and without a word.
     """
     source = source_of(role, function)
 
@@ -157,6 +178,8 @@ def in_place(function: Callable[..., Any], role: str) -> Callable[..., Any]:
             error.add_note(f"{source} raised this. {AGAIN.capitalize()}")
             raise
         except BaseException as error:
-            raise RunError(f"{source} raised {error_words(error)}. Mend the function, then {AGAIN}") from error
+            raise RunError(
+                f"{source} raised {error_words(error)}. Mend the function, then {AGAIN}"
+            ) from error
 
     return call

@@ -1,4 +1,6 @@
-"""Any sequence classifier of the hub as a reward: encoders with a CLS state and decoders alike, with a tokenizer of their own."""
+"""Any sequence classifier of the hub as a reward: encoders with a CLS state and decoders alike,
+with a tokenizer of their own.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,15 @@ class ClassifierConfig(Config):
 
     source: str = Field(description="a hub id or a folder")
     label: str | int | None = Field(
-        default=None, description="which output is the reward, by name or number; unset: the only one"
+        default=None,
+        description="which output is the reward, by name or number; unset: the only one",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="type of its weights on a GPU: bfloat16 where the card multiplies it; a CPU takes float32"
+        default="auto",
+        description=(
+            "type of its weights on a GPU: bfloat16 where the card "
+            "multiplies it; a CPU takes float32"
+        ),
     )
     batch: int = Field(default=16, ge=1, description="conversations a forward")
     max_length: int = Field(
@@ -41,8 +48,8 @@ class ClassifierConfig(Config):
 class ClassifierReward:
     """Speaks core.protocols.RewardSource, on text: its tokenizer need not be the policy's.
 
-    A conversation goes through the tokenizer's chat template; without one, a prompt and its response are the two segments that
-    encoders were trained on (https://arxiv.org/abs/1810.04805).
+    A conversation goes through the tokenizer's chat template; without one, a prompt and its
+    response are the two segments that encoders were trained on (https://arxiv.org/abs/1810.04805).
 
     Raises:
         ModelError: the model cannot be loaded, or has several outputs and none is chosen.
@@ -51,13 +58,18 @@ class ClassifierReward:
     name = "classifier"
 
     def __init__(self, model: Any, tokenizer: Any, config: ClassifierConfig) -> None:
-        self.model, self.tokenizer, self.config = model.eval().requires_grad_(False), tokenizer, config
+        self.model, self.tokenizer, self.config = (
+            model.eval().requires_grad_(False),
+            tokenizer,
+            config,
+        )
         self.output = _output(model.config, config)
         self.constant = vars(model.config).get(OFFSET, 0.0)
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         if tokenizer.pad_token_id is None:
             raise ModelError(
-                f"{config.source}: its tokenizer has neither a padding token nor an EOS. Set one there, and save it."
+                f"{config.source}: its tokenizer has neither a padding token nor an EOS. Set one "
+                "there, and save it."
             )
         if model.config.pad_token_id is None:
             model.config.pad_token_id = tokenizer.pad_token_id
@@ -69,8 +81,14 @@ class ClassifierReward:
 
     @classmethod
     def load(cls, config: ClassifierConfig, device: torch.device | str = "cpu") -> ClassifierReward:
-        """From the hub or a folder, in float32, on a GPU in what it multiplies fastest; no code that comes with it is run."""
-        dtype = torch.float32 if torch.device(device).type == "cpu" else pick_dtype(config.dtype, str(device))
+        """From the hub or a folder, in float32, on a GPU in what it multiplies fastest; no code
+        that comes with it is run.
+        """
+        dtype = (
+            torch.float32
+            if torch.device(device).type == "cpu"
+            else pick_dtype(config.dtype, str(device))
+        )
         settings = build(ModelConfig, {"source": config.source}, where="classifier")
         model, tokenizer, _ = from_pretrained("SequenceClassification", settings, dtype)
         return cls(model.to(device), tokenizer, config)
@@ -80,10 +98,14 @@ class ClassifierReward:
 
     @torch.no_grad()
     def score_conversations(self, conversations: Sequence[Conversation]) -> list[Score]:
-        """One score a conversation, whose last turn is judged; a number that is not finite is a failed score."""
+        """One score a conversation, whose last turn is judged; a number that is not finite is a
+        failed score.
+        """
         scores: list[Score] = []
         for start in range(0, len(conversations), self.config.batch):
-            batch = self._encoded(conversations[start : start + self.config.batch]).to(self.model.device)
+            batch = self._encoded(conversations[start : start + self.config.batch]).to(
+                self.model.device
+            )
             if self.reads_last:
                 self._settle_padding(batch)
             values = self.model(**batch).logits[:, self.output].float().add(self.constant).tolist()
@@ -93,8 +115,9 @@ class ClassifierReward:
     def _settle_padding(self, batch: Any) -> None:
         """Pad with an id that no text of the batch has, and name it to the library.
 
-        The library takes the last token that is not padding for the last of a text. Where the EOS pads, or where config.json and
-        tokenizer name different tokens, that is another place than the attention mask says.
+        The library takes the last token that is not padding for the last of a text. Where the EOS
+        pads, or where config.json and tokenizer name different tokens, that is another place than
+        the attention mask says.
         """
         ids, counts = batch["input_ids"], batch["attention_mask"].bool()
         present = torch.zeros(int(ids.max()) + 2, dtype=torch.bool, device=ids.device)
@@ -102,12 +125,18 @@ class ClassifierReward:
         rows = self.model.get_input_embeddings().weight.shape[0]
         free = int((~present).nonzero()[0, 0])
         if free >= rows:
-            raise ModelError(f"{self.config.source}: a batch has all of its {rows} tokens, and none is left for padding")
+            raise ModelError(
+                f"{self.config.source}: a batch has all of its {rows} tokens, and "
+                "none is left for padding"
+            )
         batch["input_ids"] = ids.masked_fill(~counts, free)
         self.model.config.pad_token_id = self.model.config.get_text_config().pad_token_id = free
 
     def _encoded(self, conversations: Sequence[Conversation]) -> Any:
-        positions = setting(self.model.config.get_text_config(), "max_position_embeddings") or self.config.max_length
+        positions = (
+            setting(self.model.config.get_text_config(), "max_position_embeddings")
+            or self.config.max_length
+        )
         longest = min(self.config.max_length, self.tokenizer.model_max_length, positions)
         how = {"padding": True, "truncation": True, "max_length": longest, "return_tensors": "pt"}
         if self.tokenizer.chat_template:
@@ -122,8 +151,14 @@ def _output(config: Any, settings: ClassifierConfig) -> int:
     labels = {int(number): str(name) for number, name in config.id2label.items()}
     names = ", ".join(labels.values())
     if settings.label is None and len(labels) > 1:
-        raise ModelError(f"{settings.source} has {len(labels)} outputs ({names}). Set label to the one that is a reward.")
+        raise ModelError(
+            f"{settings.source} has {len(labels)} outputs ({names}). Set label to "
+            "the one that is a reward."
+        )
     for number, name in labels.items():
         if settings.label in (None, number, name):
             return number
-    raise ModelError(f"{settings.source} has no output {settings.label!r}; it has {names}. Set label to one of them.")
+    raise ModelError(
+        f"{settings.source} has no output {settings.label!r}; it has {names}. Set "
+        "label to one of them."
+    )

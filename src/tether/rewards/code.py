@@ -1,9 +1,11 @@
-"""Programs that a model wrote, run against tests: in a process of their own, under rewards.guard, without the right answers.
+"""Programs that a model wrote, run against tests: in a process of their own, under rewards.guard,
+without the right answers.
 
-A test `assert f(2) == 4` is taken apart: the program's process is asked for `f(2)` alone, and the comparison with 4 happens
-where the program never was. So does the comparison of what a program prints. A program that leaves early, calls everything
-equal to everything or writes a verdict itself gains nothing by it. Any other test (`assert abs(f(2) - 4) < 1e-6`, a whole
-`check(f)`) is judged inside the program's own process, and a program that is out to deceive can deceive it.
+A test `assert f(2) == 4` is taken apart: the program's process is asked for `f(2)` alone, and the
+comparison with 4 happens where the program never was. So does the comparison of what a program
+prints. A program that leaves early, calls everything equal to everything or writes a verdict itself
+gains nothing by it. Any other test (`assert abs(f(2) - 4) < 1e-6`, a whole `check(f)`) is judged
+inside the program's own process, and a program that is out to deceive can deceive it.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ _POLL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class CodeTest:
-    """One thing asked of a program, and what is right (None: only that it runs without an error)."""
+    """One thing asked of a program, and what is right (None: only that it runs without an
+    error).
+    """
 
     ask: str
     kind: str
@@ -55,12 +59,21 @@ class CodeTest:
 
 def fenced(text: str) -> str | None:
     """The last fenced block that is Python or says no language; None without one."""
-    blocks = _FENCE.findall(text)  # of every language: else the end of a block of shell would begin one
-    return next((body for language, body in reversed(blocks) if language.lower() in ("", "py", "python", "python3")), None)
+    # of every language: else the end of a block of shell would begin one
+    blocks = _FENCE.findall(text)
+    return next(
+        (
+            body
+            for language, body in reversed(blocks)
+            if language.lower() in ("", "py", "python", "python3")
+        ),
+        None,
+    )
 
 
 def read_tests(given: Any) -> tuple[CodeTest, ...]:
-    """The tests of a problem: Python source, a list of it, or a list of {"input": ..., "output": ...} for whole programs.
+    """The tests of a problem: Python source, a list of it, or a list of {"input": ..., "output":
+    ...} for whole programs.
 
     Raises:
         DataError: it is none of these, is no Python, or tests nothing.
@@ -73,7 +86,10 @@ def read_tests(given: Any) -> tuple[CodeTest, ...]:
     if rows and all(isinstance(row, Mapping) and {"input", "output"} <= row.keys() for row in rows):
         return tuple(CodeTest(str(row["input"]), "program", str(row["output"])) for row in rows)
     if not all(isinstance(row, str) for row in rows):
-        raise DataError(f"tests are Python source, a list of it, or a list of {{input, output}}; these are not: {shown}")
+        raise DataError(
+            f"tests are Python source, a list of it, or a list of {{input, output}}; "
+            f"these are not: {shown}"
+        )
     try:
         tests = tuple(_test(statement) for statement in ast.parse("\n".join(rows)).body)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -88,11 +104,17 @@ def _test(statement: ast.stmt) -> CodeTest:
         case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
             for call, literal in ((left, right), (right, left)):
                 try:
-                    return CodeTest(ast.unparse(call), "value", json.loads(json.dumps(comparable(ast.literal_eval(literal)))))
+                    return CodeTest(
+                        ast.unparse(call),
+                        "value",
+                        json.loads(json.dumps(comparable(ast.literal_eval(literal)))),
+                    )
                 except (ValueError, TypeError):
                     continue
     defines = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    holds = not defines and any(isinstance(node, (ast.Assert, ast.Raise)) for node in ast.walk(statement))
+    holds = not defines and any(
+        isinstance(node, (ast.Assert, ast.Raise)) for node in ast.walk(statement)
+    )
     return CodeTest(ast.unparse(statement), "run", counts=holds or isinstance(statement, ast.Expr))
 
 
@@ -106,7 +128,13 @@ def verdicts(tests: Sequence[CodeTest], outcomes: Sequence[Sequence[Any]]) -> tu
     met = [_met(test, outcome) for test, outcome in zip(tests, outcomes, strict=True)]
     counted = [ok for ok, test in zip(met, tests, strict=True) if test.counts]
     first = next((place for place, ok in enumerate(met) if not ok), None)
-    reason = "" if first is None else f"{_shown(tests[first])}: {outcomes[first][0]} {str(outcomes[first][1])[:120]}".rstrip()
+    reason = (
+        ""
+        if first is None
+        else (
+            f"{_shown(tests[first])}: {outcomes[first][0]} {str(outcomes[first][1])[:120]}"
+        ).rstrip()
+    )
     return sum(counted) / len(counted), reason
 
 
@@ -129,7 +157,9 @@ def _lines(text: str) -> list[str]:
 
 
 def comparable(value: Any) -> Any:
-    """A Python value as JSON that is equal exactly where the values are: lists, tuples, sets and mappings stay apart."""
+    """A Python value as JSON that is equal exactly where the values are: lists, tuples, sets and
+    mappings stay apart.
+    """
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.number, numpy.bool_)):
         # item() of a long double is one again
@@ -137,14 +167,21 @@ def comparable(value: Any) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (int, float)):
-        return value if not isinstance(value, float) or math.isfinite(value) else ["float", repr(value)]
+        return (
+            value
+            if not isinstance(value, float) or math.isfinite(value)
+            else ["float", repr(value)]
+        )
     for kind in (list, tuple):
         if isinstance(value, kind):
             return [kind.__name__, *map(comparable, value)]
     if isinstance(value, (set, frozenset)):
         return ["set", *sorted(map(comparable, value), key=json.dumps)]
     if isinstance(value, dict):
-        return ["dict", *sorted(([comparable(k), comparable(v)] for k, v in value.items()), key=json.dumps)]
+        return [
+            "dict",
+            *sorted(([comparable(k), comparable(v)] for k, v in value.items()), key=json.dumps),
+        ]
     return [type(value).__name__, repr(value)]
 
 
@@ -152,7 +189,9 @@ def comparable(value: Any) -> Any:
 
 
 def make_runner(seconds: float) -> Callable[..., list[list[Any]]]:
-    """program, asks -> for each ask ("gave", value), or what went wrong and how. `seconds` is the limit of all together."""
+    """program, asks -> for each ask ("gave", value), or what went wrong and how. `seconds` is the
+    limit of all together.
+    """
 
     def run(program: str, asks: list[list[str]]) -> list[list[Any]]:
         end = time.monotonic() + seconds
@@ -165,12 +204,22 @@ def make_runner(seconds: float) -> Callable[..., list[list[Any]]]:
 
 def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
     """The answers of a new process; if it ended without any, the same reason for every test."""
-    token, scratch, worker = secrets.token_hex(16), tempfile.mkdtemp(prefix="tether-code-"), os.getpid()
-    (answers, answers_in), (printed, printed_in), (errors, errors_in) = os.pipe(), os.pipe(), os.pipe()
+    token, scratch, worker = (
+        secrets.token_hex(16),
+        tempfile.mkdtemp(prefix="tether-code-"),
+        os.getpid(),
+    )
+    (answers, answers_in), (printed, printed_in), (errors, errors_in) = (
+        os.pipe(),
+        os.pipe(),
+        os.pipe(),
+    )
     pipes = _given(asks[0][1] if asks[0][0] == "program" else ""), printed_in, errors_in, answers_in
     child = os.fork()
     if child == 0:
-        _become(program, asks, token, scratch, pipes, max(1, math.ceil(end - time.monotonic())), worker)
+        _become(
+            program, asks, token, scratch, pipes, max(1, math.ceil(end - time.monotonic())), worker
+        )
     for pipe in pipes:
         os.close(pipe)
     try:
@@ -185,7 +234,10 @@ def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
         answer = json.loads(texts[answers])
         if answer[0] == token and len(answer[1]) == len(asks):
             whole = ["gave", texts[printed].decode(errors="replace")]
-            return [whole if ask[0] == "program" and one[0] == "gave" else one for ask, one in zip(asks, answer[1], strict=True)]
+            return [
+                whole if ask[0] == "program" and one[0] == "gave" else one
+                for ask, one in zip(asks, answer[1], strict=True)
+            ]
     except (ValueError, TypeError, IndexError, KeyError, RecursionError):
         pass
     died = f"before its tests ({ending(os.waitstatus_to_exitcode(status))})"
@@ -201,8 +253,12 @@ def _given(text: str) -> int:
         return os.open(file.name, os.O_RDONLY)
 
 
-def _listen(texts: dict[int, bytes], end: float, child: int, scratch: str) -> tuple[dict[int, bytes], str]:
-    """All that comes out of these pipes until the process is through, or what it did too much of."""
+def _listen(
+    texts: dict[int, bytes], end: float, child: int, scratch: str
+) -> tuple[dict[int, bytes], str]:
+    """All that comes out of these pipes until the process is through, or what it did too much
+    of.
+    """
     open_pipes = set(texts)
     memory, _ = resource.getrlimit(resource.RLIMIT_AS)
     while open_pipes:
@@ -223,7 +279,13 @@ def _listen(texts: dict[int, bytes], end: float, child: int, scratch: str) -> tu
 
 
 def _become(
-    program: str, asks: list[list[str]], token: str, scratch: str, pipes: tuple[int, ...], seconds: int, worker: int
+    program: str,
+    asks: list[list[str]],
+    token: str,
+    scratch: str,
+    pipes: tuple[int, ...],
+    seconds: int,
+    worker: int,
 ) -> NoReturn:
     """The forked process: put everything away, run the program, say what it gave, end."""
     try:
@@ -236,7 +298,10 @@ def _become(
         os.chdir(scratch)
         os.environ.update(HOME=scratch, TMPDIR=scratch)
         tempfile.tempdir = scratch
-        amounts = {resource.RLIMIT_CPU: math.ceil(time.process_time()) + seconds, resource.RLIMIT_FSIZE: FILE}
+        amounts = {
+            resource.RLIMIT_CPU: math.ceil(time.process_time()) + seconds,
+            resource.RLIMIT_FSIZE: FILE,
+        }
         for kind, amount in (amounts | {resource.RLIMIT_NOFILE: OPEN_FILES}).items():
             limit(kind, amount, for_good=True)
         restrict(scratch)
@@ -269,7 +334,9 @@ def _answers(program: str, asks: list[list[str]]) -> list[list[Any]]:
 
 def _asked(kind: str, ask: str, names: Json) -> list[Any]:
     try:
-        value = _execute(compile(ask, "test", "eval" if kind == "value" else "exec", dont_inherit=True), names)
+        value = _execute(
+            compile(ask, "test", "eval" if kind == "value" else "exec", dont_inherit=True), names
+        )
         return ["gave", json.loads(json.dumps(comparable(value)))]
     except MemoryError:
         return ["raised", "MemoryError"]
@@ -283,14 +350,25 @@ def _execute(code: types.CodeType, names: Json) -> Any:
 
 
 _MISSING = {
-    "files": "Landlock of version 3 (Linux 6.2), so programs may read files, and only an audit hook keeps them from writing",
-    "processes": "a seccomp filter (x86-64, arm64), so only an audit hook keeps them from processes and the network",
-    "space": f"a mount, so files are measured every {1000 * _POLL:.0f} ms, and can exceed {SCRATCH >> 20} MB in between",
+    "files": (
+        "Landlock of version 3 (Linux 6.2), so programs may read files, and only an audit "
+        "hook keeps them from writing"
+    ),
+    "processes": (
+        "a seccomp filter (x86-64, arm64), so only an audit hook keeps them from "
+        "processes and the network"
+    ),
+    "space": (
+        f"a mount, so files are measured every {1000 * _POLL:.0f} ms, and can exceed "
+        f"{SCRATCH >> 20} MB in between"
+    ),
 }
 
 
 def missing_guards() -> str:
-    """The guards that this machine does not offer, and what stands in for each; empty if it offers all."""
+    """The guards that this machine does not offer, and what stands in for each; empty if it offers
+    all.
+    """
     held = guards()
     return "; ".join(text for name, text in _MISSING.items() if not getattr(held, name))
 
@@ -299,11 +377,17 @@ def missing_guards() -> str:
 def guards() -> Guards:
     """Which guards this kernel holds, tried out in a process of its own."""
     attempt = (
-        "import sys; from tether.rewards.guard import restrict; from tether.rewards.scratch import confine\n"
+        "import sys; from tether.rewards.guard import restrict; from tether.rewards.scratch "
+        "import confine\n"
         f"space = confine(sys.argv[1], {SCRATCH}); print(*map(int, (*restrict()[:2], space)))"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
     with tempfile.TemporaryDirectory(prefix="tether-code-") as folder:
         command = [sys.executable, "-c", attempt, folder]
-        flags = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+        flags = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        ).stdout
     return Guards(*(flag == "1" for flag in flags.split() or "000"))

@@ -1,4 +1,6 @@
-"""Rewards that carry no information: every claim of a gain needs the run that was rewarded at random."""
+"""Rewards that carry no information: every claim of a gain needs the run that was rewarded at
+random.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from tether.data.formats.fields import short_hash
 
 @dataclass
 class RandomReward:
-    """A standard normal number that depends on the response's tokens and the seed alone: the same text, the same score."""
+    """A standard normal number that depends on the response's tokens and the seed alone: the same
+    text, the same score.
+    """
 
     name = "random"
     seed: int = 0

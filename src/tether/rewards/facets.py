@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import decimal
 import gc
-import io
 import locale
 import logging
 import operator
@@ -29,7 +28,8 @@ _CONTEXT = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 class Facet(NamedTuple):
     """A part of the process's state.
 
-    `keeps`: the function finds at its next call what it left; otherwise its change is only put back.
+    `keeps`: the function finds at its next call what it left; otherwise its change is only put
+    back.
     """
 
     name: str
@@ -45,7 +45,10 @@ def _device() -> torch.device | None:
 
 
 def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
 
 
 def _switches() -> tuple[Any, ...]:
@@ -60,7 +63,9 @@ def _switches() -> tuple[Any, ...]:
 
 
 def _switch(values: tuple[Any, ...]) -> None:
-    precision, (enabled, benchmark, deterministic), (flash, efficient, plain), anomaly, autocast = values
+    precision, (enabled, benchmark, deterministic), (flash, efficient, plain), anomaly, autocast = (
+        values
+    )
     torch.set_float32_matmul_precision(precision)
     cudnn: Any = torch.backends.cudnn
     cuda = torch.backends.cuda
@@ -73,7 +78,10 @@ def _switch(values: tuple[Any, ...]) -> None:
 
 
 def _draws() -> list[torch.Tensor]:
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
+    return [
+        torch.get_rng_state(),
+        *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []),
+    ]
 
 
 def _set_draws(states: list[torch.Tensor]) -> None:
@@ -92,7 +100,9 @@ def _set_draws_of_numpy(state: tuple[Any, ...]) -> None:
 
 
 def _umask() -> int:
-    """Read from the kernel where it says: to set the mask for reading would reach files that others write just then."""
+    """Read from the kernel where it says: to set the mask for reading would reach files that others
+    write just then.
+    """
     status = Path("/proc/self/status")
     for line in status.read_text(encoding="utf-8").splitlines() if status.exists() else ():
         if line.startswith("Umask:"):
@@ -105,7 +115,9 @@ def _umask() -> int:
 def _set_environment(values: Mapping[str, str]) -> None:
     for name in os.environ.keys() - values.keys():
         del os.environ[name]
-    os.environ.update({name: value for name, value in values.items() if os.environ.get(name) != value})
+    os.environ.update(
+        {name: value for name, value in values.items() if os.environ.get(name) != value}
+    )
 
 
 def _decimal() -> tuple[Any, ...]:
@@ -125,11 +137,20 @@ def _streams() -> tuple[Any, ...]:
 
 
 def _set_streams(values: tuple[Any, ...]) -> None:
-    """Put streams back; one that was closed since is opened anew on its descriptor, which Python's own streams leave open."""
+    """Put streams back; one that was closed since is opened anew on its descriptor, which Python's
+    own streams leave open.
+    """
     for number, (name, (stream, was_closed)) in enumerate(zip(_STREAMS, values, strict=True)):
         if stream is not None and stream.closed and not was_closed:
             mode = "w" if number else "r"
-            stream = io.open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)  # noqa: UP020, SIM115
+            stream = open(  # noqa: SIM115
+                number,
+                mode,
+                encoding="utf-8",
+                errors="backslashreplace",
+                closefd=False,
+                buffering=1,
+            )
         setattr(sys, name, stream)
 
 
@@ -157,12 +178,17 @@ def _set_garbage(values: tuple[bool, tuple[int, ...]]) -> None:
 
 def _loggers() -> list[logging.Logger]:
     there = logging.root.manager.loggerDict
-    return [log for name, log in sorted(there.items()) if isinstance(log, logging.Logger) and name.split(".")[0] == "tether"]
+    return [
+        log
+        for name, log in sorted(there.items())
+        if isinstance(log, logging.Logger) and name.split(".")[0] == "tether"
+    ]
 
 
 def _log() -> tuple[Any, ...]:
     return logging.root.manager.disable, {
-        log.name: (log.disabled, log.level, log.propagate, tuple(log.handlers)) for log in _loggers()
+        log.name: (log.disabled, log.level, log.propagate, tuple(log.handlers))
+        for log in _loggers()
     }
 
 
@@ -187,16 +213,27 @@ def _set_signals(handlers: Mapping[int, Any]) -> None:
 
 
 def _timers() -> tuple[Any, ...]:
-    """The moment at which the alarm rings, if any, and its interval; and which of the timers of processor time run."""
+    """The moment at which the alarm rings, if any, and its interval; and which of the timers of
+    processor time run.
+    """
     left, interval = signal.getitimer(signal.ITIMER_REAL)
     rings = time.monotonic() + left if left else None
-    return rings, interval, signal.getitimer(signal.ITIMER_VIRTUAL)[0] > 0, signal.getitimer(signal.ITIMER_PROF)[0] > 0
+    return (
+        rings,
+        interval,
+        signal.getitimer(signal.ITIMER_VIRTUAL)[0] > 0,
+        signal.getitimer(signal.ITIMER_PROF)[0] > 0,
+    )
 
 
 def _set_timers(values: tuple[Any, ...]) -> None:
-    """Set the alarm as it was, and end the timers that did not run: their signals would end the run."""
+    """Set the alarm as it was, and end the timers that did not run: their signals would end the
+    run.
+    """
     rings, interval, virtual, profiling = values
-    signal.setitimer(signal.ITIMER_REAL, 0 if rings is None else max(0.001, rings - time.monotonic()), interval)
+    signal.setitimer(
+        signal.ITIMER_REAL, 0 if rings is None else max(0.001, rings - time.monotonic()), interval
+    )
     for kind, ran in ((signal.ITIMER_VIRTUAL, virtual), (signal.ITIMER_PROF, profiling)):
         if not ran:
             signal.setitimer(kind, 0)
@@ -229,7 +266,9 @@ FACETS = (
     Facet("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     Facet("torch's default device", _device, torch.set_default_device, keeps=False),
     Facet(THREADS, torch.get_num_threads, torch.set_num_threads),
-    Facet("torch's recording of gradients", torch.is_grad_enabled, torch.set_grad_enabled, keeps=False),
+    Facet(
+        "torch's recording of gradients", torch.is_grad_enabled, torch.set_grad_enabled, keeps=False
+    ),
     Facet(
         "torch's deterministic algorithms",
         _deterministic,
@@ -242,7 +281,11 @@ FACETS = (
     Facet("the working directory", os.getcwd, os.chdir),
     Facet("the umask", _umask, os.umask, keeps=False),
     Facet("environment variables", os.environ.copy, _set_environment),
-    Facet("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
+    Facet(
+        "the locale",
+        lambda: locale.setlocale(locale.LC_ALL),
+        lambda name: locale.setlocale(locale.LC_ALL, name),
+    ),
     Facet("the decimal context", _decimal, _set_decimal, keeps=False),
     Facet("numpy's errors", np.geterr, lambda errors: np.seterr(**errors), keeps=False),
     Facet(STREAMS, _streams, _set_streams, keeps=False, same=_same_streams),

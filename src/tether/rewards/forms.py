@@ -1,7 +1,9 @@
-"""The forms in which people write reward functions, each as (prompts, responses) -> values: tether's, TRL's, as coroutines.
+"""The forms in which people write reward functions, each as (prompts, responses) -> values:
+tether's, TRL's, as coroutines.
 
-TRL's form (https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function) is called by keyword:
-`f(prompts=..., completions=..., **columns)`, with the other columns of the data as lists.
+TRL's form (https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function) is called
+by keyword: `f(prompts=..., completions=..., **columns)`, with the other columns of the data as
+lists.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ from tether.core.once import once
 from tether.core.types import Prompt
 
 Function = Callable[[Sequence[Prompt], Sequence[str]], Any]
-"""(prompts, responses), one prompt a response -> a number, a `Score` or None for each; or what gives them when awaited."""
+"""(prompts, responses), one prompt a response -> a number, a `Score` or None for each; or what
+gives them when awaited.
+"""
 Shape = Literal["texts", "messages"]
 TAKEN = (
-    "Your rows have a column %s, which is not passed: that argument of a reward function in TRL's form has another content. "
+    "Your rows have a column %s, which is not passed: that argument of a reward function in TRL's "
+    "form has another content. "
     "Rename the column, or read prompt.row[%r] in a function (prompts, responses)."
 )
 _LOG = logging.getLogger("tether.rewards")
@@ -30,7 +35,8 @@ def plain(function: Callable[..., Any], completions: Shape = "texts") -> Functio
     """A function in any of the forms as (prompts, responses) -> values.
 
     Args:
-        completions: what a function in TRL's form gets: texts, or lists of messages, as TRL has it for conversations.
+        completions: what a function in TRL's form gets: texts, or lists of messages, as TRL has it
+            for conversations.
     """
     parameters = _parameters(function)
 
@@ -48,7 +54,10 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 def _columns(
-    prompts: Sequence[Prompt], responses: Sequence[str], shape: Shape, parameters: Mapping[str, inspect.Parameter]
+    prompts: Sequence[Prompt],
+    responses: Sequence[str],
+    shape: Shape,
+    parameters: Mapping[str, inspect.Parameter],
 ) -> dict[str, Sequence[Any]]:
     """The arguments that TRL would give, and of these what the function takes."""
     texts: Sequence[Any] = responses
@@ -77,9 +86,14 @@ def _check_needed(parameters: Mapping[str, inspect.Parameter], given: Mapping[st
         RewardError: no column has its name.
     """
     ignored = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    needed = (name for name, p in parameters.items() if p.default is inspect.Parameter.empty and p.kind not in ignored)
+    needed = (
+        name
+        for name, p in parameters.items()
+        if p.default is inspect.Parameter.empty and p.kind not in ignored
+    )
     if missing := [name for name in needed if name not in given]:
         raise RewardError(
-            f"it needs {missing[0]!r}, and the rows have no such column; they have: {', '.join(sorted(given))}. "
+            f"it needs {missing[0]!r}, and the rows have no such column; they have: "
+            f"{', '.join(sorted(given))}. "
             "Rename the argument, or give it a default value"
         )

@@ -1,4 +1,6 @@
-"""A reward that the user wrote: whatever it does, raise, hang, return nonsense, the run goes on with what it did score."""
+"""A reward that the user wrote: whatever it does, raise, hang, return nonsense, the run goes on
+with what it did score.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,19 @@ class CallLimits(Config):
     batch: int = Field(
         default=8,
         ge=1,
-        description="responses a call, or all answers to a prompt if these are more; those of a call that fails are left out",
+        description=(
+            "responses a call, or all answers to a prompt if these are more; those of a "
+            "call that fails are left out"
+        ),
     )
     time_limit: float = Field(default=60.0, gt=0, description="seconds a call")
     dump_after: float = Field(
-        default=30.0, gt=0, description="seconds after which a call's stacks go to stacks.txt of the run; at time_limit if later"
+        default=30.0,
+        gt=0,
+        description=(
+            "seconds after which a call's stacks go to stacks.txt of "
+            "the run; at time_limit if later"
+        ),
     )
 
     @property
@@ -42,11 +52,20 @@ class Functions(Config):
     """The places of one function or of several."""
 
     call: str | tuple[str, ...] = Field(
-        description="module:name, or path/to/file.py:name; (prompts, responses) -> a number for each; several are added up"
+        description=(
+            "module:name, or path/to/file.py:name; (prompts, responses) -> a number for "
+            "each; several are added up"
+        )
     )
-    weights: tuple[float, ...] | None = Field(default=None, description="of several functions; unset: 1 each")
+    weights: tuple[float, ...] | None = Field(
+        default=None, description=("of several functions; unset: 1 each")
+    )
     completions: Shape = Field(
-        default="texts", description="what a function in TRL's form gets: texts, or lists of messages as of its conversations"
+        default="texts",
+        description=(
+            "what a function in TRL's form gets: texts, or lists of "
+            "messages as of its conversations"
+        ),
     )
 
     @property
@@ -76,7 +95,8 @@ def reward_function(config: FunctionConfig, *, needs_steps: bool = False) -> Fun
 
 
 class FunctionReward:
-    """Speaks core.protocols.RewardSource. What cannot be used becomes a failed score that names its reason.
+    """Speaks core.protocols.RewardSource. What cannot be used becomes a failed score that names its
+    reason.
 
     Args:
         function: one function, or several by the names that recipes have for them.
@@ -84,9 +104,10 @@ class FunctionReward:
         role: the words for the function in messages.
         needs_steps: training learns from the rewards of single steps (`Score.steps`).
 
-    A response to which one of several gives None is scored by the others, as TRL has it; it fails where none gives a number. A
-    call that one of several fails is failed. Other arguments as for `Guarded`. The stacks of calls that hang go to the file of
-    `watchdog`; nothing is written until the run names one.
+    A response to which one of several gives None is scored by the others, as TRL has it; it fails
+    where none gives a number. A call that one of several fails is failed. Other arguments as for
+    `Guarded`. The stacks of calls that hang go to the file of `watchdog`; nothing is written until
+    the run names one.
     """
 
     name = "function"
@@ -106,7 +127,9 @@ class FunctionReward:
         self.weights, self.batch, self.needs_steps = weights, batch, needs_steps
         self.watchdog = Watchdog(None)
         how: Any = {"time_limit": time_limit, "dump_after": dump_after}
-        self.guarded = {call: Guarded(one, role, self.watchdog, **how) for call, one in functions.items()}
+        self.guarded = {
+            call: Guarded(one, role, self.watchdog, **how) for call, one in functions.items()
+        }
 
     @property
     def source(self) -> str:
@@ -116,42 +139,77 @@ class FunctionReward:
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """A score for each; the answers to one prompt are in one call, whatever `batch` is."""
         parts = whole_groups(rollouts, self.batch)
-        scores = [score for part in parts for score in self._call([r.prompt for r in part], [r.text for r in part])]
-        return [self._placed(score, rollout) for score, rollout in zip(scores, rollouts, strict=True)]
+        scores = [
+            score
+            for part in parts
+            for score in self._call([r.prompt for r in part], [r.text for r in part])
+        ]
+        return [
+            self._placed(score, rollout) for score, rollout in zip(scores, rollouts, strict=True)
+        ]
 
     def _placed(self, score: Score, rollout: Rollout) -> Score:
-        """The score itself; a failed one where a step ends outside of the response, or where needed steps are missing."""
+        """The score itself; a failed one where a step ends outside of the response, or where needed
+        steps are missing.
+        """
         source, length = next(iter(self.guarded.values())).source, len(rollout.response_ids)
         if outside := [end for end, _ in score.steps if not 0 <= end < length]:
-            return Score(None, reason=f"{source} returned a step that ends at token {outside[0]} of a response of {length}")
+            return Score(
+                None,
+                reason=(
+                    f"{source} returned a step that ends at token {outside[0]} "
+                    f"of a response of {length}"
+                ),
+            )
         if self.needs_steps and score.value is not None and not score.steps:
-            return Score(None, reason=f"{source} returned no steps, and step_rewards = true learns from steps alone")
+            return Score(
+                None,
+                reason=(
+                    f"{source} returned no steps, and step_rewards = true learns from steps alone"
+                ),
+            )
         return score
 
     def score_texts(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
         """The same of texts; neighbours with one prompt are in one call."""
         pairs = list(zip(prompts, responses, strict=True))
         parts = in_parts(pairs, self.batch, lambda before, one: before[0] == one[0])
-        return [score for part in parts for score in self._call([p for p, _ in part], [r for _, r in part])]
+        return [
+            score
+            for part in parts
+            for score in self._call([p for p, _ in part], [r for _, r in part])
+        ]
 
     def _call(self, prompts: list[Prompt], responses: list[str]) -> list[Score]:
-        """Scores of one call; the function gets copies, so that the run's prompts stay as they are."""
+        """Scores of one call; the function gets copies, so that the run's prompts stay as they
+        are.
+        """
         count = len(responses)
         try:
             columns = {
-                call: one(lambda returned, source: scores_of(returned, count, source), deepcopy(prompts), list(responses))
+                call: one(
+                    lambda returned, source: scores_of(returned, count, source),
+                    deepcopy(prompts),
+                    list(responses),
+                )
                 for call, one in self.guarded.items()
             }
         except RewardError as error:
-            return [Score(None, reason=redact(str(error)))] * count  # an error may quote a server's key
+            # an error may quote a server's key
+            return [Score(None, reason=redact(str(error)))] * count
         if self.weights is None:
             return columns[""]
-        return [_sum({call: scores[i] for call, scores in columns.items()}, self.weights) for i in range(count)]
+        return [
+            _sum({call: scores[i] for call, scores in columns.items()}, self.weights)
+            for i in range(count)
+        ]
 
 
 def _sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
     numbers = {call: score.value for call, score in scores.items() if score.value is not None}
     if not numbers:
-        return Score(None, reason="; ".join(dict.fromkeys(score.reason for score in scores.values())))
+        return Score(
+            None, reason="; ".join(dict.fromkeys(score.reason for score in scores.values()))
+        )
     parts = {call.partition("@")[0].rpartition(":")[2]: value for call, value in numbers.items()}
     return Score(sum(weights[call] * value for call, value in numbers.items()), parts)

@@ -1,9 +1,11 @@
-"""The rights that a checking process gives up for good before it touches a model's text: files, processes, the network.
+"""The rights that a checking process gives up for good before it touches a model's text: files,
+processes, the network.
 
 On Linux the kernel holds the guard, without root and without a container: Landlock for files
-(https://docs.kernel.org/userspace-api/landlock.html), a seccomp filter for processes, signals, sockets and the metadata of files
-(https://docs.kernel.org/userspace-api/seccomp_filter.html), and no capabilities. What the kernel does not offer, an audit hook
-refuses instead, which Python code can get around.
+(https://docs.kernel.org/userspace-api/landlock.html), a seccomp filter for processes, signals,
+sockets and the metadata of files (https://docs.kernel.org/userspace-api/seccomp_filter.html), and
+no capabilities. What the kernel does not offer, an audit hook refuses instead, which Python code
+can get around.
 """
 
 from __future__ import annotations
@@ -22,26 +24,40 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-READABLE = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/localtime", "/etc/ld.so.cache")
+READABLE = (
+    "/usr/lib",
+    "/usr/lib64",
+    "/lib",
+    "/lib64",
+    "/usr/share/zoneinfo",
+    "/etc/localtime",
+    "/etc/ld.so.cache",
+)
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 MEBIBYTE, OPEN_FILES = 1 << 20, 64
 
-_CALLS: dict[str, dict[str, list[int]]] = tomllib.loads((Path(__file__).parent / "syscalls.toml").read_text(encoding="utf-8"))
+_CALLS: dict[str, dict[str, list[int]]] = tomllib.loads(
+    (Path(__file__).parent / "syscalls.toml").read_text(encoding="utf-8")
+)
 _REFUSED, _JUDGED = _CALLS["refused"], _CALLS["judged"]
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _FILES = (1 << 13) - 1  # Landlock's rights as they were first; later ones are added by its version
 _READ, _WRITE = 1 << 2 | 1 << 3, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 8 | 1 << 14
 _ARGUMENTS = {"first": 16, "second": 24, "third": 32}  # where a filter finds them, in bytes
-_NEWEST = 469  # the last call that syscalls.toml knows (file_setattr of Linux 6.17); newer ones do not exist for a program
+# the last call that syscalls.toml knows (file_setattr of Linux 6.17); newer ones do not exist for a
+# program
+_NEWEST = 469
 _THREAD = 0x10000 | 0x400 | 0x200  # CLONE_THREAD, with the open files and the folders of the others
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Guards(NamedTuple):
-    """Which guards the kernel holds. An audit hook stands for `files` and `processes`, measurements from outside for `space`.
+    """Which guards the kernel holds. An audit hook stands for `files` and `processes`, measurements
+    from outside for `space`.
 
-    files: what may be read and written (Landlock). processes: processes, signals, sockets (seccomp). space: the size and number
-    of the files that a program writes (a tmpfs of its own, see rewards.scratch).
+    files: what may be read and written (Landlock). processes: processes, signals, sockets
+    (seccomp). space: the size and number of the files that a program writes (a tmpfs of its own,
+    see rewards.scratch).
     """
 
     files: bool
@@ -53,19 +69,25 @@ def restrict(scratch: str | None = None) -> Guards:
     """Give up, in this thread and what it starts, everything but computing; there is no way back.
 
     Args:
-        scratch: the one folder in which plain files (no folders, no links) may be written; without one there are no new threads
-            either.
+        scratch: the one folder in which plain files (no folders, no links) may be written; without
+            one there are no new threads either.
 
-    The trap: what is imported later must lie among the installed packages, and other threads of the process keep their files.
+    The trap: what is imported later must lie among the installed packages, and other threads of the
+    process keep their files.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     files = processes = False
     if sys.platform == "linux" and sys.byteorder == "little":
         library = ctypes.CDLL(None, use_errno=True)
         library.syscall.restype = ctypes.c_long
-        alone = library.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS, without which neither is to be had
+        # PR_SET_NO_NEW_PRIVS, without which neither is to be had
+        alone = library.prctl(38, 1, 0, 0, 0) == 0
         files = alone and _landlock(library, scratch)
-        processes = alone and platform.machine() in _MACHINES and _seccomp(library, threads=scratch is not None)
+        processes = (
+            alone
+            and platform.machine() in _MACHINES
+            and _seccomp(library, threads=scratch is not None)
+        )
     if not (files and processes):
         if not processes:
             limit(resource.RLIMIT_NPROC, 0, for_good=True)
@@ -74,13 +96,17 @@ def restrict(scratch: str | None = None) -> Guards:
 
 
 def end_first() -> None:
-    """Where memory runs out, have the kernel end this process, and what it starts, before others of the machine."""
+    """Where memory runs out, have the kernel end this process, and what it starts, before others of
+    the machine.
+    """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel end this process when the thread that forked it, of the process `parent`, ends."""
+    """Have the kernel end this process when the thread that forked it, of the process `parent`,
+    ends.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
@@ -88,7 +114,9 @@ def end_with(parent: int) -> None:
 
 
 def limit(kind: int, amount: int, *, for_good: bool = False) -> None:
-    """Set a limit of this process, as far as the hard one allows; `for_good`, it cannot be raised again."""
+    """Set a limit of this process, as far as the hard one allows; `for_good`, it cannot be raised
+    again.
+    """
     hard = resource.getrlimit(kind)[1]
     soft = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
     resource.setrlimit(kind, (soft, soft if for_good else hard))
@@ -103,13 +131,18 @@ def _readable() -> Iterator[str]:
 
 
 def _landlock(library: Any, scratch: str | None) -> bool:
-    """True if files are out of reach from here on. It takes Landlock's version 3 (Linux 6.2), the first that knows truncation."""
+    """True if files are out of reach from here on. It takes Landlock's version 3 (Linux 6.2), the
+    first that knows truncation.
+    """
     version = library.syscall(444, None, ctypes.c_size_t(0), 1)
     if version < 3:
         return False
     handled = _FILES | 1 << 13 | 1 << 14 | (1 << 15 if version >= 5 else 0)
-    network, scope = (3 if version >= 4 else 0), (3 if version >= 6 else 0)  # TCP; abstract sockets and signals
-    attributes = struct.pack("QQQ", handled, network, scope)[: 8 if version < 4 else 16 if version < 6 else 24]
+    # TCP; abstract sockets and signals
+    network, scope = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
+    attributes = struct.pack("QQQ", handled, network, scope)[
+        : 8 if version < 4 else 16 if version < 6 else 24
+    ]
     rules = library.syscall(444, attributes, ctypes.c_size_t(len(attributes)), 0)
     if rules < 0:
         return False
@@ -134,15 +167,20 @@ def _grant(library: Any, rules: int, path: str, rights: int) -> None:
 
 
 def _seccomp(library: Any, *, threads: bool) -> bool:
-    """True if the kernel refuses processes, signals to others and sockets from here on, in every thread."""
+    """True if the kernel refuses processes, signals to others and sockets from here on, in every
+    thread.
+    """
     column, machine = _MACHINES[platform.machine()]
-    filtered = b"".join(struct.pack("HBBI", *step) for step in _filter(column, machine, threads=threads))
+    filtered = b"".join(
+        struct.pack("HBBI", *step) for step in _filter(column, machine, threads=threads)
+    )
     buffer = ctypes.create_string_buffer(filtered)
     program = struct.pack("HxxxxxxQ", len(filtered) // 8, ctypes.addressof(buffer))
     # A capability would undo much of this, and root starts with all of them.
     if library.syscall(_JUDGED["capset"][column], struct.pack("Ii", 0x20080522, 0), bytes(24)) != 0:
         return False
-    return library.syscall(_JUDGED["seccomp"][column], 1, 1, program) == 0  # SECCOMP_SET_MODE_FILTER, of all threads
+    # SECCOMP_SET_MODE_FILTER, of all threads
+    return library.syscall(_JUDGED["seccomp"][column], 1, 1, program) == 0
 
 
 Step = tuple[int, int, int, int]
@@ -175,23 +213,35 @@ def _filter(column: int, machine: int, *, threads: bool) -> Iterator[Step]:
         yield answer, 0, 0, kill
     yield at_least, 0, 1, _NEWEST + 1
     yield answer, 0, 0, unknown
-    for denied in (number for numbers in _REFUSED.values() for number in numbers[column : column + 1]):
+    for denied in (
+        number for numbers in _REFUSED.values() for number in numbers[column : column + 1]
+    ):
         yield equal, 0, 1, denied
         yield answer, 0, 0, refuse
-    yield equal, 0, 1, number("clone3")  # its flags lie in memory, where a filter cannot look; libraries fall back to clone
+    # its flags lie in memory, where a filter cannot look; libraries fall back to clone
+    yield equal, 0, 1, number("clone3")
     yield answer, 0, 0, unknown
-    yield from ((equal, 0, 5, number("clone")), (load, 0, 0, 16), (only_bits, 0, 0, _THREAD), (equal, int(threads), 0, _THREAD))
+    yield from (
+        (equal, 0, 5, number("clone")),
+        (load, 0, 0, 16),
+        (only_bits, 0, 0, _THREAD),
+        (equal, int(threads), 0, _THREAD),
+    )
     yield from ((answer, 0, 0, refuse), (answer, 0, 0, allow))
     own = os.getpid()
     yield from where("kill", first=(own,))
     yield from where("tgkill", first=(own,))
     yield from where("prlimit64", first=(0, own))
-    yield from where("socketpair", first=(1,), second=(1, 0x801, 0x80001, 0x80801))  # streams: a datagram may go to any address
-    yield from where("close_range", third=(0, 4))  # not into a table of open files of its own, which has limits of its own
-    yield from where("prctl", first=(2, 3, 15, 16, 21, 23, 30, 38, 39, 0x53564D41))  # names and questions
+    # streams: a datagram may go to any address
+    yield from where("socketpair", first=(1,), second=(1, 0x801, 0x80001, 0x80801))
+    # not into a table of open files of its own, which has limits of its own
+    yield from where("close_range", third=(0, 4))
+    # names and questions
+    yield from where("prctl", first=(2, 3, 15, 16, 21, 23, 30, 38, 39, 0x53564D41))
     # None that sends signals to an owner, enlarges a pipe, or makes a lease.
     yield from where("fcntl", second=(0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032, 1033, 1034))
-    yield from where("ioctl", second=(0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))  # of terminals only what asks
+    # of terminals only what asks
+    yield from where("ioctl", second=(0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))
     yield answer, 0, 0, allow
 
 
@@ -199,19 +249,34 @@ def _fence(guards: Guards, scratch: str | None) -> Callable[[str, tuple[Any, ...
     """An audit hook in place of the guards that the kernel does not hold."""
     inside = None if scratch is None else os.path.realpath(scratch) + os.sep
     files = () if guards.files else ("open", "os.", "shutil.")
-    processes = () if guards.processes else ("os.fork", "os.kill", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "pty.")
-    refused = (*files, *processes, *(() if guards.processes else ("socket.", "subprocess.", "signal.pthread_kill")), "ctypes.")
+    processes = (
+        ()
+        if guards.processes
+        else ("os.fork", "os.kill", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "pty.")
+    )
+    refused = (
+        *files,
+        *processes,
+        *(() if guards.processes else ("socket.", "subprocess.", "signal.pthread_kill")),
+        "ctypes.",
+    )
     harmless = ("os.listdir", "os.scandir", "os.walk", "os.fwalk")
 
     def writes_inside(event: str, arguments: tuple[Any, ...]) -> bool:
-        if inside is None or event not in ("open", "os.remove") or not isinstance(arguments[0], (str, bytes)):
+        if (
+            inside is None
+            or event not in ("open", "os.remove")
+            or not isinstance(arguments[0], (str, bytes))
+        ):
             return False
         return os.path.realpath(os.fsdecode(arguments[0])).startswith(inside)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if not event.startswith(refused) or event in harmless:
             return
-        if (event == "open" and not (arguments[2] or 0) & _WRITING) or writes_inside(event, arguments):
+        if (event == "open" and not (arguments[2] or 0) & _WRITING) or writes_inside(
+            event, arguments
+        ):
             return
         raise PermissionError(f"a check may not do this: {event}")
 

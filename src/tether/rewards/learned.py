@@ -1,4 +1,6 @@
-"""Trained models as reward sources: a reward model, an ensemble, one for each objective, a process reward model."""
+"""Trained models as reward sources: a reward model, an ensemble, one for each objective, a process
+reward model.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +31,37 @@ MICRO_BATCH_TOKENS = 4096
 """Padded size of a pass; scores do not depend on it beyond rounding."""
 
 
-def _batches(role: Role, sequences: Sequence[Encoded], pad_id: int) -> Iterator[tuple[list[int], TokenBatch]]:
+def _batches(
+    role: Role, sequences: Sequence[Encoded], pad_id: int
+) -> Iterator[tuple[list[int], TokenBatch]]:
     """Micro-batches of the sequences that fit the model's context, each with their places."""
-    fitting = [place for place, sequence in enumerate(sequences) if len(sequence) <= role.context_length]
-    for cut, batch in batches_for(role, [sequences[place] for place in fitting], pad_id, MICRO_BATCH_TOKENS):
+    fitting = [
+        place for place, sequence in enumerate(sequences) if len(sequence) <= role.context_length
+    ]
+    for cut, batch in batches_for(
+        role, [sequences[place] for place in fitting], pad_id, MICRO_BATCH_TOKENS
+    ):
         yield [fitting[i] for i in cut], batch
 
 
 def _too_long(role: Role, sequence: Encoded) -> Score:
     """The score of a sequence that does not fit the model's context."""
-    return Score(None, reason=f"{len(sequence)} tokens do not fit the reward model's context of {role.context_length}")
+    return Score(
+        None,
+        reason=(
+            f"{len(sequence)} tokens do not fit the reward model's context of {role.context_length}"
+        ),
+    )
 
 
 class LearnedReward:
-    """Scores the sampled token ids themselves, ended by a stop token as in training; no text in between.
+    """Scores the sampled token ids themselves, ended by a stop token as in training; no text in
+    between.
 
     Args:
         encoder: the encoder the reward model was trained with.
-        per_token: give as `Score.steps` what each token changed of the score, r_t = s_t − s_(t−1). They add up to the score,
-            which leaves the best policy what it was (Ng et al. 1999).
+        per_token: give as `Score.steps` what each token changed of the score, r_t = s_t − s_(t−1).
+            They add up to the score, which leaves the best policy what it was (Ng et al. 1999).
     """
 
     name = "learned"
@@ -60,7 +74,9 @@ class LearnedReward:
     @torch.no_grad()
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; a number that is not finite becomes a failed score."""
-        sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
+        sequences = [
+            self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts
+        ]
         scores = [_too_long(self.role, sequence) for sequence in sequences]
         for cut, batch in _batches(self.role, sequences, self.encoder.pad_id):
             for index, course in zip(cut, self._courses(batch), strict=True):
@@ -68,7 +84,9 @@ class LearnedReward:
         return scores
 
     def _courses(self, batch: TokenBatch) -> list[list[float]]:
-        """The score of each sequence; per token, what it is after each response token, the last of which is the score."""
+        """The score of each sequence; per token, what it is after each response token, the last of
+        which is the score.
+        """
         if not self.per_token:
             return [[value] for value in self.role.scores(batch).tolist()]
         hidden = self.role.hidden(batch)
@@ -78,9 +96,11 @@ class LearnedReward:
         return [[*row[1:count], end] for row, count, end in zip(before, counts, ends, strict=True)]
 
     def _score(self, course: list[float], length: int) -> Score:
-        """A score, and what each token changed of it (potential-based shaping: the steps of a response add up to its score).
+        """A score, and what each token changed of it (potential-based shaping: the steps of a
+        response add up to its score).
 
-        A stop token that scoring adds to an unfinished response belongs to the last token that was sampled.
+        A stop token that scoring adds to an unfinished response belongs to the last token that was
+        sampled.
         """
         value = course[-1]
         tokens = pairwise([0.0, *course[: length - 1], value]) if self.per_token else ()
@@ -89,7 +109,8 @@ class LearnedReward:
 
 
 class TextReward:
-    """A reward model that has another tokenizer or template than the policy: it reads the text of a conversation, not its ids.
+    """A reward model that has another tokenizer or template than the policy: it reads the text of a
+    conversation, not its ids.
 
     Args:
         source: scores by ids, those of `encoder`.
@@ -100,24 +121,38 @@ class TextReward:
         self.source, self.encoder, self.name = source, encoder, source.name
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """One score a rollout; a conversation that the reward model's template refuses, or an empty answer, is a failed score."""
+        """One score a rollout; a conversation that the reward model's template refuses, or an empty
+        answer, is a failed score.
+        """
         scores = [Score(None, reason="no text that the reward model could read") for _ in rollouts]
-        readable = {place: read for place, rollout in enumerate(rollouts) if (read := self._read(rollout)) is not None}
-        for place, score in zip(readable, self.source.score([*readable.values()]) if readable else (), strict=True):
+        readable = {
+            place: read
+            for place, rollout in enumerate(rollouts)
+            if (read := self._read(rollout)) is not None
+        }
+        for place, score in zip(
+            readable, self.source.score([*readable.values()]) if readable else (), strict=True
+        ):
             scores[place] = score
         return scores
 
     def _read(self, rollout: Rollout) -> Rollout | None:
         try:
-            encoded = self.encoder.conversation((*rollout.prompt.messages, assistant(rollout.text)), "last")
+            encoded = self.encoder.conversation(
+                (*rollout.prompt.messages, assistant(rollout.text)), "last"
+            )
         except DataError:
             return None
         length = encoded.prompt_length
-        return replace(rollout, prompt_ids=encoded.ids[:length], response_ids=encoded.ids[length:], logprobs=())
+        return replace(
+            rollout, prompt_ids=encoded.ids[:length], response_ids=encoded.ids[length:], logprobs=()
+        )
 
 
 class Scorers:
-    """Reward models on one trunk, with the encoder that all of them were trained with; layers below their adapters run once."""
+    """Reward models on one trunk, with the encoder that all of them were trained with; layers below
+    their adapters run once.
+    """
 
     def __init__(self, roles: Sequence[Role], encoder: ChatEncoder) -> None:
         self.members, self.encoder = as_members(roles), encoder
@@ -126,8 +161,12 @@ class Scorers:
 
     @torch.no_grad()
     def table(self, rollouts: Sequence[Rollout]) -> Tensor:
-        """(members, responses) scores of sampled token ids, float64; NaN where one does not fit the context."""
-        sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
+        """(members, responses) scores of sampled token ids, float64; NaN where one does not fit the
+        context.
+        """
+        sequences = [
+            self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts
+        ]
         table = torch.full((len(self.members), len(rollouts)), torch.nan, dtype=torch.float64)
         for cut, batch in _batches(self.members[0], sequences, self.encoder.pad_id):
             common = self.members[0].common(batch)
@@ -137,20 +176,27 @@ class Scorers:
 
 
 class EnsembleReward:
-    """Scores the sampled token ids as `LearnedReward` does, by every member; the layers below their adapters run once.
+    """Scores the sampled token ids as `LearnedReward` does, by every member; the layers below their
+    adapters run once.
 
-    `Score.parts` holds each member's score, `member_0` and so on, and their standard deviation, `spread`.
+    `Score.parts` holds each member's score, `member_0` and so on, and their standard deviation,
+    `spread`.
 
     Args:
         members: reward models on one trunk, each with scores of deviation 1.
         encoder: the encoder that all of them were trained with.
-        combine: what the members say on average, at worst, or on average less `uncertainty_weight` times their variance.
+        combine: what the members say on average, at worst, or on average less `uncertainty_weight`
+            times their variance.
     """
 
     name = "ensemble"
 
     def __init__(
-        self, members: Sequence[Role], encoder: ChatEncoder, combine: Combine = "mean", uncertainty_weight: float = 0.1
+        self,
+        members: Sequence[Role],
+        encoder: ChatEncoder,
+        combine: Combine = "mean",
+        uncertainty_weight: float = 0.1,
     ) -> None:
         self.scorers = Scorers(members, encoder)
         self.combine = partial(combine_members, how=combine, uncertainty_weight=uncertainty_weight)
@@ -160,7 +206,10 @@ class EnsembleReward:
         table = self.scorers.table(rollouts)
         values = self.combine(table)
         spreads = spread_of_members(table).tolist()
-        return [self._score(*row) for row in zip(table.T.tolist(), values.tolist(), spreads, strict=True)]
+        return [
+            self._score(*row)
+            for row in zip(table.T.tolist(), values.tolist(), spreads, strict=True)
+        ]
 
     def _score(self, opinions: list[float], value: float, spread: float) -> Score:
         parts = {**{f"member_{k}": opinion for k, opinion in enumerate(opinions)}, "spread": spread}
@@ -168,29 +217,43 @@ class EnsembleReward:
 
 
 class ObjectiveConfig(Config):
-    """An objective's weight or threshold; its scores have mean 0 and deviation 1 on held-out responses of its comparisons."""
+    """An objective's weight or threshold; its scores have mean 0 and deviation 1 on held-out
+    responses of its comparisons.
+    """
 
-    weight: float | None = Field(default=None, ge=0, description="in the sum that is raised; 0: only looked at")
-    at_least: float | None = Field(default=None, description="instead of a weight: where its mean is held, in deviations")
-    rate: float = Field(default=0.1, gt=0, description="how fast the constraint's multiplier follows its violation, a step")
+    weight: float | None = Field(
+        default=None, ge=0, description=("in the sum that is raised; 0: only looked at")
+    )
+    at_least: float | None = Field(
+        default=None, description=("instead of a weight: where its mean is held, in deviations")
+    )
+    rate: float = Field(
+        default=0.1,
+        gt=0,
+        description=("how fast the constraint's multiplier follows its violation, a step"),
+    )
 
     def faults(self) -> Iterator[str]:
         if (self.weight is None) == (self.at_least is None):
             yield "an objective has a weight or is held with at_least: give one of both"
         if self.at_least is None:
-            yield from self.idle("rate", because="without at_least: it moves a constraint's multiplier")
+            yield from self.idle(
+                "rate", because=("without at_least: it moves a constraint's multiplier")
+            )
 
 
 class ObjectivesReward:
-    """Scores the sampled token ids by every objective's model as an ensemble's members do; layers below their adapters run once.
+    """Scores the sampled token ids by every objective's model as an ensemble's members do; layers
+    below their adapters run once.
 
-    Each score is standardized; `Score.parts` holds them by name. The value is `algorithms.objectives.lagrangian` of them. Scoring
-    moves nothing: a constraint's multiplier moves once a step of training, by `learn`. What is to be compared over time is scored
-    by `judge`, where constraints weigh nothing.
+    Each score is standardized; `Score.parts` holds them by name. The value is
+    `algorithms.objectives.lagrangian` of them. Scoring moves nothing: a constraint's multiplier
+    moves once a step of training, by `learn`. What is to be compared over time is scored by
+    `judge`, where constraints weigh nothing.
 
     Args:
-        objectives: by the names of the settings a trained reward model, and the mean and deviation of its scores on held-out
-            responses; the models stand on one trunk.
+        objectives: by the names of the settings a trained reward model, and the mean and deviation
+            of its scores on held-out responses; the models stand on one trunk.
         encoder: the encoder that all of them were trained with.
     """
 
@@ -207,18 +270,26 @@ class ObjectivesReward:
         roles, *scales = zip(*(objectives[name] for name in settings), strict=True)
         self.scorers = Scorers(roles, encoder)
         self.mean, self.deviation = torch.tensor(scales, dtype=torch.float64)[:, :, None]
-        self.weights = torch.tensor([objective.weight or 0.0 for objective in settings.values()], dtype=torch.float64)
-        self.multipliers = {name: 0.0 for name, objective in settings.items() if objective.at_least is not None}
+        self.weights = torch.tensor(
+            [objective.weight or 0.0 for objective in settings.values()], dtype=torch.float64
+        )
+        self.multipliers = {
+            name: 0.0 for name, objective in settings.items() if objective.at_least is not None
+        }
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; where any objective's number is not finite it is a failed score."""
         table = self._table(rollouts)
         held = [number for number, name in enumerate(self.settings) if name in self.multipliers]
         multipliers = torch.tensor(list(self.multipliers.values()), dtype=table.dtype)
-        return self._scores(table, lagrangian(weighted(table, self.weights), table[held], multipliers))
+        return self._scores(
+            table, lagrangian(weighted(table, self.weights), table[held], multipliers)
+        )
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """The weighted sum alone, the same at every step; whether the constraints hold is in the parts."""
+        """The weighted sum alone, the same at every step; whether the constraints hold is in the
+        parts.
+        """
         table = self._table(rollouts)
         return self._scores(table, weighted(table, self.weights))
 
@@ -228,21 +299,31 @@ class ObjectivesReward:
 
     def _scores(self, table: Tensor, values: Tensor) -> list[Score]:
         rows = zip(table.T.tolist(), values.tolist(), strict=True)
-        scores = (Score(value, parts=dict(zip(self.settings, row, strict=True))) for row, value in rows)
+        scores = (
+            Score(value, parts=dict(zip(self.settings, row, strict=True))) for row, value in rows
+        )
         return [score.finite("the objectives' reward models", score.parts) for score in scores]
 
     def learn(self, scores: Sequence[Score]) -> dict[str, float]:
-        """Move the multipliers by what a step of training scored; the objectives' means, and the multipliers that they met."""
+        """Move the multipliers by what a step of training scored; the objectives' means, and the
+        multipliers that they met.
+        """
         measured = [score.parts for score in scores if score.value is not None]
         if not measured:
             return {}
-        means = {name: statistics.fmean(parts[name] for parts in measured) for name in self.settings}
+        means = {
+            name: statistics.fmean(parts[name] for parts in measured) for name in self.settings
+        }
         metrics = {f"objective/{name}": mean for name, mean in means.items()}
-        metrics |= {f"objective/{name}_multiplier": value for name, value in self.multipliers.items()}
+        metrics |= {
+            f"objective/{name}_multiplier": value for name, value in self.multipliers.items()
+        }
         for name, value in self.multipliers.items():
             objective = self.settings[name]
             assert objective.at_least is not None
-            self.multipliers[name] = dual_update(value, objective.at_least - means[name], objective.rate)
+            self.multipliers[name] = dual_update(
+                value, objective.at_least - means[name], objective.rate
+            )
         return metrics
 
     def state(self) -> Json:
@@ -253,10 +334,12 @@ class ObjectivesReward:
 
 
 class ProcessReward:
-    """Scores the sampled token ids themselves, ended by a stop token as in training; steps are found in the ids.
+    """Scores the sampled token ids themselves, ended by a stop token as in training; steps are
+    found in the ids.
 
-    A step's reward is the probability that it is right. `Score.steps` names the token of the response that ends the step; for the
-    last step of a response that was cut off it is the last token there is, though the model read the stop token after it.
+    A step's reward is the probability that it is right. `Score.steps` names the token of the
+    response that ends the step; for the last step of a response that was cut off it is the last
+    token there is, though the model read the stop token after it.
 
     Args:
         encoder: the encoder the process model was trained with.
@@ -280,9 +363,13 @@ class ProcessReward:
 
     @torch.no_grad()
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """One score a rollout; a response without a step, or a number that is not finite, is a failed score."""
+        """One score a rollout; a response without a step, or a number that is not finite, is a
+        failed score.
+        """
         assert self.role.head is not None
-        sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
+        sequences = [
+            self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts
+        ]
         ends = [self.steps.step_ends(s.ids[s.prompt_length :]) for s in sequences]
         scores = [
             _too_long(self.role, s) if end else Score(None, reason="the response has no step")
@@ -302,7 +389,10 @@ class ProcessReward:
         last = len(rollout.response_ids) - 1
         score = Score(
             float(self.aggregate(matrix, judged)),
-            parts={"num_steps": float(len(ends)), "weakest_step": float(weakest_step(matrix, judged))},
+            parts={
+                "num_steps": float(len(ends)),
+                "weakest_step": float(weakest_step(matrix, judged)),
+            },
             steps=tuple((min(end, last), p) for end, p in zip(ends, probabilities, strict=True)),
         )
         return score.finite("the process reward model", probabilities)

@@ -21,14 +21,18 @@ Ask = Callable[[Callable[[Sequence[Rollout]], list[Score]], Sequence[Rollout]], 
 class FailureLimit:
     """A source that may fail now and then, but not most of the time.
 
-    Its state holds what failed so far, so that a training that goes on stops where an uninterrupted one would.
+    Its state holds what failed so far, so that a training that goes on stops where an uninterrupted
+    one would.
 
     Args:
-        share: of the scores of the last ten calls of `score` and `judge`; beyond it there is nothing left to learn from.
+        share: of the scores of the last ten calls of `score` and `judge`; beyond it there is
+            nothing left to learn from.
         ask: how the source is asked; by several ranks, not by each of them.
     """
 
-    def __init__(self, source: RewardSource, share: float, ask: Ask = lambda score, rollouts: score(rollouts)) -> None:
+    def __init__(
+        self, source: RewardSource, share: float, ask: Ask = lambda score, rollouts: score(rollouts)
+    ) -> None:
         self.source, self.share, self.name, self.ask = source, share, source.name, ask
         self.reasons: Counter[str] = Counter()
         self.recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
@@ -37,20 +41,27 @@ class FailureLimit:
         """The source's scores.
 
         Raises:
-            RewardError: too many of the last ones failed, or the source gave another number of them than it was asked for.
+            RewardError: too many of the last ones failed, or the source gave another number of them
+                than it was asked for.
         """
         scores = self.ask(self.source.score, rollouts)
         if len(scores) != len(rollouts):
-            raise RewardError(f"the reward source {self.name!r} gave {len(scores)} scores for {len(rollouts)} responses")
+            raise RewardError(
+                f"the reward source {self.name!r} gave {len(scores)} scores for "
+                f"{len(rollouts)} responses"
+            )
         reasons = [score.reason or "no reason given" for score in scores if score.value is None]
         self.reasons.update(reasons)
         self.recent.append((len(reasons), len(scores)))
         failed, total = (sum(column) for column in zip(*self.recent, strict=True))
         if reasons and failed > self.share * total:
             self.recent.clear()  # a reward that was mended is not judged by what it did before
-            common = "; ".join(f"{reason} ({count} times)" for reason, count in self.reasons.most_common(3))
+            common = "; ".join(
+                f"{reason} ({count} times)" for reason, count in self.reasons.most_common(3)
+            )
             raise RewardError(
-                f"{failed} of the last {total} scores failed, more than max_failed = {self.share:g}: {common}. "
+                f"{failed} of the last {total} scores failed, more than max_failed = "
+                f"{self.share:g}: {common}. "
                 "Mend the reward and start the same command again: it goes on from the last step"
             )
         return scores
@@ -62,7 +73,11 @@ class FailureLimit:
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """Scores that mean the same at every step, for measurements."""
-        return self.ask(self.source.judge, rollouts) if isinstance(self.source, AdaptiveReward) else self.score(rollouts)
+        return (
+            self.ask(self.source.judge, rollouts)
+            if isinstance(self.source, AdaptiveReward)
+            else self.score(rollouts)
+        )
 
     def learn(self, scores: Sequence[Score]) -> dict[str, float]:
         """Tell the source what a step of training scored, if it follows that; its metrics."""
@@ -80,7 +95,9 @@ class FailureLimit:
             self.source.load_state(own)
         if (counts := values.get("failures")) is not None:
             self.reasons = Counter(counts["reasons"])
-            self.recent = deque(((failed, total) for failed, total in counts["recent"]), maxlen=WINDOW)
+            self.recent = deque(
+                ((failed, total) for failed, total in counts["recent"]), maxlen=WINDOW
+            )
 
     def close(self) -> None:
         """End what the source keeps open."""

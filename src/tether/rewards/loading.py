@@ -30,23 +30,36 @@ SLOW_IMPORT = 30.0
 
 
 def register(function: Callable[..., Any]) -> str:
-    """The name by which a recipe of this process knows a function; its digest keeps a run from going on with another."""
+    """The name by which a recipe of this process knows a function; its digest keeps a run from
+    going on with another.
+    """
     name = f"{GIVEN}{title_of(function)}@{_digest(function)}"
     _GIVEN[name] = function
     return name
 
 
 def _digest(function: Any) -> str:
-    """A short hash of what a function does: its code without comments and layout, and the plain values that it closes over."""
+    """A short hash of what a function does: its code without comments and layout, and the plain
+    values that it closes over.
+    """
     if isinstance(function, functools.partial):
-        return _hash(_digest(function.func), _shown(function.args), _shown(sorted(function.keywords.items())))
+        return _hash(
+            _digest(function.func), _shown(function.args), _shown(sorted(function.keywords.items()))
+        )
     code = function if inspect.isroutine(function) else type(function)
-    values = {k: v for k, v in _state(function).items() if isinstance(v, str | int | float | tuple | None)}
+    values = {
+        k: v for k, v in _state(function).items() if isinstance(v, str | int | float | tuple | None)
+    }
     try:
         text = ast.dump(ast.parse(textwrap.dedent(inspect.getsource(code))))
-    except (OSError, TypeError, SyntaxError, ValueError):  # typed into a prompt, built in, or a lambda amid a call
+    except (OSError, TypeError, SyntaxError, ValueError):
+        # typed into a prompt, built in, or a lambda amid a call
         compiled = code.__code__ if inspect.isfunction(code) else None
-        text = repr(code) if compiled is None else repr((compiled.co_code, compiled.co_names, compiled.co_consts))
+        text = (
+            repr(code)
+            if compiled is None
+            else repr((compiled.co_code, compiled.co_names, compiled.co_consts))
+        )
     return _hash(text, _shown(sorted(values.items())))
 
 
@@ -57,7 +70,9 @@ def _state(function: Any) -> Mapping[str, Any]:
             return inspect.getclosurevars(function).nonlocals
         except ValueError:  # a variable that has no value yet
             return {}
-    return {} if inspect.isroutine(function) or not hasattr(function, "__dict__") else vars(function)
+    return (
+        {} if inspect.isroutine(function) or not hasattr(function, "__dict__") else vars(function)
+    )
 
 
 def _shown(value: Any) -> str:
@@ -74,46 +89,66 @@ def _hash(*words: str) -> str:
 
 
 def load_function(call: str, completions: Shape = "texts", key: str = "function.call") -> Function:
-    """The function that a recipe names, whatever form it is written in, as (prompts, responses) -> values.
+    """The function that a recipe names, whatever form it is written in, as (prompts, responses) ->
+    values.
 
     Args:
         key: of the recipe, for messages.
 
     Raises:
-        ConfigError: the name does not lead to something that can be called, or its module cannot be imported.
+        ConfigError: the name does not lead to something that can be called, or its module cannot be
+            imported.
         MissingFileError: its file does not exist.
     """
     if call.startswith(GIVEN):
         if call not in _GIVEN:
-            raise ConfigError(f"{key} = {call!r} was handed over by a Python program: run that program again to go on")
+            raise ConfigError(
+                f"{key} = {call!r} was handed over by a Python program: run that "
+                "program again to go on"
+            )
         return plain(_GIVEN[call], completions)
     place, _, name = call.rpartition(":")
     if not place or not name:
-        raise ConfigError(f"{key} = {call!r} names no function. Write module:name, or path/to/file.py:name")
+        raise ConfigError(
+            f"{key} = {call!r} names no function. Write module:name, or path/to/file.py:name"
+        )
     if place.endswith(".py") and not Path(place).expanduser().is_file():
-        raise MissingFileError(f"{key} = {call!r}: the file is not there: {Path(place).expanduser()}")
+        raise MissingFileError(
+            f"{key} = {call!r}: the file is not there: {Path(place).expanduser()}"
+        )
     try:
         module = _imported(place)
         function = getattr(module, name) if hasattr(module, name) else None
     except STOPS:
         raise
-    except BaseException as error:  # whatever the user's module does when it is imported: sys.exit() too
-        raise ConfigError(f"{key} = {call!r}: {place} cannot be imported: {redact(error_words(error))}") from error
+    except BaseException as error:
+        # whatever the user's module does when it is imported: sys.exit() too
+        raise ConfigError(
+            f"{key} = {call!r}: {place} cannot be imported: {redact(error_words(error))}"
+        ) from error
     if not callable(function):
         raise ConfigError(f"{key} = {call!r}: {place} has no function {name!r}")
     return plain(function, completions)
 
 
 def _imported(place: str) -> Any:
-    """The module of a dotted name or in a file. A warning says where the import is when it takes long."""
+    """The module of a dotted name or in a file. A warning says where the import is when it takes
+    long.
+    """
     path = Path(place).expanduser() if place.endswith(".py") else None
     source = f"the import of {place}"
-    watch = threading.Timer(SLOW_IMPORT, Watchdog(None).late, (source, SLOW_IMPORT, threading.get_ident()))
+    watch = threading.Timer(
+        SLOW_IMPORT, Watchdog(None).late, (source, SLOW_IMPORT, threading.get_ident())
+    )
     watch.daemon = True
     watch.start()
     try:
         with Surroundings(source, silent=(FILTERS,)):
-            return importlib.import_module(place) if path is None else _module(path.resolve(), path.stat().st_mtime_ns)
+            return (
+                importlib.import_module(place)
+                if path is None
+                else _module(path.resolve(), path.stat().st_mtime_ns)
+            )
     finally:
         watch.cancel()
 

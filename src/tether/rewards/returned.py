@@ -1,4 +1,6 @@
-"""The scores in the values that a user's function returned: each is used, or a failed score names it."""
+"""The scores in the values that a user's function returned: each is used, or a failed score names
+it.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,22 @@ from tether.core.types import Rollout, Score
 
 T = TypeVar("T")
 UNORDERED = (str, bytes, bytearray, memoryview, Mapping, Set)
-"""Values that can be gone through and are no list of scores: their items are letters, keys, or in no order."""
+"""Values that can be gone through and are no list of scores: their items are letters, keys, or in
+no order.
+"""
 LARGEST = 1e15
-"""The largest size of a score: sums of squares of larger ones end beyond float32, in which training computes."""
+"""The largest size of a score: sums of squares of larger ones end beyond float32, in which training
+computes.
+"""
 
 TAKEN_PARTS = ("score", "proxy", "kl")
 """Columns that measurements have beside the parts of scores."""
 
 
 def in_parts(items: Sequence[T], size: int, joined: Callable[[T, T], bool]) -> list[list[T]]:
-    """The items in parts of at most `size`; neighbours that are `joined` stay together, so that a part may be longer."""
+    """The items in parts of at most `size`; neighbours that are `joined` stay together, so that a
+    part may be longer.
+    """
     groups: list[list[T]] = []
     for one in items:
         if groups and joined(groups[-1][-1], one):
@@ -44,11 +52,16 @@ def in_parts(items: Sequence[T], size: int, joined: Callable[[T, T], bool]) -> l
 
 def whole_groups(rollouts: Sequence[Rollout], size: int) -> list[list[Rollout]]:
     """The rollouts in parts of at most `size`; the answers to one prompt stay together."""
-    return in_parts(rollouts, size, lambda a, b: b.prompt_ids == a.prompt_ids and b.sample_index > a.sample_index)
+    return in_parts(
+        rollouts,
+        size,
+        lambda a, b: b.prompt_ids == a.prompt_ids and b.sample_index > a.sample_index,
+    )
 
 
 def scores_of(returned: Any, count: int, source: str = "the reward function") -> list[Score]:
-    """The scores of `count` answers in what a function returned: a list, an array or anything else that has an order.
+    """The scores of `count` answers in what a function returned: a list, an array or anything else
+    that has an order.
 
     Raises:
         RewardError: it is no such thing, or has another number of values.
@@ -62,7 +75,10 @@ def scores_of(returned: Any, count: int, source: str = "the reward function") ->
             raise RewardError(f"{source} returned one number, not a list of them: {each}")
         if returned.ndim > 1:
             shape = tuple(returned.shape)
-            raise RewardError(f"{source} returned a {type(returned).__name__} of shape {shape}, not a list of numbers: {each}")
+            raise RewardError(
+                f"{source} returned a {type(returned).__name__} of shape {shape}, "
+                f"not a list of numbers: {each}"
+            )
         returned = returned.tolist()
     values = list(islice(iter(returned), count + 1))
     if len(values) != count:
@@ -72,7 +88,9 @@ def scores_of(returned: Any, count: int, source: str = "the reward function") ->
 
 
 def as_score(value: Any, source: str = "the reward function") -> Score:
-    """What a function returned for one answer, as a score; text is no number, even where it could be read as one."""
+    """What a function returned for one answer, as a score; text is no number, even where it could
+    be read as one.
+    """
     if value is None:
         return Score(None, reason=f"{source} gave no score")
     try:
@@ -81,7 +99,9 @@ def as_score(value: Any, source: str = "the reward function") -> Score:
         return Score(None, reason=f"{source} returned {error}")
     except Exception as error:  # noqa: BLE001 - a user's object may raise anything
         kind, raised = type(value).__name__, redact(error_words(error))
-        return Score(None, reason=f"{source} returned a {kind} that cannot be read: it raised {raised}")
+        return Score(
+            None, reason=(f"{source} returned a {kind} that cannot be read: it raised {raised}")
+        )
 
 
 def _score(value: Any) -> Score | None:
@@ -94,13 +114,20 @@ def _score(value: Any) -> Score | None:
         return Score(_number(value))
     if value.value is None:
         return Score(None, reason=str(value.reason)) if value.reason else None
-    number, steps = _number(value.value), [(operator.index(end), _number(step)) for end, step in value.steps]
+    number, steps = (
+        _number(value.value),
+        [(operator.index(end), _number(step)) for end, step in value.steps],
+    )
     if not isinstance(value.parts, Mapping):
-        raise RewardError(f"a Score whose parts are a {type(value.parts).__name__}, not numbers by name")
+        raise RewardError(
+            f"a Score whose parts are a {type(value.parts).__name__}, not numbers by name"
+        )
     parts: dict[str, float] = {}
     for name, part in value.parts.items():
         if name in TAKEN_PARTS:
-            raise RewardError(f"a Score whose part is named {name!r}, as a column of the run is: rename the part")
+            raise RewardError(
+                f"a Score whose part is named {name!r}, as a column of the run is: rename the part"
+            )
         try:
             parts[str(name)] = _number(part)
         except RewardError as error:

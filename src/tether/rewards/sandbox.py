@@ -1,9 +1,11 @@
-"""A few worker processes for checks that may hang, crash or eat the memory: each is killed by its own id and replaced.
+"""A few worker processes for checks that may hang, crash or eat the memory: each is killed by its
+own id and replaced.
 
-Parent and worker exchange lines of JSON over pipes, nothing pickled. A worker is a fresh interpreter (never a fork of a process
-that holds torch and its threads), knows none of the parent's secrets by its environment, and ends when the parent's end of
-its pipe closes, however that happens. Time limits inside a library do not do this: they need the main thread and a
-cooperative callee, and arithmetic on huge numbers is neither. A worker is under rewards.guard before it sees a request.
+Parent and worker exchange lines of JSON over pipes, nothing pickled. A worker is a fresh
+interpreter (never a fork of a process that holds torch and its threads), knows none of the parent's
+secrets by its environment, and ends when the parent's end of its pipe closes, however that happens.
+Time limits inside a library do not do this: they need the main thread and a cooperative callee, and
+arithmetic on huge numbers is neither. A worker is under rewards.guard before it sees a request.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from tether.core.types import Json
 from tether.rewards.guard import OPEN_FILES, end_first, limit, restrict
 
 START_SECONDS = 120.0
-"""What a worker may take to import its libraries: minutes on a shared file system that is asked by many at once."""
+"""What a worker may take to import its libraries: minutes on a shared file system that is asked by
+many at once.
+"""
 OUT_OF_MEMORY = "out of memory"
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -50,11 +54,13 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     """Runs `check(**request)` in worker processes, which start when first needed.
 
     Args:
-        target: "module:factory"; every worker calls `factory(**settings)` once, and its result once a request.
+        target: "module:factory"; every worker calls `factory(**settings)` once, and its result once
+            a request.
         settings: JSON values.
         seconds: the limit of one check, by the clock; then its worker is killed.
         memory_mb: address space of a worker (not limited on macOS, whose kernel has no such limit).
-        guarded: False for a check that itself puts what it runs under a guard, in a process of its own (rewards.code).
+        guarded: False for a check that itself puts what it runs under a guard, in a process of its
+            own (rewards.code).
     """
 
     def __init__(
@@ -68,8 +74,23 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         guarded: bool = True,
     ) -> None:
         self.seconds = seconds
-        arguments = [target, json.dumps(dict(settings or {})), str(seconds), str(memory_mb), "guarded" if guarded else "open"]
-        command = [sys.executable, "-B", "-P", "-W", "ignore", "-m", "tether.rewards.sandbox", *arguments]
+        arguments = [
+            target,
+            json.dumps(dict(settings or {})),
+            str(seconds),
+            str(memory_mb),
+            "guarded" if guarded else "open",
+        ]
+        command = [
+            sys.executable,
+            "-B",
+            "-P",
+            "-W",
+            "ignore",
+            "-m",
+            "tether.rewards.sandbox",
+            *arguments,
+        ]
         self._workers = [_Worker(command) for _ in range(workers)]
 
     def __exit__(self, *_: object) -> None:
@@ -99,7 +120,9 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
 
         with ThreadPoolExecutor(len(self._workers)) as threads:
             try:
-                return list(threads.map(ask, [json.dumps(request).encode() + b"\n" for request in requests]))
+                return list(
+                    threads.map(ask, [json.dumps(request).encode() + b"\n" for request in requests])
+                )
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 for worker in self._workers:
@@ -110,7 +133,9 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
 
 
 class _Worker:
-    """One process at a time, which answers one request at a time; it starts when it is asked and none is there."""
+    """One process at a time, which answers one request at a time; it starts when it is asked and
+    none is there.
+    """
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command = command
@@ -132,10 +157,19 @@ class _Worker:
         return reply
 
     def _start(self) -> subprocess.Popen[Any]:
-        # Sets and their order depend on the hash seed: with a fixed one a generated task is the same in every process.
+        # Sets and their order depend on the hash seed: with a fixed one a generated task is the
+        # same in every process.
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | _ONE_THREAD
-        environment |= {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        pipes: Json = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
+        environment |= {
+            "PYTHONHASHSEED": "0",
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        }
+        pipes: Json = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "bufsize": 0,
+            "start_new_session": True,
+        }
         self.process = process = subprocess.Popen(self.command, env=environment, **pipes)
         greeting = self._reply(process, START_SECONDS)
         if greeting.failure:
@@ -155,14 +189,18 @@ class _Worker:
             chunk = os.read(process.stdout.fileno(), 1 << 20)
             if not chunk:
                 self.end()
-                return CheckResult(failure="died", detail=f"the checking process ended ({ending(process.returncode)})")
+                return CheckResult(
+                    failure="died",
+                    detail=(f"the checking process ended ({ending(process.returncode)})"),
+                )
             text += chunk
         return CheckResult(**json.loads(text))
 
     def kill(self) -> None:
         """End the process and all that it started; its thread closes the rest."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # it is over, and so is all that it started
+            # it is over, and so is all that it started
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
@@ -196,7 +234,12 @@ def ending(code: int) -> str:
 
 def _main() -> None:
     """The worker: make the check, say so, and answer requests until there are no more."""
-    target, settings, seconds, memory_mb = sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+    target, settings, seconds, memory_mb = (
+        sys.argv[1],
+        json.loads(sys.argv[2]),
+        float(sys.argv[3]),
+        int(sys.argv[4]),
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     logging.disable()
     end_first()
@@ -210,7 +253,8 @@ def _main() -> None:
         restrict()
     replies.write(b"{}\n")
     for line in sys.stdin.buffer:
-        # Nobody is left to kill a hanging check when the parent was killed itself; then the kernel does.
+        # Nobody is left to kill a hanging check when the parent was killed itself; then the kernel
+        # does.
         limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds) + 1)
         reply, alive = _reply(check, json.loads(line))
         replies.write(json.dumps(reply).encode() + b"\n")

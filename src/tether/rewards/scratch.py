@@ -1,10 +1,14 @@
-"""The folder in which a checked program may write, bounded by the kernel where the kernel allows it.
+"""The folder in which a checked program may write, bounded by the kernel where the kernel allows
+it.
 
-First line: a tmpfs of a fixed size and number of files, mounted over the folder in a mount namespace of the program's own process
-(https://man7.org/linux/man-pages/man7/mount_namespaces.7.html, https://docs.kernel.org/filesystems/tmpfs.html). A file that is
-removed and still held counts there. It takes the right to mount, which root has, or a user namespace.
+First line: a tmpfs of a fixed size and number of files, mounted over the folder in a mount
+namespace of the program's own process
+(https://man7.org/linux/man-pages/man7/mount_namespaces.7.html,
+https://docs.kernel.org/filesystems/tmpfs.html). A file that is removed and still held counts there.
+It takes the right to mount, which root has, or a user namespace.
 
-Second line, where the first cannot be had: the parent measures the folder and the removed files that the process holds.
+Second line, where the first cannot be had: the parent measures the folder and the removed files
+that the process holds.
 """
 
 from __future__ import annotations
@@ -19,13 +23,17 @@ from pathlib import Path
 FILES, THREADS = 1024, 512
 """Files and threads that a program may have at a time."""
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
-_PRIVATE, _HARMLESS = 1 << 18 | 1 << 14, 1 << 1 | 1 << 2 | 1 << 3  # MS_PRIVATE, of all below; MS_NOSUID, MS_NODEV, MS_NOEXEC
+# MS_PRIVATE, of all below; MS_NOSUID, MS_NODEV, MS_NOEXEC
+_PRIVATE, _HARMLESS = 1 << 18 | 1 << 14, 1 << 1 | 1 << 2 | 1 << 3
 _MEMORY = "VmRSS", "VmSwap", "VmPTE"
-"""Memory of a process: pages, those that were swapped out, and the tables of pages, which no limit of the kernel bounds."""
+"""Memory of a process: pages, those that were swapped out, and the tables of pages, which no limit
+of the kernel bounds.
+"""
 
 
 def confine(folder: str, num_bytes: int) -> bool:
-    """Mount a tmpfs of `num_bytes` and `FILES` files over `folder`, for this process alone; True if that worked.
+    """Mount a tmpfs of `num_bytes` and `FILES` files over `folder`, for this process alone; True if
+    that worked.
 
     The trap: the process must have one thread.
     """
@@ -41,7 +49,9 @@ def confine(folder: str, num_bytes: int) -> bool:
 
 
 def _with_own_users(library: ctypes.CDLL) -> bool:
-    """Mounts and users of this process's own, where it stays who it is; for those who may not mount."""
+    """Mounts and users of this process's own, where it stays who it is; for those who may not
+    mount.
+    """
     user, group = os.geteuid(), os.getegid()
     if library.unshare(_NEW_MOUNTS | _NEW_USER) != 0:
         return False
@@ -90,11 +100,17 @@ def _is_mounted(process: int, folder: str) -> bool:
 def _state(process: int) -> dict[str, int]:
     """The numbers of a process's state, memory in KB; none where the system has no /proc."""
     try:
-        lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (
+            Path(f"/proc/{process}/status")
+            .read_text(encoding="utf-8", errors="replace")
+            .splitlines()
+        )
     except OSError:
         return {}
     fields = (line.replace(":", " ", 1).split() for line in lines)
-    return {words[0]: int(words[1]) for words in fields if len(words) in (2, 3) and words[1].isdecimal()}
+    return {
+        words[0]: int(words[1]) for words in fields if len(words) in (2, 3) and words[1].isdecimal()
+    }
 
 
 def _held(process: int, file_bytes: int) -> int:
@@ -108,8 +124,11 @@ def _held(process: int, file_bytes: int) -> int:
                     open_files[os.minor(status.st_dev), status.st_ino] = status.st_blocks * 512
     mapped: set[tuple[int, int]] = set()
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (
+            Path(f"/proc/{process}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
             fields = line.split(maxsplit=5)
-            if line.endswith("(deleted)") and not fields[-1].startswith(("/dev/zero", "/SYSV")):  # memory, which RLIMIT_AS bounds
+            # memory, which RLIMIT_AS bounds
+            if line.endswith("(deleted)") and not fields[-1].startswith(("/dev/zero", "/SYSV")):
                 mapped.add((int(fields[3].partition(":")[2], 16), int(fields[4])))
     return sum(open_files.values()) + file_bytes * len(mapped - open_files.keys())

@@ -1,7 +1,9 @@
-"""A small process that ends this one where a user's function holds the interpreter's lock far beyond its time limit.
+"""A small process that ends this one where a user's function holds the interpreter's lock far
+beyond its time limit.
 
-A regular expression that backtracks, or a sum of 10**12 numbers, gives no other thread a turn: neither the time limit nor Ctrl-C
-can act then. What was saved stays, and the sentence on standard error names the function.
+A regular expression that backtracks, or a sum of 10**12 numbers, gives no other thread a turn:
+neither the time limit nor Ctrl-C can act then. What was saved stays, and the sentence on standard
+error names the function.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from collections.abc import Iterator
 GRACE = 30.0
 """Seconds after the time limit in which the thread that waits for a call has to get a turn."""
 WORDS = (
-    "tether: {source} has held Python's interpreter for {seconds:.0f} s, and nothing can stop such a call. The run ends here. "
-    "A regular expression that backtracks is a usual cause. Mend the function and start the same command again: it goes on from "
+    "tether: {source} has held Python's interpreter for {seconds:.0f} s, and nothing can stop "
+    "such a call. The run ends here. "
+    "A regular expression that backtracks is a usual cause. Mend the function and start the same "
+    "command again: it goes on from "
     "the last checkpoint"
 )
 PROGRAM = """
@@ -47,7 +51,9 @@ while True:
             os.kill(parent, signal.SIGKILL)
             break
 """
-"""Time is counted in turns of its own, so that what stops both processes for a while, as Ctrl-Z does, is not counted."""
+"""Time is counted in turns of its own, so that what stops both processes for a while, as Ctrl-Z
+does, is not counted.
+"""
 
 
 class Sentinel:
@@ -72,7 +78,10 @@ class Sentinel:
             return
         if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
             command = (sys.executable, "-I", "-S", "-c", PROGRAM, str(os.getpid()))
-            self.process, self.owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL), os.getpid()
+            self.process, self.owner = (
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL),
+                os.getpid(),
+            )
         pipe = self.process.stdin
         assert pipe is not None
         with contextlib.suppress(OSError):  # it was killed: the next call starts another

@@ -1,7 +1,9 @@
-"""A reward that servers work out: responses go out in batches, scores come back, from whichever server is able.
+"""A reward that servers work out: responses go out in batches, scores come back, from whichever
+server is able.
 
-A server works on one batch at a time; a few more wait there, and the rest here, so that a slow reward holds up its step and
-fills no queue. A batch with which several servers in turn end, hang or talk nonsense is given up: its scores have failed.
+A server works on one batch at a time; a few more wait there, and the rest here, so that a slow
+reward holds up its step and fills no queue. A batch with which several servers in turn end, hang or
+talk nonsense is given up: its scores have failed.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ class RewardServersConfig(ServersConfig):
 
     prefix: ClassVar[str] = "reward"
     batch: int = Field(default=8, ge=1, description="responses a request")
-    waiting: int = Field(default=2, ge=1, description="requests at a server at once: it works on one, the others are there")
+    waiting: int = Field(
+        default=2,
+        ge=1,
+        description=("requests at a server at once: it works on one, the others are there"),
+    )
 
 
 class ServedReward:
@@ -51,7 +57,14 @@ class ServedReward:
         RunError: no server starts.
     """
 
-    def __init__(self, name: str, servers: Servers | None, config: RewardServersConfig, folder: Path, digest: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        servers: Servers | None,
+        config: RewardServersConfig,
+        folder: Path,
+        digest: str,
+    ) -> None:
         self.name, self.batch, self.digest = name, config.batch, digest
         self.pool: Any = None
         if servers is None:
@@ -67,7 +80,10 @@ class ServedReward:
     def _prepare(self, name: str, task: str) -> None:
         held = self.pool.get(name, "/v1/reward")["digest"]
         if held != self.digest:
-            raise RefusedError(f"it scores by other settings ({held}) than this run ({self.digest}): give it this run's recipe")
+            raise RefusedError(
+                f"it scores by other settings ({held}) than this run "
+                f"({self.digest}): give it this run's recipe"
+            )
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """See core.protocols.RewardSource.
@@ -80,15 +96,25 @@ class ServedReward:
         single = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
         parts = whole_groups(rollouts, size) if self.name == "function" else single
         try:
-            bodies = [json.dumps({"rollouts": ROLLOUTS.dump_python(part, mode="json")}).encode() for part in parts]
+            bodies = [
+                json.dumps({"rollouts": ROLLOUTS.dump_python(part, mode="json")}).encode()
+                for part in parts
+            ]
         except ValueError as error:
-            raise ConfigError(f"reward_servers get prompts as JSON, and metadata of these is none: {error}") from None
-        futures = [self.pool.senders.submit(self._ask, body, len(part)) for body, part in zip(bodies, parts, strict=True)]
+            raise ConfigError(
+                f"reward_servers get prompts as JSON, and metadata of these is none: {error}"
+            ) from None
+        futures = [
+            self.pool.senders.submit(self._ask, body, len(part))
+            for body, part in zip(bodies, parts, strict=True)
+        ]
         return [score for future in futures for score in future.result()]
 
     def _ask(self, body: bytes, count: int) -> list[Score]:
         def score(name: str) -> list[Score]:
-            scores = SCORES.validate_python(self.pool.post(name, "/v1/score", body).json()["scores"])
+            scores = SCORES.validate_python(
+                self.pool.post(name, "/v1/score", body).json()["scores"]
+            )
             if len(scores) != count:
                 raise ValueError(f"{len(scores)} scores for {count} responses")
             return scores
@@ -99,8 +125,12 @@ class ServedReward:
             return [Score(None, reason=f"reward servers: {error}")] * count
 
 
-def reward_server(source: RewardSource, digest: str, address: tuple[str, int], token: str | None = None) -> JsonServer:
-    """A server that scores by this source, one request after the other; `serve_forever` makes it answer. See JsonServer."""
+def reward_server(
+    source: RewardSource, digest: str, address: tuple[str, int], token: str | None = None
+) -> JsonServer:
+    """A server that scores by this source, one request after the other; `serve_forever` makes it
+    answer. See JsonServer.
+    """
     turn = threading.Lock()
 
     def score(body: Json) -> Answer:

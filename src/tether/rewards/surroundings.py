@@ -1,7 +1,9 @@
-"""The state of the process that a user's function may change: the run has its own, and the function its own.
+"""The state of the process that a user's function may change: the run has its own, and the function
+its own.
 
-What a call changes is put back when the call ends, so that the run computes the same numbers as with a function that changes
-nothing. The function finds at its next call what it left: a folder, random numbers, a default dtype.
+What a call changes is put back when the call ends, so that the run computes the same numbers as
+with a function that changes nothing. The function finds at its next call what it left: a folder,
+random numbers, a default dtype.
 """
 
 from __future__ import annotations
@@ -20,17 +22,24 @@ from tether.core.once import once
 from tether.core.stopping import LEFT_BEHIND
 from tether.rewards.facets import FACETS, STREAMS, THREADS, Facet
 
-CHANGED = "%s changed %s. The run has its own again after each call, and the numbers of the run are the same."
+CHANGED = (
+    "%s changed %s. The run has its own again after each call, and the numbers of the run "
+    "are the same."
+)
 _LOG = logging.getLogger("tether.rewards")
 _LEFT: dict[str, object] = {}
-"""What the functions of this process left that is not the run's, by the facet's name: the next call begins with these values."""
+"""What the functions of this process left that is not the run's, by the facet's name: the next call
+begins with these values.
+"""
 
 _NAMED: set[tuple[str, str]] = set()
 """Functions and facets that a warning has named."""
 
 
 def _read() -> dict[str, object]:
-    """All facets; one that cannot be read, such as a working directory that was deleted, is left out."""
+    """All facets; one that cannot be read, such as a working directory that was deleted, is left
+    out.
+    """
     values: dict[str, object] = {}
     for facet in FACETS:
         with contextlib.suppress(Exception, SystemExit):
@@ -39,9 +48,11 @@ def _read() -> dict[str, object]:
 
 
 class Surroundings:
-    """A block in which a user's code runs: afterwards everything that it changed is the run's again, and a warning names it once.
+    """A block in which a user's code runs: afterwards everything that it changed is the run's
+    again, and a warning names it once.
 
-    Within the block `os._exit` raises SystemExit in this process, since it would end the run with any code and no word.
+    Within the block `os._exit` raises SystemExit in this process, since it would end the run with
+    any code and no word.
 
     Args:
         source: the words for the code, such as "the reward function kindness (rewards.py)".
@@ -57,7 +68,10 @@ class Surroundings:
         self.inside: dict[str, object] = {}
 
     def __enter__(self) -> Surroundings:
-        self.copies, self.threads = [_copied(number) for number in range(3)], set(threading.enumerate())
+        self.copies, self.threads = (
+            [_copied(number) for number in range(3)],
+            set(threading.enumerate()),
+        )
         self.before = _read()
         for facet in FACETS:
             if facet.name in _LEFT:
@@ -77,14 +91,31 @@ class Surroundings:
         """Note, in another thread in which the code ran, what that thread has for itself."""
         self.inside = {THREADS: torch.get_num_threads()}
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         os._exit = self.end
-        LEFT_BEHIND.update(thread for thread in set(threading.enumerate()) - self.threads if thread.name != self.source)
-        changed = [STREAMS] if [number for number in range(3) if _put_back(number, self.copies[number])] else []
+        LEFT_BEHIND.update(
+            thread
+            for thread in set(threading.enumerate()) - self.threads
+            if thread.name != self.source
+        )
+        changed = (
+            [STREAMS]
+            if [number for number in range(3) if _put_back(number, self.copies[number])]
+            else []
+        )
         after = {**_read(), **self.inside}
         for facet in FACETS:
             name = facet.name
-            if _differs(facet, after, self.begins) and name not in self.silent and name not in changed:
+            if (
+                _differs(facet, after, self.begins)
+                and name not in self.silent
+                and name not in changed
+            ):
                 changed.append(name)
             if not _differs(facet, after, self.before):
                 _LEFT.pop(name, None)
@@ -108,7 +139,9 @@ def _copied(number: int) -> int:
 
 
 def _put_back(number: int, copy: int) -> bool:
-    """Let a descriptor be again what its copy is, and close the copy; True where that was needed."""
+    """Let a descriptor be again what its copy is, and close the copy; True where that was
+    needed.
+    """
     if copy < 0:
         return False
     try:
@@ -124,7 +157,9 @@ def _put_back(number: int, copy: int) -> bool:
 
 def _differs(facet: Facet, one: Mapping[str, object], other: Mapping[str, object]) -> bool:
     there = facet.name in one, facet.name in other
-    return there[0] != there[1] or (all(there) and not facet.same(one[facet.name], other[facet.name]))
+    return there[0] != there[1] or (
+        all(there) and not facet.same(one[facet.name], other[facet.name])
+    )
 
 
 def _write(facet: Facet, value: object) -> None:
@@ -132,7 +167,12 @@ def _write(facet: Facet, value: object) -> None:
     try:
         facet.write(value)
     except Exception as error:  # noqa: BLE001 - the state of a process fails in many ways
-        once(_LOG.warning, "%s cannot be put back after a call of a user's function: %s", facet.name, type(error).__name__)
+        once(
+            _LOG.warning,
+            "%s cannot be put back after a call of a user's function: %s",
+            facet.name,
+            type(error).__name__,
+        )
 
 
 def _listed(names: list[str]) -> str:

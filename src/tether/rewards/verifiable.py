@@ -1,8 +1,9 @@
 r"""Rewards that need no model: the answer in a response is checked against the known one.
 
-The known answer travels in `Prompt.metadata["answer"]`; for a reasoning-gym task `metadata` also holds `task`, `config` and
-`entry`. `problem_prompt` and `reasoning_gym_prompts` make such prompts. A wrong answer, or none, scores 0; a check that failed
-(too slow, crashed, a known answer that cannot be read) scores None.
+The known answer travels in `Prompt.metadata["answer"]`; for a reasoning-gym task `metadata` also
+holds `task`, `config` and `entry`. `problem_prompt` and `reasoning_gym_prompts` make such prompts.
+A wrong answer, or none, scores 0; a check that failed (too slow, crashed, a known answer that
+cannot be read) scores None.
 """
 
 from __future__ import annotations
@@ -50,10 +51,14 @@ FORMATS = {
 """Whole responses, outer white space aside: each mark stands exactly once."""
 CODE_GRACE = 5.0
 PACKAGES = {"math": "math-verify", "gsm8k": "math-verify", "reasoning-gym": "reasoning-gym"}
-ANSWER_TAG_INSTRUCTION = "Write your final answer, and nothing else, between <answer> and </answer>."
+ANSWER_TAG_INSTRUCTION = (
+    "Write your final answer, and nothing else, between <answer> and </answer>."
+)
 
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_PHRASE = re.compile(r"(?:\banswer\s*[*_]*\s*(?:is|[:=])|^A:)[\s:*_]*(\S[^\n]*)", re.IGNORECASE | re.MULTILINE)
+_PHRASE = re.compile(
+    r"(?:\banswer\s*[*_]*\s*(?:is|[:=])|^A:)[\s:*_]*(\S[^\n]*)", re.IGNORECASE | re.MULTILINE
+)
 _EDGES = re.compile(r"^(?:[\s*]|\\[ ,;!])+|(?:[\s*.]|\\[ ,;!]|\\$)+$")
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d)|\s*/\s*\d+)?")
 
@@ -64,18 +69,25 @@ class VerifiableConfig(Config):
     kind: Kind = Field(description="of the check")
     answer_in: tuple[Mark, ...] = Field(
         default=(),
-        description="marks of the answer, the first that is found counts; empty: those of the kind (and the tag first, "
+        description="marks of the answer, the first that is found counts; empty: those of the "
+        "kind (and the tag first, "
         "with format = 'think-answer')",
     )
-    tolerance: float = Field(default=1e-6, ge=0, description="numeric: |answer - known| <= tolerance * max(1, |known|)")
-    credit: Literal["all", "share"] = Field(default="all", description="code: 1 for all tests met or 0, or the share of them")
+    tolerance: float = Field(
+        default=1e-6, ge=0, description=("numeric: |answer - known| <= tolerance * max(1, |known|)")
+    )
+    credit: Literal["all", "share"] = Field(
+        default="all", description=("code: 1 for all tests met or 0, or the share of them")
+    )
     format: Literal["think-answer", "boxed", "hashes"] | None = Field(
         default=None, description="what the whole response has to look like"
     )
     format_pattern: str | None = Field(
         default=None, description="a regular expression for the whole response; . matches new lines"
     )
-    format_weight: float = Field(default=0.1, gt=0, description="share of the reward that the format earns")
+    format_weight: float = Field(
+        default=0.1, gt=0, description=("share of the reward that the format earns")
+    )
     time_limit: float = Field(default=5.0, gt=0, description="seconds a check")
     workers: int = Field(default=2, ge=1, description="processes that check")
     memory_mb: int = Field(default=1024, ge=256, description="of each worker")
@@ -84,10 +96,15 @@ class VerifiableConfig(Config):
         if self.format is not None and self.format_pattern is not None:
             yield "format and format_pattern are two ways to say the same; remove one"
         if self.pattern is None:
-            yield from self.idle("format_weight", because="without a format; remove it, or set format or format_pattern")
+            yield from self.idle(
+                "format_weight",
+                because=("without a format; remove it, or set format or format_pattern"),
+            )
         for name, kind in (("tolerance", "numeric"), ("credit", "code")):
             if self.kind != kind:
-                yield from self.idle(name, because=f"with kind = {self.kind!r}; remove it or choose {kind!r}")
+                yield from self.idle(
+                    name, because=(f"with kind = {self.kind!r}; remove it or choose {kind!r}")
+                )
         try:
             re.compile(self.pattern or "")
         except re.error as error:
@@ -99,7 +116,9 @@ class VerifiableConfig(Config):
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        tagged: tuple[Mark, ...] = ("tag",) if self.format == "think-answer" and self.kind != "reasoning-gym" else ()
+        tagged: tuple[Mark, ...] = (
+            ("tag",) if self.format == "think-answer" and self.kind != "reasoning-gym" else ()
+        )
         return self.answer_in or (*tagged, *MARKS[self.kind])
 
 
@@ -110,10 +129,11 @@ _Check = tuple[Json, Callable[[Any], _Outcome]]
 
 
 class VerifiableReward(AbstractContextManager["VerifiableReward"]):
-    """Speaks core.protocols.RewardSource: 1 for the known answer, 0 otherwise, plus `format_weight` for the format.
+    """Speaks core.protocols.RewardSource: 1 for the known answer, 0 otherwise, plus `format_weight`
+    for the format.
 
-    Parts: `correct` (reasoning-gym: the task's own score, from 0 to 1) and, with a format, `format` (0 or 1).
-    Close it after use; its worker processes also end with this one.
+    Parts: `correct` (reasoning-gym: the task's own score, from 0 to 1) and, with a format, `format`
+    (0 or 1). Close it after use; its worker processes also end with this one.
 
     Raises:
         ConfigError: the kind needs a package that is not installed.
@@ -125,13 +145,29 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
         if config.kind in PACKAGES:
             require(PACKAGES[config.kind], f"verifiable.kind = {config.kind!r}", "verify")
         self.config = config
-        settings = {"kind": config.kind, "marks": config.marks, "pattern": config.pattern, "tolerance": config.tolerance}
-        limits: Json = {"workers": config.workers, "seconds": config.time_limit, "memory_mb": config.memory_mb}
+        settings = {
+            "kind": config.kind,
+            "marks": config.marks,
+            "pattern": config.pattern,
+            "tolerance": config.tolerance,
+        }
+        limits: Json = {
+            "workers": config.workers,
+            "seconds": config.time_limit,
+            "memory_mb": config.memory_mb,
+        }
         if config.kind == "code":  # a program's time is up before its worker's is
             limits |= {"seconds": config.time_limit + CODE_GRACE, "guarded": False}
             if missing := code.missing_guards():
-                once(_LOG.warning, "Programs run with fewer guards (docs/safety.md says which): this machine lacks %s.", missing)
-            self._sandbox = Sandbox("tether.rewards.code:make_runner", {"seconds": config.time_limit}, **limits)
+                once(
+                    _LOG.warning,
+                    "Programs run with fewer guards (docs/safety.md says which): "
+                    "this machine lacks %s.",
+                    missing,
+                )
+            self._sandbox = Sandbox(
+                "tether.rewards.code:make_runner", {"seconds": config.time_limit}, **limits
+            )
         else:
             self._sandbox = Sandbox("tether.rewards.verifiable:make_check", settings, **limits)
 
@@ -146,20 +182,39 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
         """
         checks = [self._check(rollout) for rollout in rollouts]
         replies = self._sandbox.run([request for request, _ in checks])
-        return [self._score(reply, outcome) for reply, (_, outcome) in zip(replies, checks, strict=True)]
+        return [
+            self._score(reply, outcome) for reply, (_, outcome) in zip(replies, checks, strict=True)
+        ]
 
     def _check(self, rollout: Rollout) -> _Check:
         if self.config.kind != "code":
-            needed = ("answer", "task", "config", "entry") if self.config.kind == "reasoning-gym" else ("answer",)
-            return {"text": rollout.text, **_metadata(rollout.prompt, needed)}, lambda result: result
-        tests = code.read_tests(rollout.prompt.metadata.get("tests") or _metadata(rollout.prompt, ("answer",))["answer"])
+            needed = (
+                ("answer", "task", "config", "entry")
+                if self.config.kind == "reasoning-gym"
+                else ("answer",)
+            )
+            return {
+                "text": rollout.text,
+                **_metadata(rollout.prompt, needed),
+            }, lambda result: result
+        tests = code.read_tests(
+            rollout.prompt.metadata.get("tests") or _metadata(rollout.prompt, ("answer",))["answer"]
+        )
         program = find_answer(rollout.text, self.config.marks)
-        return code.request(program or "", tests), partial(self._program_outcome, rollout.text, program, tests)
+        return code.request(program or "", tests), partial(
+            self._program_outcome, rollout.text, program, tests
+        )
 
     def _program_outcome(
-        self, text: str, program: str | None, tests: Sequence[code.CodeTest], outcomes: Sequence[Sequence[Any]]
+        self,
+        text: str,
+        program: str | None,
+        tests: Sequence[code.CodeTest],
+        outcomes: Sequence[Sequence[Any]],
     ) -> _Outcome:
-        """A program that hangs, dies or fails its tests is wrong (0); None is left for a worker that could not run it."""
+        """A program that hangs, dies or fails its tests is wrong (0); None is left for a worker
+        that could not run it.
+        """
         share, reason = code.verdicts(tests, outcomes)
         correct = share if self.config.credit == "share" else float(share == 1.0)
         if program is None:
@@ -170,18 +225,28 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
         if reply.failure:
             return Score(None, reason=f"the check {reply.failure}: {reply.detail}")
         parts, reason = outcome(reply.result)
-        return Score(parts["correct"] + self.config.format_weight * parts.get("format", 0.0), parts, reason)
+        return Score(
+            parts["correct"] + self.config.format_weight * parts.get("format", 0.0), parts, reason
+        )
 
 
 def problem_prompt(problem: Problem) -> Prompt:
     """The prompt of a problem, its answer in `metadata["answer"]`."""
-    return Prompt(problem.prompt, problem.id, {**problem.metadata, "answer": problem.answer}, problem.row)
+    return Prompt(
+        problem.prompt, problem.id, {**problem.metadata, "answer": problem.answer}, problem.row
+    )
 
 
 def reasoning_gym_prompts(
-    task: str, size: int, seed: int = 0, config: Mapping[str, Any] | None = None, *, system: str = ANSWER_TAG_INSTRUCTION
+    task: str,
+    size: int,
+    seed: int = 0,
+    config: Mapping[str, Any] | None = None,
+    *,
+    system: str = ANSWER_TAG_INSTRUCTION,
 ) -> list[Prompt]:
-    """Prompts of a reasoning-gym task, the same in every process for the same arguments and version of that library.
+    """Prompts of a reasoning-gym task, the same in every process for the same arguments and version
+    of that library.
 
     Args:
         config: the task's own settings.
@@ -193,15 +258,28 @@ def reasoning_gym_prompts(
     """
     require("reasoning-gym", "a reasoning-gym task", "verify")
     whole = {"size": size, "seed": seed, **(config or {})}
-    with Sandbox("tether.rewards.verifiable:make_entry_maker", workers=1, seconds=60.0, memory_mb=4096) as sandbox:
-        replies = sandbox.run([{"task": task, "config": whole, "index": index} for index in range(size)])
+    with Sandbox(
+        "tether.rewards.verifiable:make_entry_maker", workers=1, seconds=60.0, memory_mb=4096
+    ) as sandbox:
+        replies = sandbox.run(
+            [{"task": task, "config": whole, "index": index} for index in range(size)]
+        )
     prompts = []
     for index, reply in enumerate(replies):
         if reply.failure:
-            raise DataError(f"reasoning-gym task {task!r}, entry {index}, config {whole}: {reply.failure}: {reply.detail}")
+            raise DataError(
+                f"reasoning-gym task {task!r}, entry {index}, config {whole}: "
+                f"{reply.failure}: {reply.detail}"
+            )
         question, answer, entry = reply.result
         messages = ((Message("system", system),) if system else ()) + (user(question),)
-        prompts.append(Prompt(messages, f"{task}-{index}", {"answer": answer, "task": task, "config": whole, "entry": entry}))
+        prompts.append(
+            Prompt(
+                messages,
+                f"{task}-{index}",
+                {"answer": answer, "task": task, "config": whole, "entry": entry},
+            )
+        )
     return prompts
 
 
@@ -209,7 +287,8 @@ def _metadata(prompt: Prompt, needed: Sequence[str]) -> Json:
     missing = [name for name in needed if name not in prompt.metadata]
     if missing:
         raise DataError(
-            f"prompt {prompt.id or prompt.text[:40]!r} has no metadata {', '.join(missing)}, which its check needs. "
+            f"prompt {prompt.id or prompt.text[:40]!r} has no metadata {', '.join(missing)}, "
+            "which its check needs. "
             "Make prompts with problem_prompt or reasoning_gym_prompts (tether.rewards.verifiable)."
         )
     return {name: prompt.metadata[name] for name in needed}
@@ -217,13 +296,19 @@ def _metadata(prompt: Prompt, needed: Sequence[str]) -> Json:
 
 def _format_part(pattern: str | None, text: str) -> dict[str, float]:
     """The part of a score for following a regular expression as a whole; nothing without one."""
-    return {} if pattern is None else {"format": float(re.fullmatch(pattern, text.strip(), re.DOTALL) is not None)}
+    return (
+        {}
+        if pattern is None
+        else {"format": float(re.fullmatch(pattern, text.strip(), re.DOTALL) is not None)}
+    )
 
 
 # What follows runs in the workers.
 
 
-def make_check(kind: str, marks: Sequence[str], pattern: str | None, tolerance: float) -> Callable[..., _Outcome]:
+def make_check(
+    kind: str, marks: Sequence[str], pattern: str | None, tolerance: float
+) -> Callable[..., _Outcome]:
     """The check of one response: `text`, and what its prompt carries, to parts and a reason."""
     judge: Callable[..., float] = {
         "math": same_mathematics,
@@ -233,21 +318,28 @@ def make_check(kind: str, marks: Sequence[str], pattern: str | None, tolerance: 
         "reasoning-gym": score_entry,
     }[kind]
     if kind in PACKAGES:
-        importlib.import_module(PACKAGES[kind].replace("-", "_"))  # now: a check's time is for the check
+        # now: a check's time is for the check
+        importlib.import_module(PACKAGES[kind].replace("-", "_"))
 
     def check(text: str, **metadata: Any) -> _Outcome:
         given = find_answer(text, marks)
         correct = 0.0 if given is None else float(judge(given, **metadata))
         if not math.isfinite(correct):
             raise ValueError(f"the task's scorer returned {correct}")
-        reason = f"no answer found (looked for: {', '.join(marks)})" if given is None else f"answered {given[:80]!r}"
+        reason = (
+            f"no answer found (looked for: {', '.join(marks)})"
+            if given is None
+            else f"answered {given[:80]!r}"
+        )
         return {"correct": correct, **_format_part(pattern, text)}, "" if correct >= 1 else reason
 
     return check
 
 
 def find_answer(text: str, marks: Sequence[str]) -> str | None:
-    """The answer at the first of these marks that occurs; of a mark that occurs more than once, the last."""
+    """The answer at the first of these marks that occurs; of a mark that occurs more than once, the
+    last.
+    """
     return next((answer for mark in marks if (answer := _FINDERS[mark](text)) is not None), None)
 
 
@@ -290,7 +382,9 @@ def _tidy(answer: str) -> str:
 
 
 def parsed_number(text: str) -> Fraction | None:
-    """The first number after the last equals sign: 1,000 and -$5 and .5 and 3/4 and 1e-3, whatever unit follows."""
+    """The first number after the last equals sign: 1,000 and -$5 and .5 and 3/4 and 1e-3, whatever
+    unit follows.
+    """
     match = _NUMBER.search(_plain(_tidy(text)).rpartition("=")[2])
     try:
         return Fraction(re.sub(r"[,\s]", "", match[0])) if match else None
@@ -312,7 +406,9 @@ def same_gsm8k(given: str, answer: Any) -> float:
 
 
 def same_mathematics(given: str, answer: Any) -> float:
-    """Equal as written, or in the judgement of math-verify (https://github.com/huggingface/Math-Verify)."""
+    """Equal as written, or in the judgement of math-verify
+    (https://github.com/huggingface/Math-Verify).
+    """
     given, right = _tidy(given), _tidy(str(answer))
     if given == right:
         return 1.0
@@ -321,23 +417,35 @@ def same_mathematics(given: str, answer: Any) -> float:
     meanings = _meanings(right)
     if not meanings:
         raise ValueError(f"math-verify cannot read the known answer {right!r:.80}")
-    return float(verify(list(meanings), list(_meanings(given)), timeout_seconds=None, raise_on_error=True))
+    return float(
+        verify(list(meanings), list(_meanings(given)), timeout_seconds=None, raise_on_error=True)
+    )
 
 
 @lru_cache(maxsize=512)
 def _meanings(latex: str) -> tuple[Any, ...]:
-    r"""The expressions in a LaTeX text; math-verify's other readings (the text itself, some number in it) say too little.
+    r"""The expressions in a LaTeX text; math-verify's other readings (the text itself, some number
+    in it) say too little.
 
     With them `\frac \pi4 + 2 - \sqrt2` reads as 2.
     """
     from math_verify import LatexExtractionConfig, parse
 
     untimed: Any = None  # which its signature does not know: the worker's own limit holds
-    return tuple(parse(rf"\boxed{{{latex}}}", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=untimed))
+    return tuple(
+        parse(
+            rf"\boxed{{{latex}}}",
+            [LatexExtractionConfig()],
+            fallback_mode="no_fallback",
+            parsing_timeout=untimed,
+        )
+    )
 
 
 def score_entry(given: str, answer: Any, task: str, config: dict[str, Any], entry: str) -> float:
-    """The task's own score of an answer. A scorer that raises on this answer, but not on the known one, met a wrong answer."""
+    """The task's own score of an answer. A scorer that raises on this answer, but not on the known
+    one, met a wrong answer.
+    """
     dataset, original = _dataset(task, json.dumps(config)), ast.literal_eval(entry)
     try:
         return dataset.score_answer(given, original)
@@ -356,7 +464,9 @@ def _dataset(task: str, config: str) -> Any:
 
 
 def make_entry_maker() -> Callable[..., tuple[str, Any, str]]:
-    """Entries as Python literals: JSON has no tuples, and scorers that compare tuples would call every answer wrong."""
+    """Entries as Python literals: JSON has no tuples, and scorers that compare tuples would call
+    every answer wrong.
+    """
     import numpy
     import reasoning_gym  # noqa: F401  (now: an entry's time is for the entry)
 

@@ -1,8 +1,10 @@
-"""An engine that is asked for the next steps' samples while a step learns: overlap with a bound on how old weights may be.
+"""An engine that is asked for the next steps' samples while a step learns: overlap with a bound on
+how old weights may be.
 
-The samples of step `t` are drawn with the weights that were new at the beginning of step `t - max_staleness`, whatever takes how
-long. So a run depends on its settings alone, no answer is preferred for being short, and what is under way when a checkpoint is
-written is waited for and saved with it: nothing is lost and nothing drawn twice.
+The samples of step `t` are drawn with the weights that were new at the beginning of step `t -
+max_staleness`, whatever takes how long. So a run depends on its settings alone, no answer is
+preferred for being short, and what is under way when a checkpoint is written is waited for and
+saved with it: nothing is lost and nothing drawn twice.
 """
 
 from __future__ import annotations
@@ -26,30 +28,52 @@ class BeginningEngine(Engine, Protocol):
     """An engine that goes on sampling while its caller does something else."""
 
     def begin(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int, ordinals: Sequence[int]
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        num_samples: int,
+        seed: int,
+        ordinals: Sequence[int],
     ) -> Callable[[], list[RolloutGroup]]:
         """Ask for samples with the weights of now; what comes back waits for them."""
         ...
 
 
 class AheadEngine:
-    """Speaks core.protocols.OrderingEngine: servers sample while the learner learns; an engine in this process samples at once.
+    """Speaks core.protocols.OrderingEngine: servers sample while the learner learns; an engine in
+    this process samples at once.
 
     Args:
-        max_staleness: updates that may lie between the weights that sample and those that learn from the samples; 1 or more.
+        max_staleness: updates that may lie between the weights that sample and those that learn
+            from the samples; 1 or more.
     """
 
     def __init__(self, engine: Engine, max_staleness: int) -> None:
-        self.engine, self.max_staleness, self.policy_version = engine, max_staleness, engine.policy_version
+        self.engine, self.max_staleness, self.policy_version = (
+            engine,
+            max_staleness,
+            engine.policy_version,
+        )
         self.orders: dict[int, tuple[Sequence[int], Callable[[], list[RolloutGroup]]]] = {}
-        """By the number of a step: the places of its prompts in the run, and what gives their samples, waiting for them once."""
+        """By the number of a step: the places of its prompts in the run, and what gives their
+        samples, waiting for them once.
+        """
         self.saved: dict[int, list[list[Json]]] = {}
 
     def update_weights(self, version: int) -> None:
         self.engine.update_weights(version)
         self.policy_version = version
 
-    def order(self, number: int, prompts: Sequence[Prompt], sampling: Sampling, *, ordinals: Sequence[int], **how: Any) -> None:
+    def order(
+        self,
+        number: int,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        ordinals: Sequence[int],
+        **how: Any,
+    ) -> None:
         """Ask for the samples of step `number` with the weights of now, unless that was done."""
         if number in self.orders:
             return
@@ -58,7 +82,9 @@ class AheadEngine:
         elif isinstance(self.engine, BeginningEngine):
             collect = self.engine.begin(prompts, sampling, ordinals=ordinals, **how)
         else:
-            collect = partial(list, self.engine.generate(prompts, sampling, ordinals=ordinals, **how))
+            collect = partial(
+                list, self.engine.generate(prompts, sampling, ordinals=ordinals, **how)
+            )
         self.orders[number] = ordinals, cache(collect)
 
     def forget(self, number: int) -> None:
@@ -66,7 +92,12 @@ class AheadEngine:
         self.orders = {n: order for n, order in self.orders.items() if n >= number}
 
     def generate(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, ordinals: Sequence[int] | None = None, **how: Any
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        ordinals: Sequence[int] | None = None,
+        **how: Any,
     ) -> list[RolloutGroup]:
         """What was ordered for these places; anything else is drawn now."""
         for places, collect in self.orders.values():
@@ -75,14 +106,27 @@ class AheadEngine:
         return self.engine.generate(prompts, sampling, ordinals=ordinals, **how)
 
     def state(self) -> Json:
-        """All that is ordered, once it is there: tokens, their log-probabilities and the version of the weights."""
-        rows = {number: [_rows(group) for group in collect()] for number, (_, collect) in self.orders.items()}
-        return {"orders": {str(number): groups for number, groups in {**self.saved, **rows}.items()}}
+        """All that is ordered, once it is there: tokens, their log-probabilities and the version of
+        the weights.
+        """
+        rows = {
+            number: [_rows(group) for group in collect()]
+            for number, (_, collect) in self.orders.items()
+        }
+        return {
+            "orders": {str(number): groups for number, groups in {**self.saved, **rows}.items()}
+        }
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        self.orders, self.saved = {}, {int(number): rows for number, rows in values["orders"].items()}
+        self.orders, self.saved = (
+            {},
+            {int(number): rows for number, rows in values["orders"].items()},
+        )
         if any(isinstance(group, dict) for groups in self.saved.values() for group in groups):
-            raise RunError("an earlier tether wrote this checkpoint with answers under way, in another form: begin the run anew")
+            raise RunError(
+                "an earlier tether wrote this checkpoint with answers under way, in "
+                "another form: begin the run anew"
+            )
 
 
 def _rows(group: RolloutGroup) -> list[Json]:

@@ -1,4 +1,6 @@
-"""Keys and values of many rows of different ages, in slots that are allocated once, and the attention that reads them there."""
+"""Keys and values of many rows of different ages, in slots that are allocated once, and the
+attention that reads them there.
+"""
 
 from __future__ import annotations
 
@@ -22,31 +24,39 @@ from tether.models.trunk import additive_mask, layer_windows, setting
 ATTENTION = "tether_slots"
 """The name under which transformers' models find `slot_attention`."""
 FEWER = (
-    "keys and values of all engine_rows do not fit into their share of the memory (%.1f GB): fewer responses are decoded at "
+    "keys and values of all engine_rows do not fit into their share of the memory (%.1f GB): "
+    "fewer responses are decoded at "
     "once. Lower engine_rows to choose their number"
 )
 CROWDED = (
-    "other programs leave %.1f GB of memory, too little for keys and values of all engine_rows: fewer responses are decoded at "
-    "once than with the memory free, so answers of this run may differ from those of others. Lower engine_rows, or free memory"
+    "other programs leave %.1f GB of memory, too little for keys and values of all engine_rows: "
+    "fewer responses are decoded at "
+    "once than with the memory free, so answers of this run may differ from those of others. "
+    "Lower engine_rows, or free memory"
 )
 _LOG = logging.getLogger(__name__)
 _written = threading.local()
 
 
 class SlotLayer(DynamicLayer):
-    """One layer's (slots, heads, capacity, dim). Row k of a decoding pass writes at `lengths[k]` and reads what it has.
+    """One layer's (slots, heads, capacity, dim). Row k of a decoding pass writes at `lengths[k]`
+    and reads what it has.
 
-    A model that takes attention functions by name gets its new keys and values back from `update`, and `slot_attention`, which
-    it calls next, writes them and attends. Another model gets all places up to `width`, to attend to as it will.
+    A model that takes attention functions by name gets its new keys and values back from `update`,
+    and `slot_attention`, which it calls next, writes them and attends. Another model gets all
+    places up to `width`, to attend to as it will.
     """
 
     def __init__(self, owner: SlotCache, window: int | None) -> None:
         super().__init__()
-        self.owner: SlotCache = weakref.proxy(owner)  # a cycle would keep the slots until the next garbage collection
+        # a cycle would keep the slots until the next garbage collection
+        self.owner: SlotCache = weakref.proxy(owner)
         self.window = window
         self.store: tuple[Tensor, Tensor] | None = None
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if self.owner.in_place:
             _written.layer = self
             return key_states, value_states
@@ -63,7 +73,9 @@ class SlotLayer(DynamicLayer):
     def fill(self, slots: Tensor, keys: Tensor, values: Tensor, capacity: int) -> None:
         """Put the first tokens of new rows into their slots."""
         if self.store is None:
-            shapes = [(self.owner.num_slots, t.shape[1], capacity, t.shape[3]) for t in (keys, values)]
+            shapes = [
+                (self.owner.num_slots, t.shape[1], capacity, t.shape[3]) for t in (keys, values)
+            ]
             self.store = (keys.new_zeros(shapes[0]), values.new_zeros(shapes[1]))
         for stored, new in zip(self.store, (keys, values), strict=True):
             stored[slots, :, : new.shape[2]] = new
@@ -75,10 +87,12 @@ class SlotLayer(DynamicLayer):
 
 
 class SlotCache(DynamicCache):
-    """What a transformers model writes to while rows that began at different times are decoded together.
+    """What a transformers model writes to while rows that began at different times are decoded
+    together.
 
-    Every row begins at place 0 of its slot: there is no padding inside, and what stands beyond a row's length is masked. Before a
-    decoding pass its caller sets `lengths` (rows,), how many tokens of each row are there, and `width`, one more than the most.
+    Every row begins at place 0 of its slot: there is no padding inside, and what stands beyond a
+    row's length is masked. Before a decoding pass its caller sets `lengths` (rows,), how many
+    tokens of each row are there, and `width`, one more than the most.
 
     Args:
         in_place: the model attends by `slot_attention`.
@@ -87,14 +101,21 @@ class SlotCache(DynamicCache):
         ModelError: the model keeps states that are not keys and values (recurrent layers).
     """
 
-    def __init__(self, config: Any, num_slots: int, capacity: int, *, in_place: bool = False) -> None:
+    def __init__(
+        self, config: Any, num_slots: int, capacity: int, *, in_place: bool = False
+    ) -> None:
         super().__init__()
         config = config.get_text_config(decoder=True)
         kinds = setting(config, "layer_types") or ["full_attention"] * config.num_hidden_layers
         foreign = set(kinds) - {"full_attention", "sliding_attention"}
         if foreign or setting(config, "num_kv_shared_layers"):
-            what = f"{sorted(foreign)[0]} layers" if foreign else "layers that share keys and values"
-            raise ModelError(f"the local engine cannot decode a model with {what}: it keeps keys and values of every layer")
+            what = (
+                f"{sorted(foreign)[0]} layers" if foreign else ("layers that share keys and values")
+            )
+            raise ModelError(
+                f"the local engine cannot decode a model with {what}: it keeps keys "
+                "and values of every layer"
+            )
         self.num_slots, self.capacity, self.in_place = num_slots, capacity, in_place
         windows = layer_windows(config)
         self.windows = dict(zip(kinds, windows, strict=True))
@@ -105,11 +126,15 @@ class SlotCache(DynamicCache):
 
     @property
     def stores(self) -> list[tuple[Tensor, Tensor]]:
-        """Of every layer keys and values, (slots, kv heads, capacity, dim); rows have been filled in before."""
+        """Of every layer keys and values, (slots, kv heads, capacity, dim); rows have been filled
+        in before.
+        """
         return [slot.store for slot in self.slots if slot.store is not None]
 
     def visibility(self, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-        """Additive masks (rows, 1, 1, width) for the pass that is coming, one for each kind of layer if there are several."""
+        """Additive masks (rows, 1, 1, width) for the pass that is coming, one for each kind of
+        layer if there are several.
+        """
         place = torch.arange(self.width, device=self.lengths.device)
         age = self.lengths[:, None] - place  # 0: the token itself; below 0: what others left there
         masks = {}
@@ -120,9 +145,15 @@ class SlotCache(DynamicCache):
 
 
 def slot_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface for one new token a row: (rows, heads, 1, dim) -> (rows, 1, heads, dim).
+    """transformers' attention interface for one new token a row: (rows, heads, 1, dim) -> (rows, 1,
+    heads, dim).
 
     What a row may see follows from its length and the layer's window, so the mask is not looked at.
     """
@@ -137,7 +168,9 @@ def slot_attention(
         if attended is not None:
             return attended, None
     owner = layer.owner
-    return attend_to_slots(query, key, value, layer.store, owner.lengths, owner.width, sinks=sinks, **settings), None
+    return attend_to_slots(
+        query, key, value, layer.store, owner.lengths, owner.width, sinks=sinks, **settings
+    ), None
 
 
 def attend_to_slots(
@@ -167,11 +200,14 @@ def attend_to_slots(
     scores = (grouped * scale) @ keys[:rows, :, :width].transpose(2, 3)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    age = lengths[:, None] - torch.arange(width, device=lengths.device)  # 0: the token itself; below 0: what others left there
+    # 0: the token itself; below 0: what others left there
+    age = lengths[:, None] - torch.arange(width, device=lengths.device)
     hidden = (age < 0) if window is None else (age < 0) | (age >= window)
     scores = scores.float().masked_fill_(hidden[:, None, None], -torch.inf)
     if sinks is not None:
-        scores = torch.cat([scores, sinks.float().view(1, kv_heads, -1, 1).expand(rows, -1, -1, 1)], -1)
+        scores = torch.cat(
+            [scores, sinks.float().view(1, kv_heads, -1, 1).expand(rows, -1, -1, 1)], -1
+        )
     weights = scores.softmax(-1)[..., :width].to(values.dtype)
     return (weights @ values[:rows, :, :width]).reshape(rows, 1, heads, dim)
 
@@ -180,10 +216,12 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, slot_attention)
 
 
 class Allowance(NamedTuple):
-    """Bytes for the keys and values of one engine: a share of its device's memory, and what of that memory was free at the start.
+    """Bytes for the keys and values of one engine: a share of its device's memory, and what of that
+    memory was free at the start.
 
-    The share decides alone how many rows are decoded at once, so that a run rounds alike beside other programs and when it is
-    resumed. Free memory takes part only where keys and values would not fit into it.
+    The share decides alone how many rows are decoded at once, so that a run rounds alike beside
+    other programs and when it is resumed. Free memory takes part only where keys and values would
+    not fit into it.
     """
 
     share: int
@@ -191,16 +229,23 @@ class Allowance(NamedTuple):
 
 
 def allowance(device: torch.device) -> Allowance:
-    """The allowance on a device as it is now: a quarter of the machine's memory, a third of an accelerator's."""
+    """The allowance on a device as it is now: a quarter of the machine's memory, a third of an
+    accelerator's.
+    """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return Allowance(total // 3, free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+        return Allowance(
+            total // 3,
+            free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device),
+        )
     memory = psutil.virtual_memory()
     return Allowance(memory.total // 4, memory.available)
 
 
 def rows_that_fit(model: Any, capacity: int, wanted: int, allowed: Allowance) -> int:
-    """How many of the `wanted` rows of `capacity` places are decoded at once; fewer than wanted are named in the log."""
+    """How many of the `wanted` rows of `capacity` places are decoded at once; fewer than wanted are
+    named in the log.
+    """
     row_bytes = cache_bytes(model.config, 1, capacity, next(model.parameters()).element_size())
     rows, there = (max(1, min(wanted, memory // row_bytes)) for memory in allowed)
     if rows < wanted:

@@ -1,4 +1,6 @@
-"""How the local engine walks a policy: any transformers decoder as a tree of modules, those of Llama's kind in cpu.llama."""
+"""How the local engine walks a policy: any transformers decoder as a tree of modules, those of
+Llama's kind in cpu.llama.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,11 @@ class Decoder(Protocol):
     @property
     def head(self) -> Any: ...
 
-    def prefill(self, ids: Tensor, prefix: KeysAndValues, lengths: Tensor | None = None) -> tuple[Tensor, KeysAndValues]:
-        """Last hidden states (rows, time, dim) of tokens that follow `prefix`, and all keys and values, the prefix's included.
+    def prefill(
+        self, ids: Tensor, prefix: KeysAndValues, lengths: Tensor | None = None
+    ) -> tuple[Tensor, KeysAndValues]:
+        """Last hidden states (rows, time, dim) of tokens that follow `prefix`, and all keys and
+        values, the prefix's included.
 
         Args:
             lengths: how many tokens of each row are real; states beyond them mean nothing.
@@ -38,7 +43,8 @@ class Decoder(Protocol):
         ...
 
     def decode(self, tokens: Tensor, cache: SlotCache) -> Tensor:
-        """The states after one more token a row, (rows, dim); its keys and values go to the row's slot.
+        """The states after one more token a row, (rows, dim); its keys and values go to the row's
+        slot.
 
         Args:
             cache: with `lengths` and `width` of this pass.
@@ -52,12 +58,15 @@ def engine_decoder(role: Role, *, cpu_kernels: bool = True) -> Decoder:
 
 
 class TreeDecoder:
-    """Any transformers decoder: a second tree of modules over the learner's parameters, with products in place of linear layers.
+    """Any transformers decoder: a second tree of modules over the learner's parameters, with
+    products in place of linear layers.
 
-    Neither the routing of adapters nor the choice of an attention function here touches the learner's passes.
+    Neither the routing of adapters nor the choice of an attention function here touches the
+    learner's passes.
 
     Args:
-        packed: on a CPU, products laid out for it and our own attention; otherwise everything is torch's.
+        packed: on a CPU, products laid out for it and our own attention; otherwise everything is
+            torch's.
     """
 
     def __init__(self, role: Role, *, packed: bool = True) -> None:
@@ -72,7 +81,8 @@ class TreeDecoder:
                 product = is_product(module, role.adapter)
                 if id(module) in inside or not (product or id(module) in adapted):
                     continue
-                inside.update(map(id, module.modules()))  # an adapted layer that is no product reads its own parts
+                # an adapted layer that is no product reads its own parts
+                inside.update(map(id, module.modules()))
                 if product:
                     self.products.append(Product([module], role.adapter))
                     shared[id(module)] = _Layer(self.products[-1])
@@ -83,19 +93,30 @@ class TreeDecoder:
                 module._active_adapter = [] if role.adapter is None else [role.adapter]
         self.decoder.eval()
         self.attention = self.decoder.config._attn_implementation
-        # Latents in place of keys and values (DeepSeek) are not what an attention function could be given in place.
+        # Latents in place of keys and values (DeepSeek) are not what an attention function could be
+        # given in place.
         latent = setting(role.config, "kv_lora_rank")
-        self.in_place = (packed or role.device.type != "cpu") and model._supports_attention_backend and not latent
+        self.in_place = (
+            (packed or role.device.type != "cpu")
+            and model._supports_attention_backend
+            and not latent
+        )
 
-    def prefill(self, ids: Tensor, prefix: KeysAndValues, lengths: Tensor | None = None) -> tuple[Tensor, KeysAndValues]:
+    def prefill(
+        self, ids: Tensor, prefix: KeysAndValues, lengths: Tensor | None = None
+    ) -> tuple[Tensor, KeysAndValues]:
         """See Decoder.prefill."""
         cache = DynamicCache()
         for number, (keys, values) in enumerate(prefix):
-            cache.update(keys.expand(len(ids), -1, -1, -1), values.expand(len(ids), -1, -1, -1), number)
+            cache.update(
+                keys.expand(len(ids), -1, -1, -1), values.expand(len(ids), -1, -1, -1), number
+            )
         start = prefix[0][0].shape[2] if prefix else 0
         positions = torch.arange(start, start + ids.shape[1], device=ids.device).repeat(len(ids), 1)
         self.decoder.config._attn_implementation = self.attention
-        output = self.decoder(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+        output = self.decoder(
+            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True
+        )
         layers: list[Any] = cache.layers
         return output.last_hidden_state, [(layer.keys, layer.values) for layer in layers]
 

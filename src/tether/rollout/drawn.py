@@ -1,4 +1,6 @@
-"""What every engine does around the drawing of tokens: prompts to ids before, ids to rollouts after."""
+"""What every engine does around the drawing of tokens: prompts to ids before, ids to rollouts
+after.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Ids = tuple[int, ...]
 
 
 class Drawn(NamedTuple):
-    """One response: its ids with the stop token, the log-probability of each (nats), and why it ended."""
+    """One response: its ids with the stop token, the log-probability of each (nats), and why it
+    ended.
+    """
 
     ids: Ids
     logprobs: tuple[float, ...]
@@ -26,11 +30,15 @@ class Drawn(NamedTuple):
 
 def drawn_of(response: Sequence[tuple[int, float]], reason: StopReason) -> Drawn:
     """A response by its tokens, each with its log-probability."""
-    return Drawn(tuple(token for token, _ in response), tuple(logprob for _, logprob in response), reason)
+    return Drawn(
+        tuple(token for token, _ in response), tuple(logprob for _, logprob in response), reason
+    )
 
 
 class Draws(NamedTuple):
-    """Responses to draw: `num_samples` to each row of prompt ids, whose randomness depends on its ordinal."""
+    """Responses to draw: `num_samples` to each row of prompt ids, whose randomness depends on its
+    ordinal.
+    """
 
     rows: Sequence[Ids]
     ordinals: Sequence[int]
@@ -49,11 +57,14 @@ def has_stop_string(encoder: ChatEncoder, sampling: Sampling, response: Sequence
     return any(stop in text for stop in stops)
 
 
-def encode_prompts(encoder: ChatEncoder, prompts: Sequence[Prompt], sampling: Sampling, context_length: int) -> list[Ids]:
+def encode_prompts(
+    encoder: ChatEncoder, prompts: Sequence[Prompt], sampling: Sampling, context_length: int
+) -> list[Ids]:
     """The prompts as ids.
 
     Raises:
-        DataError: the template refuses a prompt, or a prompt and its response do not fit the model's context.
+        DataError: the template refuses a prompt, or a prompt and its response do not fit the
+            model's context.
     """
     rows = []
     for prompt in prompts:
@@ -64,23 +75,32 @@ def encode_prompts(encoder: ChatEncoder, prompts: Sequence[Prompt], sampling: Sa
     return rows
 
 
-def prompt_ids(encoder: ChatEncoder, prompt: Prompt, max_new_tokens: int, context_length: int) -> Ids:
+def prompt_ids(
+    encoder: ChatEncoder, prompt: Prompt, max_new_tokens: int, context_length: int
+) -> Ids:
     """One prompt as ids.
 
     Raises:
-        DataError: the template refuses the prompt, or it leaves no room for its response; "category: detail", as in quarantine.
+        DataError: the template refuses the prompt, or it leaves no room for its response;
+            "category: detail", as in quarantine.
     """
     ids = encoder.prompt(prompt.messages)
     if len(ids) + max_new_tokens > context_length:
         raise DataError(
-            f"does not fit the model's context of {context_length}: {len(ids)} tokens, and {max_new_tokens} new ones. "
+            f"does not fit the model's context of {context_length}: {len(ids)} tokens, and "
+            f"{max_new_tokens} new ones. "
             "Shorten the prompt or lower max_new_tokens."
         )
     return ids
 
 
 def as_group(
-    encoder: ChatEncoder, prompt: Prompt, ids: Ids, drawn: Sequence[Drawn], sampling: Sampling, version: int
+    encoder: ChatEncoder,
+    prompt: Prompt,
+    ids: Ids,
+    drawn: Sequence[Drawn],
+    sampling: Sampling,
+    version: int,
 ) -> RolloutGroup:
     """All samples of one prompt; a text ends before its first stop string."""
 
@@ -90,12 +110,17 @@ def as_group(
             words = words.split(stop)[0]
         return words
 
-    rollouts = (Rollout(ids, *one, text(one.ids), index, version, sampling, prompt) for index, one in enumerate(drawn))
+    rollouts = (
+        Rollout(ids, *one, text(one.ids), index, version, sampling, prompt)
+        for index, one in enumerate(drawn)
+    )
     return RolloutGroup(prompt, tuple(rollouts))
 
 
 @torch.no_grad()
 def score_ids(role: Role, ids: Ids, *, padded: bool = False) -> list[float]:
-    """The log-probability of every token but the first, in nats, at temperature 1; `padded`: see Role.logprobs_of."""
+    """The log-probability of every token but the first, in nats, at temperature 1; `padded`: see
+    Role.logprobs_of.
+    """
     batch = make_batch([Encoded(ids, (False, *(True,) * (len(ids) - 1)))], ids[0]).to(role.device)
     return role.logprobs_of(role.hidden(batch), batch, padded=padded)[0].tolist()

@@ -1,8 +1,9 @@
-"""Sampling from models whose rows cannot stand in slots of keys and values: rows of one length, in step.
+"""Sampling from models whose rows cannot stand in slots of keys and values: rows of one length, in
+step.
 
-Recurrent states, convolutions and ALiBi know a row's length by their cache alone. So prompts of one length are drawn together,
-with the cache that transformers makes for the model and without any padding. A model without such a cache reads its whole rows
-again for every token.
+Recurrent states, convolutions and ALiBi know a row's length by their cache alone. So prompts of one
+length are drawn together, with the cache that transformers makes for the model and without any
+padding. A model without such a cache reads its whole rows again for every token.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class StepDecoder:
     def begin(self, ids: Tensor) -> Tensor:
         """The states after rows of prompts, (rows, dim)."""
         self.ids = ids
-        self.cache: Any = None if self.name is None else DynamicCache(config=self.role.causal_model.config)
+        self.cache: Any = (
+            None if self.name is None else DynamicCache(config=self.role.causal_model.config)
+        )
         return self._states(ids)
 
     def keep(self, rows: Tensor) -> None:
@@ -61,17 +64,29 @@ class StepDecoder:
         if self.name is None:
             return role.states(ids)[:, -1]
         start, width = self.ids.shape[1] - ids.shape[1], self.ids.shape[1]
-        places = {"position_ids": torch.arange(start, width, device=ids.device).expand_as(ids)} if role.takes_positions else {}
-        return role.decoder(input_ids=ids, use_cache=True, **{self.name: self.cache}, **places).last_hidden_state[:, -1]
+        places = (
+            {"position_ids": torch.arange(start, width, device=ids.device).expand_as(ids)}
+            if role.takes_positions
+            else {}
+        )
+        return role.decoder(
+            input_ids=ids, use_cache=True, **{self.name: self.cache}, **places
+        ).last_hidden_state[:, -1]
 
 
 def draw_in_step(
-    decoder: StepDecoder, encoder: ChatEncoder, draws: Draws, max_rows: int, progress: Callable[[int], None] | None
+    decoder: StepDecoder,
+    encoder: ChatEncoder,
+    draws: Draws,
+    max_rows: int,
+    progress: Callable[[int], None] | None,
 ) -> list[list[Drawn]]:
     """`draws.num_samples` responses to each row, prompts of one length together."""
     drawn: list[list[Drawn]] = [[] for _ in draws.rows]
     finished = 0
-    for prompts in _of_one_length([len(row) for row in draws.rows], max(1, max_rows // draws.num_samples)):
+    for prompts in _of_one_length(
+        [len(row) for row in draws.rows], max(1, max_rows // draws.num_samples)
+    ):
         for place, responses in zip(prompts, _draw(decoder, encoder, draws, prompts), strict=True):
             drawn[place] = responses
         finished += len(prompts) * draws.num_samples
@@ -82,32 +97,45 @@ def draw_in_step(
 
 def _of_one_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Places of rows, at most so many together, all of one length; the longest first."""
-    for _, group in groupby(sorted(range(len(lengths)), key=lambda i: -lengths[i]), key=lambda i: lengths[i]):
+    for _, group in groupby(
+        sorted(range(len(lengths)), key=lambda i: -lengths[i]), key=lambda i: lengths[i]
+    ):
         places = list(group)
         yield from (places[start : start + most] for start in range(0, len(places), most))
 
 
-def _draw(decoder: StepDecoder, encoder: ChatEncoder, draws: Draws, prompts: list[int]) -> list[list[Drawn]]:
+def _draw(
+    decoder: StepDecoder, encoder: ChatEncoder, draws: Draws, prompts: list[int]
+) -> list[list[Drawn]]:
     """All responses to prompts of one length; rows leave when they end."""
     role, sampling, count = decoder.role, draws.sampling, draws.num_samples
     ids = torch.tensor([draws.rows[i] for i in prompts], device=role.device)
     hidden = decoder.begin(ids).repeat_interleave(count, 0)
     decoder.keep(torch.arange(len(prompts), device=role.device).repeat_interleave(count))
     rows = torch.arange(len(hidden), device=role.device)
-    ordinals = torch.tensor([draws.ordinals[i] for i in prompts], device=role.device).repeat_interleave(count)
+    ordinals = torch.tensor(
+        [draws.ordinals[i] for i in prompts], device=role.device
+    ).repeat_interleave(count)
     stops = torch.tensor(encoder.stop_ids, device=role.device)
-    going = [(number, list[tuple[int, float]]()) for number in range(len(hidden))]  # and what each has drawn so far
+    # and what each has drawn so far
+    going = [(number, list[tuple[int, float]]()) for number in range(len(hidden))]
     responses: dict[int, Drawn] = {}
     for step in range(sampling.max_new_tokens):
-        uniforms = counter_uniform(draws.seed, ordinals[rows], rows % count, torch.full_like(rows, step))
+        uniforms = counter_uniform(
+            draws.seed, ordinals[rows], rows % count, torch.full_like(rows, step)
+        )
         new, chances = sample_tokens(role.logits(hidden), uniforms, sampling)
-        tokens, logprobs, stopped = torch.stack([new.double(), chances.double(), torch.isin(new, stops).double()]).tolist()
+        tokens, logprobs, stopped = torch.stack(
+            [new.double(), chances.double(), torch.isin(new, stops).double()]
+        ).tolist()
         check_distributions(logprobs)
         staying = []
         for place, (number, response) in enumerate(going):
             response.append((int(tokens[place]), logprobs[place]))
             reason = StopReason.STOP_TOKEN if stopped[place] else StopReason.LENGTH
-            if not stopped[place] and has_stop_string(encoder, sampling, [token for token, _ in response]):
+            if not stopped[place] and has_stop_string(
+                encoder, sampling, [token for token, _ in response]
+            ):
                 reason = StopReason.STOP_STRING
             if reason is not StopReason.LENGTH or step + 1 == sampling.max_new_tokens:
                 responses[number] = drawn_of(response, reason)
@@ -120,4 +148,7 @@ def _draw(decoder: StepDecoder, encoder: ChatEncoder, draws: Draws, prompts: lis
         rows = rows[places]
         decoder.keep(places)
         hidden = decoder.advance(new[places])
-    return [[responses[number * count + sample] for sample in range(count)] for number in range(len(prompts))]
+    return [
+        [responses[number * count + sample] for sample in range(count)]
+        for number in range(len(prompts))
+    ]

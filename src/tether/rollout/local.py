@@ -1,7 +1,8 @@
 """The in-process engine: samples from a policy role with the very weights that are being trained.
 
-Continuous batching: a row that has finished leaves, and a waiting prompt takes its slot. A prompt is prefilled once for all
-of its samples. Rows of different ages stand in slots from place 0 on, so there is no padding between a prompt and its answer.
+Continuous batching: a row that has finished leaves, and a waiting prompt takes its slot. A prompt
+is prefilled once for all of its samples. Rows of different ages stand in slots from place 0 on, so
+there is no padding between a prompt and its answer.
 """
 
 from __future__ import annotations
@@ -18,14 +19,26 @@ from tether.core.types import Prompt, RolloutGroup, Sampling, StopReason
 from tether.cpu.llama import KeysAndValues
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
-from tether.rollout.drawn import Drawn, Draws, Ids, as_group, drawn_of, encode_prompts, has_stop_string
+from tether.rollout.drawn import (
+    Drawn,
+    Draws,
+    Ids,
+    as_group,
+    drawn_of,
+    encode_prompts,
+    has_stop_string,
+)
 from tether.rollout.sampling import check_distributions, counter_uniform, sample_tokens
 
 ROWS = 16
-"""With nobody waiting, row counts fall in multiples of this: every new shape costs a CPU's matrix kernels a set-up."""
+"""With nobody waiting, row counts fall in multiples of this: every new shape costs a CPU's matrix
+kernels a set-up.
+"""
 PREFILL_TOKENS, ACCELERATOR_PREFILL_TOKENS = {"cpu": 2**10}, 2**12
-"""Tokens of one prefill pass, by device: on a CPU small passes of prompts of one length waste least, a GPU is busy with some
-thousands, and each costs up to half a megabyte of a model of 8 billion weights."""
+"""Tokens of one prefill pass, by device: on a CPU small passes of prompts of one length waste
+least, a GPU is busy with some thousands, and each costs up to half a megabyte of a model of 8
+billion weights.
+"""
 REFILL = 8
 """New prompts are prefilled together when 1/REFILL of the slots are free."""
 
@@ -34,19 +47,27 @@ class LocalEngine:
     """Speaks core.protocols.Engine.
 
     Args:
-        max_rows: how many responses are decoded at once, at least the samples of one prompt, and fewer where the cache would take
-            more than its share of the memory (cache.Allowance); results do not depend on it beyond rounding.
+        max_rows: how many responses are decoded at once, at least the samples of one prompt, and
+            fewer where the cache would take more than its share of the memory (cache.Allowance);
+            results do not depend on it beyond rounding.
         context_length: the model's limit; a prompt that leaves no room for its response is refused.
         cpu_kernels: decode and sample with them on a CPU, where they can be had.
 
-    A model whose rows cannot stand in slots (recurrent states, ALiBi) is sampled from by `rollout.in_step`.
+    A model whose rows cannot stand in slots (recurrent states, ALiBi) is sampled from by
+    `rollout.in_step`.
 
     Raises:
         ModelError: the model computes other states token by token than at once.
     """
 
     def __init__(
-        self, role: Role, encoder: ChatEncoder, *, max_rows: int = 64, context_length: int = 2**31, cpu_kernels: bool = True
+        self,
+        role: Role,
+        encoder: ChatEncoder,
+        *,
+        max_rows: int = 64,
+        context_length: int = 2**31,
+        cpu_kernels: bool = True,
     ) -> None:
         from tether.rollout.cache import allowance
         from tether.rollout.decoding import engine_decoder
@@ -55,11 +76,17 @@ class LocalEngine:
         self.role, self.encoder = role, encoder
         self.decoder, self.cpu_kernels = engine_decoder(role, cpu_kernels=cpu_kernels), cpu_kernels
         self.in_step = step_decoder(role, self.decoder)
-        self.max_rows, self.context_length, self.allowed = max_rows, context_length, allowance(role.device)
+        self.max_rows, self.context_length, self.allowed = (
+            max_rows,
+            context_length,
+            allowance(role.device),
+        )
         self.policy_version = 0
 
     def update_weights(self, version: int) -> None:
-        """Stamp what is sampled from now on. The tensors are the learner's own, or copies that `generate` brings up to date."""
+        """Stamp what is sampled from now on. The tensors are the learner's own, or copies that
+        `generate` brings up to date.
+        """
         self.policy_version = version
 
     def generate(
@@ -109,20 +136,31 @@ class LocalEngine:
             decoding.step()
             if progress:
                 progress(len(decoding.finished))
-        return [[decoding.finished[n * num_samples + sample] for sample in range(num_samples)] for n in range(len(rows))]
+        return [
+            [decoding.finished[n * num_samples + sample] for sample in range(num_samples)]
+            for n in range(len(rows))
+        ]
 
 
 class _Decoding:
-    """One call of `generate`. Slots 0 .. rows - 1 are decoded; a free one among them waits for a prompt, or for the last to move.
+    """One call of `generate`. Slots 0 .. rows - 1 are decoded; a free one among them waits for a
+    prompt, or for the last to move.
 
-    Requests are numbered prompt by prompt, sample by sample. Host and device follow the same rules, so that the host reads the
-    device once a token. State of a slot on the host: `request` (-1: free), `cached` tokens, and the response so far. State on the
-    device, each (slots,): `active`, `steps` (tokens drawn), `lengths` (tokens in the cache), `drawn` (the last token); `uniforms`
+    Requests are numbered prompt by prompt, sample by sample. Host and device follow the same rules,
+    so that the host reads the device once a token. State of a slot on the host: `request` (-1:
+    free), `cached` tokens, and the response so far. State on the device, each (slots,): `active`,
+    `steps` (tokens drawn), `lengths` (tokens in the cache), `drawn` (the last token); `uniforms`
     (slots, new tokens); `hidden` (slots, dim), which predicts the next token.
     """
 
     def __init__(
-        self, engine: LocalEngine, prompts: list[Ids], ordinals: list[int], sampling: Sampling, num_samples: int, seed: int
+        self,
+        engine: LocalEngine,
+        prompts: list[Ids],
+        ordinals: list[int],
+        sampling: Sampling,
+        num_samples: int,
+        seed: int,
     ) -> None:
         from tether.rollout.cache import SlotCache, rows_that_fit
 
@@ -134,17 +172,26 @@ class _Decoding:
         self.device = self.role.device
         capacity = max(map(len, prompts), default=0) + sampling.max_new_tokens
         wanted = min(max(engine.max_rows, num_samples), len(prompts) * num_samples)
-        slots = min(wanted, max(num_samples, rows_that_fit(self.role.causal_model, capacity, wanted, engine.allowed)))
+        slots = min(
+            wanted,
+            max(
+                num_samples, rows_that_fit(self.role.causal_model, capacity, wanted, engine.allowed)
+            ),
+        )
         # Long prompts first: the last rows to finish then began with the fewest tokens.
         self.waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i)))
-        self.cache = SlotCache(self.role.causal_model.config, slots, capacity, in_place=self.decoder.in_place)
+        self.cache = SlotCache(
+            self.role.causal_model.config, slots, capacity, in_place=self.decoder.in_place
+        )
         self.prefix_layers: KeysAndValues = []
         self.request, self.cached = [-1] * slots, [0] * slots
         self.responses: list[list[tuple[int, float]]] = [[] for _ in range(slots)]
         self.active = torch.zeros(slots, dtype=torch.bool, device=self.device)
         self.steps = torch.zeros(slots, dtype=torch.long, device=self.device)
         self.lengths, self.drawn = torch.zeros_like(self.steps), torch.zeros_like(self.steps)
-        self.uniforms = torch.zeros(slots, sampling.max_new_tokens, dtype=torch.float64, device=self.device)
+        self.uniforms = torch.zeros(
+            slots, sampling.max_new_tokens, dtype=torch.float64, device=self.device
+        )
         self.hidden: Tensor | None = None
         self.stop_ids = torch.tensor(engine.encoder.stop_ids, device=self.device)
         self.rows = 0
@@ -155,14 +202,18 @@ class _Decoding:
         return len(self.finished) < len(self.prompts) * self.num_samples
 
     def admit(self) -> None:
-        """Fill free slots with waiting prompts, once enough are free to make a prefill worth its weights."""
+        """Fill free slots with waiting prompts, once enough are free to make a prefill worth its
+        weights.
+        """
         free = [slot for slot, request in enumerate(self.request) if request < 0]
         groups = min(len(free) // self.num_samples, len(self.waiting))
         if not groups or (len(free) < len(self.request) // REFILL and len(self.waiting) > groups):
             return
         budget = PREFILL_TOKENS.get(self.device.type, ACCELERATOR_PREFILL_TOKENS)
         while groups:
-            count = min(groups, max(1, budget // (len(self.prompts[self.waiting[0]]) - len(self.prefix))))
+            count = min(
+                groups, max(1, budget // (len(self.prompts[self.waiting[0]]) - len(self.prefix)))
+            )
             self._enter(count, free[: count * self.num_samples])
             free, groups = free[count * self.num_samples :], groups - count
 
@@ -174,11 +225,20 @@ class _Decoding:
         if self.hidden is None:
             self.hidden = hidden.new_zeros(len(self.request), hidden.shape[-1])
         self.hidden[places] = hidden.repeat_interleave(count, 0)
-        counters = [(self.prompt_ordinals[i], sample, len(self.prompts[i])) for i in numbers for sample in range(count)]
+        counters = [
+            (self.prompt_ordinals[i], sample, len(self.prompts[i]))
+            for i in numbers
+            for sample in range(count)
+        ]
         ordinals, samples, lengths = self._sent(counters).T
-        positions = torch.arange(self.sampling.max_new_tokens, device=self.device).expand(len(slots), -1)
+        positions = torch.arange(self.sampling.max_new_tokens, device=self.device).expand(
+            len(slots), -1
+        )
         self.uniforms[places] = counter_uniform(
-            self.seed, ordinals[:, None].expand_as(positions), samples[:, None].expand_as(positions), positions
+            self.seed,
+            ordinals[:, None].expand_as(positions),
+            samples[:, None].expand_as(positions),
+            positions,
         )
         self.active[places], self.steps[places] = True, 0
         self.lengths[places] = lengths
@@ -189,17 +249,23 @@ class _Decoding:
         self.rows = max(self.rows, max(slots) + 1)
 
     def _prefill(self, prompts: list[Ids], slots: Tensor) -> Tensor:
-        """Keys and values of some prompts into the slots of all their samples; the state after each prompt, (prompts, dim)."""
+        """Keys and values of some prompts into the slots of all their samples; the state after each
+        prompt, (prompts, dim).
+        """
         shared, places = len(self.prefix), torch.arange(len(prompts), device=self.device)
         width = max(map(len, prompts)) - shared
         ids = torch.full((len(prompts), width), self.engine.encoder.pad_id)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt) - shared] = torch.tensor(prompt[shared:])
-        if self.prefix and not self.prefix_layers:  # what all prompts begin with (a template's system message), computed once
+        # what all prompts begin with (a template's system message), computed once
+        if self.prefix and not self.prefix_layers:
             _, self.prefix_layers = self.decoder.prefill(self._sent([self.prefix]), [])
-        # Padding stands on the right, where causal attention hides it, and is overwritten by the answer.
+        # Padding stands on the right, where causal attention hides it, and is overwritten by the
+        # answer.
         lengths = self._sent([len(prompt) - shared for prompt in prompts])
-        states, layers = self.decoder.prefill(to_device(ids, self.device), self.prefix_layers, lengths)
+        states, layers = self.decoder.prefill(
+            to_device(ids, self.device), self.prefix_layers, lengths
+        )
         owner = places[:, None].expand(-1, self.num_samples).flatten()
         for slot, (keys, values) in zip(self.cache.slots, layers, strict=True):
             slot.fill(slots, keys[owner], values[owner], self.cache.capacity)
@@ -211,13 +277,16 @@ class _Decoding:
         rows, active = self.rows, self.active[: self.rows]
         uniforms = self.uniforms[torch.arange(rows, device=self.device), self.steps[:rows]]
         logits = self.role.logits(self.hidden[:rows], self.decoder.head)
-        tokens, logprobs = sample_tokens(logits, uniforms, self.sampling, cpu_kernels=self.engine.cpu_kernels)
+        tokens, logprobs = sample_tokens(
+            logits, uniforms, self.sampling, cpu_kernels=self.engine.cpu_kernels
+        )
         self.drawn[:rows] = tokens
         self.steps[:rows] += active
         stopped = torch.isin(tokens, self.stop_ids)
         ended = stopped | (self.steps[:rows] >= self.sampling.max_new_tokens)
         self._leave(active & ended)
-        # The one place where the host waits for the device. A double holds any id and any float32 as it is.
+        # The one place where the host waits for the device. A double holds any id and any float32
+        # as it is.
         self._release(*torch.stack([tokens.double(), logprobs.double(), stopped.double()]).tolist())
         if not self.busy:
             return
@@ -242,7 +311,9 @@ class _Decoding:
             response = self.responses[row]
             response.append((int(tokens[row]), logprobs[row]))
             reason = StopReason.STOP_TOKEN if stopped[row] else StopReason.LENGTH
-            if not stopped[row] and has_stop_string(self.engine.encoder, self.sampling, [token for token, _ in response]):
+            if not stopped[row] and has_stop_string(
+                self.engine.encoder, self.sampling, [token for token, _ in response]
+            ):
                 reason, cut[row] = StopReason.STOP_STRING, True
             if reason is not StopReason.LENGTH or len(response) == self.sampling.max_new_tokens:
                 self.finished[self.request[row]] = drawn_of(response, reason)
@@ -269,7 +340,9 @@ class _Decoding:
         self.rows = rows
 
     def _advance(self) -> None:
-        """The tokens just drawn go through the model; a free row computes along, and nobody looks."""
+        """The tokens just drawn go through the model; a free row computes along, and nobody
+        looks.
+        """
         assert self.hidden is not None
         rows, cache = self.rows, self.cache
         cache.lengths, cache.width = self.lengths[:rows], max(self.cached[:rows]) + 1

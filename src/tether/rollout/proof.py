@@ -1,4 +1,6 @@
-"""Proof, on the policy itself, that the engine draws from the very distribution that is trained: a few tokens both ways."""
+"""Proof, on the policy itself, that the engine draws from the very distribution that is trained: a
+few tokens both ways.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,29 @@ from tether.rollout.in_step import StepDecoder
 logger = logging.getLogger(__name__)
 SLOTS, IN_STEP, WHOLE = "slots", "in step", "whole"
 KNOWN_WINDOWS = {"sliding_window"}
-"""Settings of the reach of attention that `rollout.cache` reads; others are by place, of which rows in slots have others."""
+"""Settings of the reach of attention that `rollout.cache` reads; others are by place, of which rows
+in slots have others.
+"""
 SLOWER = {
-    IN_STEP: "the engine draws from %s with the model's own cache: only prompts of one length together, which is slower",
-    WHOLE: "%s has no cache that the engine can use: whole rows are read again for every token, which is slow",
+    IN_STEP: (
+        "the engine draws from %s with the model's own cache: only prompts of one length "
+        "together, which is slower"
+    ),
+    WHOLE: (
+        "%s has no cache that the engine can use: whole rows are read again for every token, "
+        "which is slow"
+    ),
 }
 _WAYS: dict[Any, str] = {}
-"""The way that was proven for a configuration under an attention function, in a type, on a kind of device."""
+"""The way that was proven for a configuration under an attention function, in a type, on a kind of
+device.
+"""
 
 
 @torch.no_grad()
 def step_decoder(role: Role, decoder: Decoder) -> StepDecoder | None:
-    """What draws in the place of slots; None where `decoder` and its slots are right for this model.
+    """What draws in the place of slots; None where `decoder` and its slots are right for this
+    model.
 
     Raises:
         ModelError: no way gives the states that training computes.
@@ -38,7 +51,13 @@ def step_decoder(role: Role, decoder: Decoder) -> StepDecoder | None:
     if not isinstance(decoder, TreeDecoder):
         return None  # it has been compared with the model already
     model, training = role.causal_model, role.model.training
-    key = (role.attention, decoder.in_place, model.dtype, role.device.type, role.config.to_json_string(use_diff=False))
+    key = (
+        role.attention,
+        decoder.in_place,
+        model.dtype,
+        role.device.type,
+        role.config.to_json_string(use_diff=False),
+    )
     if key not in _WAYS:
         role.train_mode(False)
         _WAYS[key] = _way(role, decoder)
@@ -56,7 +75,11 @@ def _way(role: Role, decoder: TreeDecoder) -> str:
     ids[1, :3] = ids[0, :3]  # what both prompts begin with
     reads_alone = role.independence  # proven before the adapter is switched on
     role.activate()
-    expected = role.states(ids)[:, 8:] if reads_alone.rows else torch.cat([role.states(row[None]) for row in ids])[:, 8:]
+    expected = (
+        role.states(ids)[:, 8:]
+        if reads_alone.rows
+        else torch.cat([role.states(row[None]) for row in ids])[:, 8:]
+    )
     for way, states in ((SLOTS, _by_slots), (IN_STEP, _in_step), (WHOLE, _in_step)):
         try:
             given = states(role, decoder, ids, way)
@@ -66,15 +89,24 @@ def _way(role: Role, decoder: TreeDecoder) -> str:
         if agrees(given, expected):
             return way
     raise ModelError(
-        f"the local engine cannot draw from {type(role.causal_model).__name__}: token by token it computes other states than at "
+        f"the local engine cannot draw from {type(role.causal_model).__name__}: token by token it "
+        "computes other states than at "
         "once. Choose another model, or an engine of servers (engine.kind)."
     )
 
 
 def _by_slots(role: Role, decoder: TreeDecoder, ids: Tensor, way: str) -> Tensor:
-    """The states after tokens 9 to 13 of each row: row 0 begins with 9 tokens in its slot, row 1 with 6."""
-    if not role.takes_positions or {name for name, _ in windows(role.config.to_dict())} - KNOWN_WINDOWS:
-        raise ModelError("positions cannot be given from outside, or attention has a reach that slots know nothing of")
+    """The states after tokens 9 to 13 of each row: row 0 begins with 9 tokens in its slot, row 1
+    with 6.
+    """
+    if (
+        not role.takes_positions
+        or {name for name, _ in windows(role.config.to_dict())} - KNOWN_WINDOWS
+    ):
+        raise ModelError(
+            "positions cannot be given from outside, or attention has a reach that "
+            "slots know nothing of"
+        )
     for product in decoder.products:
         product.refresh()
     lengths, device = torch.tensor([9, 6], device=role.device), role.device

@@ -1,7 +1,8 @@
 """Drawing tokens: one counter-based uniform a token, turned into a token by the inverse CDF.
 
-A draw depends on (seed, prompt ordinal, sample index, position) and on the row's logits, never on the batch around it:
-no random state exists that a resumed run or another batch split could put out of step.
+A draw depends on (seed, prompt ordinal, sample index, position) and on the row's logits, never on
+the batch around it: no random state exists that a resumed run or another batch split could put out
+of step.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from tether.cpu.kernels import draw_tokens
 
 BLOCK = 256
 CPU_STRIP_ELEMENTS = 2**20
-"""How many logits are sampled from at a time on a CPU: the float32 copies then stay in its caches."""
+"""How many logits are sampled from at a time on a CPU: the float32 copies then stay in its
+caches.
+"""
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def counter_uniform(seed: int, ordinals: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
-    """Uniforms in (0, 1), float64: the SplitMix64 finaliser (https://doi.org/10.1145/2714064.2660195) chained over the counters.
+    """Uniforms in (0, 1), float64: the SplitMix64 finaliser
+    (https://doi.org/10.1145/2714064.2660195) chained over the counters.
 
     `ordinals`, `samples` and `positions` are int64 tensors of one shape.
     """
@@ -50,7 +54,9 @@ def _mix(value: Tensor) -> Tensor:
     return value ^ _shift(value, 31)
 
 
-def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling, *, cpu_kernels: bool = True) -> tuple[Tensor, Tensor]:
+def sample_tokens(
+    logits: Tensor, uniforms: Tensor, sampling: Sampling, *, cpu_kernels: bool = True
+) -> tuple[Tensor, Tensor]:
     """One token a row, with its log-probability under the distribution that it was drawn from.
 
     Args:
@@ -66,8 +72,15 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling, *, cpu_k
         drawn = draw_tokens(logits, uniforms, sampling.temperature)
         if drawn is not None:
             return drawn
-    strip = max(1, CPU_STRIP_ELEMENTS // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
-    parts = [_sample(logits[i : i + strip], uniforms[i : i + strip], sampling) for i in range(0, len(logits), max(1, strip))]
+    strip = (
+        max(1, CPU_STRIP_ELEMENTS // logits.shape[-1])
+        if logits.device.type == "cpu"
+        else len(logits)
+    )
+    parts = [
+        _sample(logits[i : i + strip], uniforms[i : i + strip], sampling)
+        for i in range(0, len(logits), max(1, strip))
+    ]
     tokens, logprobs = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
 
@@ -88,7 +101,8 @@ def _sample(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tenso
 
 
 def check_distributions(logprobs: Sequence[float]) -> None:
-    """Check what was drawn: the log-probability of a token is not finite where the logits were no distribution.
+    """Check what was drawn: the log-probability of a token is not finite where the logits were no
+    distribution.
 
     Raises:
         ModelError: one is not.
@@ -96,14 +110,18 @@ def check_distributions(logprobs: Sequence[float]) -> None:
     broken = sum(not math.isfinite(logprob) for logprob in logprobs)
     if broken:
         raise ModelError(
-            f"the model's logits for the next token are NaN or infinite in {broken} of {len(logprobs)} responses: "
-            "its weights have diverged, or its dtype overflows. Go back to an earlier checkpoint with a lower learning rate, or "
+            f"the model's logits for the next token are NaN or infinite in {broken} of "
+            f"{len(logprobs)} responses: "
+            "its weights have diverged, or its dtype overflows. Go back to an earlier checkpoint "
+            "with a lower learning rate, or "
             "set model.dtype = 'float32'."
         )
 
 
 def _truncate(weights: Tensor, sampling: Sampling) -> Tensor:
-    """Zero what top-k, top-p and min-p leave out; `weights` are relative to each row's largest, which is 1."""
+    """Zero what top-k, top-p and min-p leave out; `weights` are relative to each row's largest,
+    which is 1.
+    """
     if sampling.top_k:
         kth = weights.topk(min(sampling.top_k, weights.shape[-1]), dim=-1).values[:, -1:]
         weights = weights * (weights >= kth)
@@ -119,26 +137,32 @@ def _truncate(weights: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """First token whose cumulative weight passes the uniform; two levels, so that most of the vocabulary is only summed."""
+    """First token whose cumulative weight passes the uniform; two levels, so that most of the
+    vocabulary is only summed.
+    """
     rows, vocab = weights.shape
     padded = torch.nn.functional.pad(weights, (0, -vocab % BLOCK)).view(rows, -1, BLOCK)
     cumulative = running_sums(padded.sum(-1).double())
     total = cumulative[:, -1]
     target = uniforms * total
-    block = torch.searchsorted(cumulative, target[:, None], right=True).clamp_(max=cumulative.shape[-1] - 1)
+    block = torch.searchsorted(cumulative, target[:, None], right=True).clamp_(
+        max=cumulative.shape[-1] - 1
+    )
     before = torch.where(block > 0, cumulative.gather(-1, (block - 1).clamp_(min=0)), 0.0)
     chosen = padded[torch.arange(rows, device=weights.device), block[:, 0]]
     inside = running_sums(chosen.double())
     index = (inside <= target[:, None] - before).sum(-1)
-    last_possible = BLOCK - 1 - (chosen.flip(-1) > 0).int().argmax(-1)  # rounding must not reach a token of weight 0
+    # rounding must not reach a token of weight 0
+    last_possible = BLOCK - 1 - (chosen.flip(-1) > 0).int().argmax(-1)
     return (block[:, 0] * BLOCK + torch.minimum(index, last_possible)).clamp_(max=vocab - 1), total
 
 
 def running_sums(values: Tensor) -> Tensor:
     """Sums of all numbers up to each place, (..., n).
 
-    A GPU's own `cumsum` of fractions adds in no fixed order, so two runs could draw other tokens. There each `BLOCK` of numbers
-    is multiplied by a triangle of ones, and so are the sums of the blocks.
+    A GPU's own `cumsum` of fractions adds in no fixed order, so two runs could draw other tokens.
+    There each `BLOCK` of numbers is multiplied by a triangle of ones, and so are the sums of the
+    blocks.
     """
     if values.device.type == "cpu":
         return values.cumsum(-1)

@@ -1,11 +1,14 @@
-"""The engine of servers: prompts go out as token ids over HTTP, tokens and their log-probabilities come back.
+"""The engine of servers: prompts go out as token ids over HTTP, tokens and their log-probabilities
+come back.
 
-Weights cannot be stale. Every version is a folder of a new name, published by renaming it: an adapter, or a whole model where the
-policy has none. It is loaded on every server, and each answer says of which version it is; before a server samples, a probe
-compares its log-probabilities with the learner's. What fails for reasons of the machine is tried elsewhere with the same seed and
+Weights cannot be stale. Every version is a folder of a new name, published by renaming it: an
+adapter, or a whole model where the policy has none. It is loaded on every server, and each answer
+says of which version it is; before a server samples, a probe compares its log-probabilities with
+the learner's. What fails for reasons of the machine is tried elsewhere with the same seed and
 ordinal, so it is the same sample; what the server refuses is an error.
 
-Adapters are loaded beside each other and sampled by name. Of whole models a server holds one, the newest.
+Adapters are loaded beside each other and sampled by name. Of whole models a server holds one, the
+newest.
 """
 
 from __future__ import annotations
@@ -34,21 +37,28 @@ from tether.rollout.wire import GENERATE, NEEDED, REPLACE, as_request, read_draw
 from tether.servers.launch import Servers
 from tether.servers.pool import RefusedError, ServerPool, reason
 
-PROBE = "Name three things that one can find in a kitchen, and say in a sentence what each of them is good for."
+PROBE = (
+    "Name three things that one can find in a kitchen, and say in a sentence what each of "
+    "them is good for."
+)
 PROBED = 24
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.12}
-"""Nats by which log-probabilities of the probe's tokens may differ on average between two programs that compute the same.
+"""Nats by which log-probabilities of the probe's tokens may differ on average between two programs
+that compute the same.
 
-In bfloat16 the order of operations decides what is rounded. Each correct program is 0.03 to 0.07 from float32 on a model of 135M
-parameters, and two of them are as far from each other; twice that is allowed. Faults that are seen begin near 0.16: weights that
-are off by 3%, or a rotary base of 1e4 in place of 1e5. Which version answers is known by its name.
+In bfloat16 the order of operations decides what is rounded. Each correct program is 0.03 to 0.07
+from float32 on a model of 135M parameters, and two of them are as far from each other; twice that
+is allowed. Faults that are seen begin near 0.16: weights that are off by 3%, or a rotary base of
+1e4 in place of 1e5. Which version answers is known by its name.
 """
 REQUESTS = 64
 """Prompts at a server at once, at most; a server decodes them together."""
 
 
 def probe_ids(encoder: ChatEncoder) -> tuple[int, ...]:
-    """The text by which weights are compared: the end of a prompt, for every version costs two passes over it."""
+    """The text by which weights are compared: the end of a prompt, for every version costs two
+    passes over it.
+    """
     return encoder.prompt((user(PROBE),))[-PROBED:]
 
 
@@ -57,8 +67,10 @@ class ServedEngine:
 
     Args:
         role: the policy that is trained.
-        folder: for weights, the servers' logs and the fleet's (`fleet.jsonl`); every server must see it.
-        ours: the servers are tether's own, which take seed and ordinal as they are; vLLM gets a seed made of both.
+        folder: for weights, the servers' logs and the fleet's (`fleet.jsonl`); every server must
+            see it.
+        ours: the servers are tether's own, which take seed and ordinal as they are; vLLM gets a
+            seed made of both.
 
     Raises:
         ModelError: a server serves something else.
@@ -77,17 +89,33 @@ class ServedEngine:
         ours: bool,
         expected: list[float] | None = None,
     ) -> None:
-        self.role, self.encoder, self.servers, self.folder, self.config = role, encoder, servers, folder, config
+        self.role, self.encoder, self.servers, self.folder, self.config = (
+            role,
+            encoder,
+            servers,
+            folder,
+            config,
+        )
         self.context_length, self.policy_version = context_length, 0
         self.replaces = role.adapter is None and not ours
-        """Whether servers call all versions by one name, that of their base (in `bases`), and hold one of them."""
+        """Whether servers call all versions by one name, that of their base (in `bases`), and hold
+        one of them.
+        """
         self.bases = dict[str, str]()
-        unused = () if ours else range(role.num_tokens, len(role.causal_model.get_output_embeddings().weight))
+        unused = (
+            ()
+            if ours
+            else range(role.num_tokens, len(role.causal_model.get_output_embeddings().weight))
+        )
         self._request = partial(as_request, stop_ids=encoder.stop_ids, ours=ours, unused=unused)
         self._score = partial(score_ids, role, padded=not ours)
         dtype = str(role.model.dtype).removeprefix("torch.")
         self.tolerance = config.tolerance or TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
-        self.users, self.probe_ids, self.expected = Counter[str](), probe_ids(encoder), dict[str, list[float]]()
+        self.users, self.probe_ids, self.expected = (
+            Counter[str](),
+            probe_ids(encoder),
+            dict[str, list[float]](),
+        )
         self.probe_gap = 0.0
         """The largest of the last probes, in nats a token."""
         self.tokens = 0
@@ -104,7 +132,8 @@ class ServedEngine:
     # Weights.
 
     def update_weights(self, version: int, expected: list[float] | None = None) -> None:
-        """Publish the weights under a new name; returns when every server that lives samples with it.
+        """Publish the weights under a new name; returns when every server that lives samples with
+        it.
 
         Args:
             expected: the learner's log-probabilities of the probe; unset: they are measured here.
@@ -121,17 +150,21 @@ class ServedEngine:
         expected = expected or self._score(self.probe_ids)
         with self.pool.changed:
             self.policy_version, self.probe_gap = version, 0.0
-            self.expected = {name: expected, **{old: numbers for old, numbers in self.expected.items() if self.users[old]}}
+            self.expected = {
+                name: expected,
+                **{old: numbers for old, numbers in self.expected.items() if self.users[old]},
+            }
             self.pool.want(name)
         for old in (self.folder / "weights").iterdir():
             if old.name != name and not self.users[old.name]:
                 shutil.rmtree(old)
 
     def measured(self, step: int) -> dict[str, float]:
-        """Metrics of the fleet since the last call; when each server worked is a line of `work.jsonl`.
+        """Metrics of the fleet since the last call; when each server worked is a line of
+        `work.jsonl`.
 
-        `engine/tokens_per_second` is what a server samples while it works; `engine/probe_gap` the distance of log-probabilities
-        from the learner's, in nats a token.
+        `engine/tokens_per_second` is what a server samples while it works; `engine/probe_gap` the
+        distance of log-probabilities from the learner's, in nats a token.
         """
         with self.pool.changed:
             metrics, work = self.fleet.usage()
@@ -142,18 +175,26 @@ class ServedEngine:
         return {**metrics, **speed, "engine/probe_gap": self.probe_gap}
 
     def _prepare(self, name: str, task: str) -> None:
-        """Load what is wanted, and older versions that requests still name; compare each by the probe; unload the rest."""
+        """Load what is wanted, and older versions that requests still name; compare each by the
+        probe; unload the rest.
+        """
         wanted = self.fleet.wanted
-        if task == "probe" and not self.replaces:  # who holds one model may have been given another one meanwhile
+        # who holds one model may have been given another one meanwhile
+        if task == "probe" and not self.replaces:
             self._compare(name, wanted)
             return
         base, *adapters = self.pool.get(name, "/v1/models")["data"]
         longest = base.get("max_model_len") or self.context_length
-        self.context_length = min(self.context_length, longest)  # a server may take shorter prompts than the model does
+        # a server may take shorter prompts than the model does
+        self.context_length = min(self.context_length, longest)
         self.bases[name] = base["id"]
         names = [one["id"] for one in adapters]
         if self.replaces:
-            names = [self._of_able("/weight_info", partial(self.pool.get, name, "/weight_info"))["weight_version"]]
+            names = [
+                self._of_able("/weight_info", partial(self.pool.get, name, "/weight_info"))[
+                    "weight_version"
+                ]
+            ]
         held = [one for one in names if one.startswith(f"policy-{self.run}-")]
         sampling = [one for one in [*self.expected] if one != wanted and self.users[one]]
         for version in (*sampling, wanted):
@@ -169,13 +210,24 @@ class ServedEngine:
         (path,) = (self.folder / "weights" / version).resolve().iterdir()
         if not self.replaces:
             try:
-                self._post(name, "/v1/load_lora_adapter", {"lora_name": version, "lora_path": str(path)})
+                self._post(
+                    name, "/v1/load_lora_adapter", {"lora_name": version, "lora_path": str(path)}
+                )
             except RefusedError:  # or an earlier request, whose answer came too late, has loaded it
                 if version not in {one["id"] for one in self.pool.get(name, "/v1/models")["data"]}:
                     raise
             return
-        digests = {Path(file).name: digest for file, digest in file_digest([*path.glob("*.safetensors")]).items()}
-        bodies = [{}, {}, {"update_info": {"folder": str(path), "digests": digests}}, {"weight_version": version}, {}]
+        digests = {
+            Path(file).name: digest
+            for file, digest in file_digest([*path.glob("*.safetensors")]).items()
+        }
+        bodies = [
+            {},
+            {},
+            {"update_info": {"folder": str(path), "digests": digests}},
+            {"weight_version": version},
+            {},
+        ]
         for step, body in zip(REPLACE, bodies, strict=True):
             self._post(name, step, body)
 
@@ -184,28 +236,43 @@ class ServedEngine:
         return self.bases[name] if self.replaces else version
 
     def _compare(self, name: str, version: str) -> None:
-        """Raises: RefusedError: the server's log-probabilities of the probe are not the learner's."""
+        """Raises: RefusedError: the server's log-probabilities of the probe are not the
+        learner's.
+        """
         with self.pool.changed:
             expected = self.expected.get(version)
         if expected is None:
             raise RefusedError(f"{version} has been replaced meanwhile")
         sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        body = {"model": self._called(name, version), "token_ids": self.probe_ids, "sampling_params": sampling}
+        body = {
+            "model": self._called(name, version),
+            "token_ids": self.probe_ids,
+            "sampling_params": sampling,
+        }
         answer = self._post(name, GENERATE, body)
-        theirs = [float(row[str(i)]["logprob"]) for i, row in zip(self.probe_ids[1:], answer["prompt_logprobs"][1:], strict=True)]
+        theirs = [
+            float(row[str(i)]["logprob"])
+            for i, row in zip(self.probe_ids[1:], answer["prompt_logprobs"][1:], strict=True)
+        ]
         distance = statistics.fmean(abs(a - b) for a, b in zip(theirs, expected, strict=True))
         self.probe_gap = max(self.probe_gap, distance)
         if not distance <= self.tolerance:
             raise RefusedError(
-                f"its log-probabilities of {version} differ from the learner's by {distance:.3g} nats a token, and "
-                f"{self.tolerance:g} is allowed: it holds other weights, another model, or computes in another dtype"
+                f"its log-probabilities of {version} differ from the learner's by {distance:.3g} "
+                "nats a token, and "
+                f"{self.tolerance:g} is allowed: it holds other weights, another model, or "
+                "computes in another dtype"
             )
 
     def _post(self, name: str, path: str, body: Json) -> Json:
-        """Raises: RefusedError: the server understands, and does not do it, or is one that cannot."""
+        """Raises: RefusedError: the server understands, and does not do it, or is one that
+        cannot.
+        """
         if "n" in body.get("sampling_params", {}):
             return self.pool.post(name, path, body).json()
-        answer = self._of_able(path, partial(self.pool.post, name, path, body, quick=path not in REPLACE))
+        answer = self._of_able(
+            path, partial(self.pool.post, name, path, body, quick=path not in REPLACE)
+        )
         return answer.json() if path == GENERATE else {}
 
     def _of_able(self, path: str, exchange: Callable[[], Any]) -> Any:
@@ -220,12 +287,18 @@ class ServedEngine:
     # Samples.
 
     def generate(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, progress: Callable[[int], None] | None = None, **how: Any
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        progress: Callable[[int], None] | None = None,
+        **how: Any,
     ) -> list[RolloutGroup]:
         """See core.protocols.Engine.generate.
 
         Raises:
-            DataError: a prompt and its response do not fit the model's context, or a server refuses it.
+            DataError: a prompt and its response do not fit the model's context, or a server refuses
+                it.
             RunError: no server is left.
         """
         return self.begin(prompts, sampling, **how)(progress)
@@ -242,7 +315,10 @@ class ServedEngine:
         """Ask for samples with the weights of now; what comes back waits for them."""
         rows = encode_prompts(self.encoder, prompts, sampling, self.context_length)
         ordinals = range(len(rows)) if ordinals is None else ordinals
-        bodies = [self._request(ids, sampling, num_samples, seed, ordinal) for ids, ordinal in zip(rows, ordinals, strict=True)]
+        bodies = [
+            self._request(ids, sampling, num_samples, seed, ordinal)
+            for ids, ordinal in zip(rows, ordinals, strict=True)
+        ]
         with self.pool.changed:
             version, number = self.fleet.wanted, self.policy_version
             self.users[version] += len(bodies)
@@ -254,7 +330,9 @@ class ServedEngine:
             groups = []
             try:
                 for prompt, ids, future in zip(prompts, rows, futures, strict=True):
-                    groups.append(as_group(self.encoder, prompt, ids, future.result(), sampling, number))
+                    groups.append(
+                        as_group(self.encoder, prompt, ids, future.result(), sampling, number)
+                    )
                     if progress:
                         progress(len(groups) * num_samples)
             finally:
@@ -277,7 +355,9 @@ class ServedEngine:
                 answer = self._post(name, GENERATE, {**body, "model": self._called(name, version)})
                 drawn = read_drawn(answer, version, body["sampling_params"], spans=self.replaces)
             except RefusedError as error:
-                raise RefusedError(f"{name} refuses a prompt of {len(body['token_ids'])} tokens: {error}") from None
+                raise RefusedError(
+                    f"{name} refuses a prompt of {len(body['token_ids'])} tokens: {error}"
+                ) from None
             with self.pool.changed:
                 self.tokens += sum(len(one.ids) for one in drawn)
             return drawn

@@ -1,8 +1,10 @@
-"""An engine behind HTTP, on the standard library: the endpoints of vLLM's that a served engine asks.
+"""An engine behind HTTP, on the standard library: the endpoints of vLLM's that a served engine
+asks.
 
-`GET /health`, `GET /v1/models`, `POST /v1/load_lora_adapter`, `POST /v1/unload_lora_adapter`, `POST /inference/v1/generate`.
-Requests that wait together and ask alike are decoded together by the local engine, in one thread. Other rows in a batch round
-otherwise, so bits depend on which requests meet, unless each is decoded alone.
+`GET /health`, `GET /v1/models`, `POST /v1/load_lora_adapter`, `POST /v1/unload_lora_adapter`, `POST
+/inference/v1/generate`. Requests that wait together and ask alike are decoded together by the local
+engine, in one thread. Other rows in a batch round otherwise, so bits depend on which requests meet,
+unless each is decoded alone.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from tether.servers.http import Answer, JsonServer, Route
 
 T = TypeVar("T")
 TOGETHER = 0.01
-"""Seconds after a request in which another may come that is decoded with it; a run sends all those of a step at once."""
+"""Seconds after a request in which another may come that is decoded with it; a run sends all those
+of a step at once.
+"""
 Loader = Callable[[str, Path], LocalEngine]
 """From a name and a folder, of an adapter or a whole model, to an engine that samples with it."""
 
@@ -34,7 +38,9 @@ class Asked(NamedTuple):
     """A request, and the queue on which its responses go back, or the error."""
 
     kind: tuple[str, int, int, Ids, Sampling]
-    """Adapter, samples, seed, stop ids and sampling: what requests must share to be decoded together."""
+    """Adapter, samples, seed, stop ids and sampling: what requests must share to be decoded
+    together.
+    """
     ids: Ids
     ordinal: int
     back: queue.Queue[Any]
@@ -69,7 +75,9 @@ class EngineServer(JsonServer):
         post: dict[str, Route] = {
             GENERATE: lambda body: self._if_open(self.generate, body),
             "/v1/load_lora_adapter": lambda body: self._if_open(partial(self.adapt, "load"), body),
-            "/v1/unload_lora_adapter": lambda body: self._if_open(partial(self.adapt, "unload"), body),
+            "/v1/unload_lora_adapter": lambda body: self._if_open(
+                partial(self.adapt, "unload"), body
+            ),
         }
         super().__init__(address, {"/v1/models": self.models}, post, token)
         self.base, self.load, self.unload = base, load, unload
@@ -87,12 +95,16 @@ class EngineServer(JsonServer):
         self.worker.join()
 
     def _work(self) -> None:
-        """The one thread that touches the model: loads, unloads, and batches of requests that ask alike."""
+        """The one thread that touches the model: loads, unloads, and batches of requests that ask
+        alike.
+        """
         while True:
             waiting = [self.asked.get()]
             with contextlib.suppress(queue.Empty):
                 while True:
-                    waiting.append(self.asked.get(timeout=TOGETHER if isinstance(waiting[-1], Asked) else 0))
+                    waiting.append(
+                        self.asked.get(timeout=TOGETHER if isinstance(waiting[-1], Asked) else 0)
+                    )
             if None in waiting:
                 return
             self.begun = time.monotonic()
@@ -112,35 +124,54 @@ class EngineServer(JsonServer):
         """The requests that are decoded together."""
         if self.alone:
             return [[one] for one in requests]
-        return [[one for one in requests if one.kind == kind] for kind in dict.fromkeys(one.kind for one in requests)]
+        return [
+            [one for one in requests if one.kind == kind]
+            for kind in dict.fromkeys(one.kind for one in requests)
+        ]
 
     def _draw(self, batch: list[Asked]) -> None:
         model, count, seed, stop_ids, sampling = batch[0].kind
 
         def draw(engine: LocalEngine) -> list[Any]:
             engine.encoder.stop_ids = stop_ids
-            return engine.draw([one.ids for one in batch], [one.ordinal for one in batch], sampling, count, seed)
+            return engine.draw(
+                [one.ids for one in batch], [one.ordinal for one in batch], sampling, count, seed
+            )
 
         results = self._with_engine(model, draw)
-        for one, result in zip(batch, [results] * len(batch) if isinstance(results, tuple) else results, strict=True):
+        for one, result in zip(
+            batch, [results] * len(batch) if isinstance(results, tuple) else results, strict=True
+        ):
             one.back.put(result)
 
     def _with_engine(self, model: str, work: Callable[[LocalEngine], T]) -> T | tuple[int, str]:
         """What is made with the engine of a name, or a status and a reason."""
         engine = self.engines.get(model)
-        return (404, f"no adapter is called {model!r}") if engine is None else _outcome(partial(work, engine))
+        return (
+            (404, f"no adapter is called {model!r}")
+            if engine is None
+            else _outcome(partial(work, engine))
+        )
 
     def generate(self, body: Json) -> Answer:
-        """Status and answer of a request for samples, or for the log-probabilities of a prompt (`prompt_logprobs`)."""
+        """Status and answer of a request for samples, or for the log-probabilities of a prompt
+        (`prompt_logprobs`).
+        """
         words, back = GenerateRequest.model_validate(body), queue.Queue[Any]()
         ids, given = words.token_ids, words.sampling_params
-        outside = next((i for i in (*ids, *given.stop_token_ids) if not 0 <= i < self.vocabulary), None)
+        outside = next(
+            (i for i in (*ids, *given.stop_token_ids) if not 0 <= i < self.vocabulary), None
+        )
         if outside is not None:
             return 400, {"error": f"there is no token {outside}: the model has {self.vocabulary}"}
         scores = given.prompt_logprobs is not None
         longest = len(ids) if scores else len(ids) + given.max_tokens
         if longest > self.context:
-            return 400, {"error": f"{len(ids)} + {longest - len(ids)} tokens; the context holds {self.context}"}
+            return 400, {
+                "error": (
+                    f"{len(ids)} + {longest - len(ids)} tokens; the context holds {self.context}"
+                )
+            }
         if scores:
             self.asked.put(lambda: back.put(self._with_engine(words.model, partial(_scored, ids))))
         else:
@@ -153,7 +184,10 @@ class EngineServer(JsonServer):
             return answer[0], {"error": answer[1]}
         if isinstance(answer, dict):
             return 200, {"model": words.model, **answer}
-        return 200, {"model": words.model, "choices": [choice(index, one) for index, one in enumerate(answer)]}
+        return 200, {
+            "model": words.model,
+            "choices": [choice(index, one) for index, one in enumerate(answer)],
+        }
 
     def _wait(self, back: queue.Queue[T]) -> T | tuple[int, str]:
         """The result of the thread that samples, or that it has ended."""
@@ -165,7 +199,9 @@ class EngineServer(JsonServer):
                     return 503, "the server is closed"
 
     def health(self) -> Answer:
-        """The state of the thread that samples, and for how many seconds it has been at its present work."""
+        """The state of the thread that samples, and for how many seconds it has been at its present
+        work.
+        """
         if not self.worker.is_alive():
             return 503, {"error": "the thread that samples has ended"}
         return 200, {"at_work": 0.0 if self.begun is None else time.monotonic() - self.begun}
@@ -175,7 +211,12 @@ class EngineServer(JsonServer):
 
     def models(self) -> Json:
         """The base with the longest sequence that it takes, and the adapters."""
-        return {"data": [{"id": self.base, "max_model_len": self.context}, *({"id": name} for name in self.engines)]}
+        return {
+            "data": [
+                {"id": self.base, "max_model_len": self.context},
+                *({"id": name} for name in self.engines),
+            ]
+        }
 
     def adapt(self, what: str, body: Json) -> Answer:
         """Load or unload an adapter; a name is never given to another one."""
@@ -184,12 +225,19 @@ class EngineServer(JsonServer):
 
         def task() -> tuple[int, str]:
             if (name in self.engines) == (what == "load"):
-                raise ValueError(f"an adapter is called {name!r} already" if what == "load" else f"no adapter is called {name!r}")
+                raise ValueError(
+                    f"an adapter is called {name!r} already"
+                    if what == "load"
+                    else f"no adapter is called {name!r}"
+                )
             if what == "unload":
                 self.unload(self.engines.pop(name))
             else:
-                engine = self.load(name, Path(words.lora_path))  # of a whole model the same one, with other weights
-                self.engines = {old: other for old, other in self.engines.items() if other is not engine} | {name: engine}
+                # of a whole model the same one, with other weights
+                engine = self.load(name, Path(words.lora_path))
+                self.engines = {
+                    old: other for old, other in self.engines.items() if other is not engine
+                } | {name: engine}
             return 200, ""
 
         self.asked.put(lambda: back.put(_outcome(task)))
@@ -198,7 +246,9 @@ class EngineServer(JsonServer):
 
 
 def _outcome(work: Callable[[], T]) -> T | tuple[int, str]:
-    """What it gives, or a status and a reason: 400 for what would fail elsewhere, too. The thread that works lives on."""
+    """What it gives, or a status and a reason: 400 for what would fail elsewhere, too. The thread
+    that works lives on.
+    """
     try:
         return work()
     except TetherError as error:
@@ -211,7 +261,9 @@ def _outcome(work: Callable[[], T]) -> T | tuple[int, str]:
 
 def _scored(ids: Ids, engine: LocalEngine) -> Json:
     """The log-probabilities of a prompt, in vLLM's words."""
-    rows = ({str(i): {"logprob": x}} for i, x in zip(ids[1:], score_ids(engine.role, ids), strict=True))
+    rows = (
+        {str(i): {"logprob": x}} for i, x in zip(ids[1:], score_ids(engine.role, ids), strict=True)
+    )
     return {"choices": [], "prompt_logprobs": [None, *rows]}
 
 
@@ -222,5 +274,8 @@ def choice(index: int, drawn: Drawn) -> Json:
         "finish_reason": "stop" if stopped else "length",
         "stop_reason": "" if drawn.reason is StopReason.STOP_STRING else None,
     }
-    content = [{"token_id": i, "logprob": logprob} for i, logprob in zip(drawn.ids, drawn.logprobs, strict=True)]
+    content = [
+        {"token_id": i, "logprob": logprob}
+        for i, logprob in zip(drawn.ids, drawn.logprobs, strict=True)
+    ]
     return {"index": index, "token_ids": drawn.ids, "logprobs": {"content": content}, **words}

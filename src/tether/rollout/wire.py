@@ -1,4 +1,6 @@
-"""What goes over the wire between the engine of servers and a server: vLLM's endpoints, a request and its answer."""
+"""What goes over the wire between the engine of servers and a server: vLLM's endpoints, a request
+and its answer.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,24 @@ from tether.core.types import Json, Sampling, StopReason
 from tether.rollout.drawn import Drawn, Ids
 
 GENERATE = "/inference/v1/generate"
-REPLACE = "/pause?mode=wait", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"
+REPLACE = (
+    "/pause?mode=wait",
+    "/start_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
+    "/resume",
+)
 """vLLM's words for whole weights that come in place of others, in this order."""
 NEEDED = {
     **dict.fromkeys(
         (*REPLACE, "/weight_info"),
-        "Whole weights (lora = false) need VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config: docs/scale.md has the words.",
+        "Whole weights (lora = false) need VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config: "
+        "docs/scale.md has the words.",
     ),
     GENERATE: "Tokens in and out need vLLM 0.32 or later, started with --enable-scale-out.",
-    "/v1/load_lora_adapter": "It must see that folder; vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora.",
+    "/v1/load_lora_adapter": (
+        "It must see that folder; vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora."
+    ),
     "/v1/unload_lora_adapter": "vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
 }
 """What a server is started with that does this."""
@@ -83,16 +94,29 @@ def as_request(
     ours: bool,
     unused: Sequence[int] = (),
 ) -> Json:
-    """`count` samples of a prompt, in vLLM's words; seeds of vLLM's samples are this one and those after it.
+    """`count` samples of a prompt, in vLLM's words; seeds of vLLM's samples are this one and those
+    after it.
 
     Args:
-        ours: the server is tether's own, which takes seed and ordinal as they are; vLLM gets a seed made of both.
+        ours: the server is tether's own, which takes seed and ordinal as they are; vLLM gets a seed
+            made of both.
         unused: ids that stand for no token, and must not be sampled.
     """
     own = {"extra_args": {"seed": seed, "ordinal": ordinal}} if ours else {}
     params = {
-        **{"n": count, "max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature, "logprobs": 0, **own},
-        **{"top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p, "stop": list(sampling.stop_strings)},
+        **{
+            "n": count,
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "logprobs": 0,
+            **own,
+        },
+        **{
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "stop": list(sampling.stop_strings),
+        },
         **{"stop_token_ids": list(stop_ids), "seed": (seed * 1_000_003 + ordinal) * 4096 % 2**62},
     }
     if unused:
@@ -104,22 +128,37 @@ def read_drawn(answer: Json, version: str, asked: Json, *, spans: bool) -> list[
     """The responses of an answer.
 
     Args:
-        spans: each response names the version of each of its tokens; else the answer has the version for a model's name.
+        spans: each response names the version of each of its tokens; else the answer has the
+            version for a model's name.
 
     Raises:
         ValueError: it is of another version, or nothing that a policy can have sampled.
     """
     choices = sorted(answer["choices"], key=lambda one: one["index"])
-    named = {span["version"] for one in choices for span in one["weight_versions"]} if spans else {answer.get("model", version)}
+    named = (
+        {span["version"] for one in choices for span in one["weight_versions"]}
+        if spans
+        else {answer.get("model", version)}
+    )
     if named != {version} or len(choices) != asked["n"]:
-        raise ValueError(f"asked {version} for {asked['n']} samples, got {len(choices)} of {', '.join(map(str, named))}")
+        raise ValueError(
+            f"asked {version} for {asked['n']} samples, got {len(choices)} of "
+            f"{', '.join(map(str, named))}"
+        )
     drawn = []
     for one in choices:
-        ids, logprobs = tuple(one["token_ids"]), tuple(float(row["logprob"]) for row in one["logprobs"]["content"])
+        ids, logprobs = (
+            tuple(one["token_ids"]),
+            tuple(float(row["logprob"]) for row in one["logprobs"]["content"]),
+        )
         possible = all(-1e3 < x <= 1e-3 for x in logprobs)
         if not possible or not 0 < len(ids) == len(logprobs) <= asked["max_tokens"]:
-            raise ValueError(f"{len(ids)} ids and {len(logprobs)} log-probabilities that no policy gives")
+            raise ValueError(
+                f"{len(ids)} ids and {len(logprobs)} log-probabilities that no policy gives"
+            )
         stop = one.get("stop_reason")
         reason = StopReason.STOP_STRING if isinstance(stop, str) else StopReason.STOP_TOKEN
-        drawn.append(Drawn(ids, logprobs, StopReason.LENGTH if one["finish_reason"] == "length" else reason))
+        drawn.append(
+            Drawn(ids, logprobs, StopReason.LENGTH if one["finish_reason"] == "length" else reason)
+        )
     return drawn

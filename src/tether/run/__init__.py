@@ -1,6 +1,8 @@
-"""One way to run: recipes, the table of stages, and how a stage is opened, resumed, planned, examined and exported.
+"""One way to run: recipes, the table of stages, and how a stage is opened, resumed, planned,
+examined and exported.
 
-The room has the name of the front door's function, so the module can be called: `tether.run("quickstart")`.
+The room has the name of the front door's function, so the module can be called:
+`tether.run("quickstart")`.
 """
 
 import importlib

@@ -29,23 +29,41 @@ class Budgets:
     """The limits of the stages of one start, in their order.
 
     Args:
-        price: what each is expected to take; stages without a price count as the mean of the others.
+        price: what each is expected to take; stages without a price count as the mean of the
+            others.
         began: the time on the clock at which this start began.
     """
 
     def __init__(
-        self, recipe: BaseRecipe, order: Sequence[Planned], price: Price, clock: Callable[[], float], began: float
+        self,
+        recipe: BaseRecipe,
+        order: Sequence[Planned],
+        price: Price,
+        clock: Callable[[], float],
+        began: float,
     ) -> None:
         self.recipe, self.price, self.clock, self.began = recipe, price, clock, began
-        folders = {planned: round_folder(Path(recipe.run), planned[1]) / planned[0] for planned in order}
+        folders = {
+            planned: round_folder(Path(recipe.run), planned[1]) / planned[0] for planned in order
+        }
         self.before = {planned: seconds_of(folder) for planned, folder in folders.items()}
-        self.left = [planned for planned, folder in folders.items() if not (folder / "summary.json").is_file()]
+        self.left = [
+            planned
+            for planned, folder in folders.items()
+            if not (folder / "summary.json").is_file()
+        ]
         self.first = True
 
     def limit(self, name: str, number: int | None) -> TimeLimit:
-        """The limit of the stage that begins now; one that is not timed, or has no budget, never ends."""
+        """The limit of the stage that begins now; one that is not timed, or has no budget, never
+        ends.
+        """
         section, budget = self.recipe.section(name), self.recipe.budget
-        cost, began, self.first = self._price(name), self.began if self.first else self.clock(), False
+        cost, began, self.first = (
+            self._price(name),
+            self.began if self.first else self.clock(),
+            False,
+        )
         how: dict[str, float] = {"closing": self.price.closing, "began": began}
         how |= {"after": cost.after, "each": cost.step} if cost else {}
         own = section.budget if isinstance(section, TimedSection) else None
@@ -65,19 +83,37 @@ class Budgets:
         self.left = [other for other in self.left if other != planned]
 
     def _share(self, planned: Planned, whole: float) -> float:
-        """Seconds of a stage: what is left of the whole, shared by the expected times; collecting and comparing are not cut."""
+        """Seconds of a stage: what is left of the whole, shared by the expected times; collecting
+        and comparing are not cut.
+        """
         left = whole - sum(self.before.values()) - (self.clock() - self.began) - self.price.closing
         later = [other for other in self.left if other != planned]
-        fixed = sum(self._seconds(name) for name, _ in later if not isinstance(self.recipe.section(name), TimedSection))
+        fixed = sum(
+            self._seconds(name)
+            for name, _ in later
+            if not isinstance(self.recipe.section(name), TimedSection)
+        )
         own = self._seconds(planned[0])
-        others = sum(self._seconds(name) for name, _ in later if isinstance(self.recipe.section(name), TimedSection))
+        others = sum(
+            self._seconds(name)
+            for name, _ in later
+            if isinstance(self.recipe.section(name), TimedSection)
+        )
         return max(1.0, left - fixed) * own / (own + others)
 
     def _seconds(self, name: str) -> float:
         """The expected time of a stage in one round, at most its own budget."""
-        times = [cost.seconds / cost.rounds for cost in self.price.stages if cost.seconds is not None]
+        times = [
+            cost.seconds / cost.rounds for cost in self.price.stages if cost.seconds is not None
+        ]
         cost, section = self._price(name), self.recipe.section(name)
-        seconds = cost.seconds / cost.rounds if cost and cost.seconds is not None else fmean(times) if times else 1.0
+        seconds = (
+            cost.seconds / cost.rounds
+            if cost and cost.seconds is not None
+            else fmean(times)
+            if times
+            else 1.0
+        )
         own = section.budget if isinstance(section, TimedSection) else None
         return seconds if own is None else min(seconds, own.minutes * 60)
 
@@ -86,7 +122,9 @@ class Budgets:
 
 
 def seconds_of(folder: Path) -> float:
-    """The time that a stage has taken in earlier starts, as far as its summary or its newest checkpoint has it."""
+    """The time that a stage has taken in earlier starts, as far as its summary or its newest
+    checkpoint has it.
+    """
     if (folder / "summary.json").is_file():
         return float(read_json(folder / "summary.json").get("seconds", 0.0))
     whole = complete_checkpoints(folder / "checkpoints")
@@ -95,12 +133,17 @@ def seconds_of(folder: Path) -> float:
 
 
 def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
-    """Let a stage that time has ended go on, where its budget is larger now and that gives what a longer run gives.
+    """Let a stage that time has ended go on, where its budget is larger now and that gives what a
+    longer run gives.
 
     Where more time cannot be used, a line says why.
     """
     before: Mapping[str, Any] = run.summary().get(BUDGET) or {}
-    if not before or (limit.minutes and limit.minutes <= before["minutes"]) or not isinstance(section, TimedSection):
+    if (
+        not before
+        or (limit.minutes and limit.minutes <= before["minutes"])
+        or not isinstance(section, TimedSection)
+    ):
         return False
     optimizer: Any = dict(section).get("optimizer")
     again = isinstance(section, RoundsSection) or complete_checkpoints(run.path / "checkpoints")
@@ -109,7 +152,9 @@ def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
         return False
     if not again or _stood_on(run.path):
         why = "later stages stand on it" if again else "its models have no checkpoint"
-        logger.warning("%s keeps its budget: %s. To train longer, start anew with run=PATH.", run.path, why)
+        logger.warning(
+            "%s keeps its budget: %s. To train longer, start anew with run=PATH.", run.path, why
+        )
         return False
     _forget_end(run, section, before["ended_at"])
     (run.path / "summary.json").unlink()
@@ -124,10 +169,19 @@ def _stood_on(folder: Path) -> bool:
 
 
 def _forget_end(run: RunDirectory, section: Section, step: int) -> None:
-    """Take away the result, and the measurements that a training without this end would not have made."""
+    """Take away the result, and the measurements that a training without this end would not have
+    made.
+    """
     for name in ("policy", "model"):
         shutil.rmtree(run.path / name, ignore_errors=True)
     path = run.path / "heldout.jsonl"
     if isinstance(section, OnlineSection) and section.evaluate is not None and path.is_file():
         due = step % section.evaluate.every == 0
-        write_jsonl(path, [row for row in read_jsonl(path) if row["step"] < step or (due and not is_control(row))])
+        write_jsonl(
+            path,
+            [
+                row
+                for row in read_jsonl(path)
+                if row["step"] < step or (due and not is_control(row))
+            ],
+        )

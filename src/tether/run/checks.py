@@ -1,4 +1,6 @@
-"""Faults that a stage would meet only after others were trained: they are looked for before the first one begins."""
+"""Faults that a stage would meet only after others were trained: they are looked for before the
+first one begins.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,12 @@ from tether.run.supervised import KTOSection
 
 
 def check_section(name: str, section: Section, model: ModelConfig) -> None:
-    """Load what a stage calls and look at the files that it reads beside its rows; nothing is trained and no model is opened.
+    """Load what a stage calls and look at the files that it reads beside its rows; nothing is
+    trained and no model is opened.
 
     Raises:
-        ConfigError: a function cannot be loaded, a judge cannot be asked, a library is missing, a store cannot be opened.
+        ConfigError: a function cannot be loaded, a judge cannot be asked, a library is missing, a
+            store cannot be opened.
         MissingFileError, DataError: a file is not there, holds something else, or has too few rows.
     """
     for judge in _judges(section):
@@ -48,7 +52,9 @@ def check_section(name: str, section: Section, model: ModelConfig) -> None:
         _check_classes(section.data)
     if isinstance(section, RewardSection):
         for objective, data in (section.objectives or {}).items():
-            _check_held_out(f"{name}.objectives.{objective}", data, section.heldout_fraction, section.seed)
+            _check_held_out(
+                f"{name}.objectives.{objective}", data, section.heldout_fraction, section.seed
+            )
 
 
 def _judges(section: Section) -> Iterator[Any]:
@@ -72,12 +78,20 @@ def _check_reward(name: str, section: RewardedSection) -> None:
     for call in section.function.calls if section.function else ():
         load_function(call)
     if section.verifiable is not None and section.verifiable.kind in PACKAGES:
-        require(PACKAGES[section.verifiable.kind], f"verifiable.kind = {section.verifiable.kind!r}", "verify")
+        require(
+            PACKAGES[section.verifiable.kind],
+            f"verifiable.kind = {section.verifiable.kind!r}",
+            "verify",
+        )
     if section.classifier is not None:
         source = Path(section.classifier.source).expanduser()
-        if section.classifier.source.startswith((".", "/", "~")) and not (source / "config.json").is_file():
+        if (
+            section.classifier.source.startswith((".", "/", "~"))
+            and not (source / "config.json").is_file()
+        ):
             raise MissingFileError(
-                f"{name}.classifier.source: {source} holds no model: there is no config.json. Give a folder that has"
+                f"{name}.classifier.source: {source} holds no model: there is no config.json. "
+                "Give a folder that has"
             )
 
 
@@ -92,7 +106,8 @@ def _check_online(name: str, section: OnlineSection, model: ModelConfig) -> None
         count = section.evaluate.prompts
         if (there := _rows_up_to(section.data, section.kind or Prompt, count + 1)) <= count:
             raise DataError(
-                f"{name}.evaluate.prompts = {count}, and {name}.data has {there} prompts: none would be left to train on. "
+                f"{name}.evaluate.prompts = {count}, and {name}.data has {there} prompts: none "
+                "would be left to train on. "
                 "Set evaluate.prompts lower, or give more prompts"
             )
 
@@ -106,8 +121,15 @@ def _check_pairs(section: PairsSection) -> None:
         with contextlib.closing(Store(section.store)):
             pass
     prompts = section.prompts or 0
-    if prompts and section.data is not None and (there := _rows_up_to(section.data, Prompt, prompts)) < prompts:
-        raise ConfigError(f"pairs.prompts = {prompts}, and there are {there} to use: raise samples_per_prompt instead")
+    if (
+        prompts
+        and section.data is not None
+        and (there := _rows_up_to(section.data, Prompt, prompts)) < prompts
+    ):
+        raise ConfigError(
+            f"pairs.prompts = {prompts}, and there are {there} to use: raise "
+            "samples_per_prompt instead"
+        )
 
 
 def _check_classes(data: DataConfig) -> None:
@@ -119,7 +141,8 @@ def _check_classes(data: DataConfig) -> None:
             return
     if kinds:
         raise DataError(
-            f"all responses of {', '.join(data.paths)} are {'desirable' if kinds.pop() else 'undesirable'}: KTO learns from both "
+            f"all responses of {', '.join(data.paths)} are "
+            f"{'desirable' if kinds.pop() else 'undesirable'}: KTO learns from both "
             "kinds. Add responses of the other kind; desirable ones alone are demonstrations, for sft."
         )
 
@@ -130,13 +153,15 @@ def _check_held_out(name: str, data: DataConfig, fraction: float, seed: int) -> 
         return
     if not any(path.startswith("hub:") for path in data.paths):
         raise DataError(
-            f"{name}: no row is held out at heldout_fraction = {fraction:g}, and scores of objectives get one scale on "
+            f"{name}: no row is held out at heldout_fraction = {fraction:g}, and scores of "
+            "objectives get one scale on "
             "held-out responses. Raise it, or give more prompts"
         )
 
 
 def check_test_judge(name: str, section: Section, reward: Any) -> None:
-    """Whether the [reward] stage of the recipe makes the test model that held-out answers are to be judged by.
+    """Whether the [reward] stage of the recipe makes the test model that held-out answers are to be
+    judged by.
 
     Raises:
         ConfigError: it makes none.
@@ -145,17 +170,25 @@ def check_test_judge(name: str, section: Section, reward: Any) -> None:
     if evaluate is None or evaluate.judge != "test" or reward is None:
         return
     if not isinstance(reward, RewardSection) or not reward.test_share:
-        raise ConfigError(f"{name}.evaluate.judge = 'test' needs a test model: set reward.test_share above 0")
+        raise ConfigError(
+            f"{name}.evaluate.judge = 'test' needs a test model: set reward.test_share above 0"
+        )
 
 
 def _rows_up_to(data: DataConfig, kind: type, count: int) -> int:
-    """How many rows there are, counted no further than `count`; those of the hub count as enough."""
+    """How many rows there are, counted no further than `count`; those of the hub count as
+    enough.
+    """
     if any(path.startswith("hub:") for path in data.paths):
         return count
     return sum(1 for _ in islice(_rows(data, kind), count))
 
 
 def _rows(data: DataConfig, kind: type) -> Iterator[Any]:
-    """The rows of files, one after another; none of the hub, whose data is left for when it is needed."""
+    """The rows of files, one after another; none of the hub, whose data is left for when it is
+    needed.
+    """
     if not any(path.startswith("hub:") for path in data.paths):
-        yield from read(data.paths, kind, quarantine=Quarantine(keep=0), **data.model_dump(exclude={"path"}))
+        yield from read(
+            data.paths, kind, quarantine=Quarantine(keep=0), **data.model_dump(exclude={"path"})
+        )

@@ -19,7 +19,8 @@ EFFICIENCY, DECODING_EFFICIENCY = 0.4, 0.6
 
 @dataclass(frozen=True)
 class Device:
-    """memory in bytes; products in FLOP/s and bandwidth in bytes/s as they are reached, not as they are advertised.
+    """memory in bytes; products in FLOP/s and bandwidth in bytes/s as they are reached, not as they
+    are advertised.
 
     dispatch: seconds that the start of one small operation takes, whatever its size.
     """
@@ -43,22 +44,33 @@ KINDS: dict[str, tuple[float, float, float]] = {
     "rtx3090": (71, 0.94, 24),
     "rtx4090": (165, 1.01, 24),
 }
-"""By kind: 10^12 operations and 10^12 bytes a second, and GB. bfloat16 without sparsity, from the makers' data sheets."""
+"""By kind: 10^12 operations and 10^12 bytes a second, and GB. bfloat16 without sparsity, from the
+makers' data sheets.
+"""
 
 
 def gpu(memory_gb: float | None = None, name: str | None = None) -> Device:
-    """A GPU of a known kind, with the memory of its kind or another; without a kind, one with the rates of an h100.
+    """A GPU of a known kind, with the memory of its kind or another; without a kind, one with the
+    rates of an h100.
 
     Raises:
         ConfigError: no rates are known for this kind.
     """
     kind = _plain(name or "h100")
     if kind not in KINDS:
-        raise ConfigError(f"no rates are known for --gpu {name}; there are: {', '.join(sorted(KINDS))}")
+        raise ConfigError(
+            f"no rates are known for --gpu {name}; there are: {', '.join(sorted(KINDS))}"
+        )
     products, bandwidth, usual = KINDS[kind]
     memory = usual if memory_gb is None else memory_gb
     title = f"{kind}, {memory:g} GB" if name else f"a GPU of {memory:g} GB, times as on an {kind}"
-    return Device(title, memory * 1e9, products * 1e12 * EFFICIENCY, bandwidth * 1e12 * DECODING_EFFICIENCY, True)
+    return Device(
+        title,
+        memory * 1e9,
+        products * 1e12 * EFFICIENCY,
+        bandwidth * 1e12 * DECODING_EFFICIENCY,
+        True,
+    )
 
 
 def _plain(name: str) -> str:
@@ -66,11 +78,16 @@ def _plain(name: str) -> str:
 
 
 def machine_for(device: str) -> Device:
-    """This machine as `model.device` uses it: its GPU, by the data sheet of its kind or else measured, or its processor."""
+    """This machine as `model.device` uses it: its GPU, by the data sheet of its kind or else
+    measured, or its processor.
+    """
     place = pick_device(device)
     if place.type != "cuda":
         return this_machine()
-    name, memory = torch.cuda.get_device_name(place), torch.cuda.get_device_properties(place).total_memory
+    name, memory = (
+        torch.cuda.get_device_name(place),
+        torch.cuda.get_device_properties(place).total_memory,
+    )
     kind = max((kind for kind in KINDS if kind in _plain(name)), key=len, default=None)
     return _measured_gpu(place, name, memory) if kind is None else gpu(round(memory / 1e9, 1), kind)
 
@@ -81,21 +98,37 @@ def _measured_gpu(place: torch.device, name: str, memory: int) -> Device:
     left, right = (torch.randn(4096, 4096, device=place, dtype=dtype) for _ in range(2))
     long = torch.ones(2**26, device=place)
     products = _rate(lambda: left @ right) * 2 * 4096**3
-    return Device(f"{name}, {memory / 1e9:.0f} GB", memory, 0.5 * products, 0.8 * _rate(long.sum) * 4 * 2**26, True)
+    return Device(
+        f"{name}, {memory / 1e9:.0f} GB",
+        memory,
+        0.5 * products,
+        0.8 * _rate(long.sum) * 4 * 2**26,
+        True,
+    )
 
 
 def this_machine() -> Device:
-    """This machine's processor as it is now, other work beside it included: each rate is measured for a third of a second."""
+    """This machine's processor as it is now, other work beside it included: each rate is measured
+    for a third of a second.
+    """
     dtype = pick_dtype("auto", "cpu")
-    left, right, long = torch.randn(1024, 576).to(dtype), torch.randn(1536, 576).to(dtype), torch.ones(2**25)
+    left, right, long = (
+        torch.randn(1024, 576).to(dtype),
+        torch.randn(1536, 576).to(dtype),
+        torch.ones(2**25),
+    )
     products = _rate(lambda: left @ right.T) * 2 * 1024 * 576 * 1536
     memory, bandwidth = psutil.virtual_memory().total, 0.8 * _rate(long.sum) * 4 * 2**25
     small = torch.randn(16, 64)
     dispatch = 1 / _rate(lambda: small + small)
-    return Device(f"this machine, {memory / 1e9:.0f} GB", memory, 0.75 * products, bandwidth, False, dispatch)
+    return Device(
+        f"this machine, {memory / 1e9:.0f} GB", memory, 0.75 * products, bandwidth, False, dispatch
+    )
 
 
 def _rate(work: Callable[[], Any]) -> float:
-    """How often a second it is done; the mean, in which the pauses that other programs cause count."""
+    """How often a second it is done; the mean, in which the pauses that other programs cause
+    count.
+    """
     timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
     return 1 / timer.blocked_autorange(min_run_time=0.3).mean

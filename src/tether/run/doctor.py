@@ -1,6 +1,8 @@
-"""The doctor's rounds: a recipe's stages that sample, assembled and probed with a few prompts, or the files of a run.
+"""The doctor's rounds: a recipe's stages that sample, assembled and probed with a few prompts, or
+the files of a run.
 
-`check_stage` is for stages of one's own: what it looks at, tether's own stages guarantee by construction.
+`check_stage` is for stages of one's own: what it looks at, tether's own stages guarantee by
+construction.
 """
 
 from __future__ import annotations
@@ -54,9 +56,11 @@ TOKENS = 32
 
 
 def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
-    """Assemble every stage of a recipe that samples, and examine it; nothing is trained and nothing written.
+    """Assemble every stage of a recipe that samples, and examine it; nothing is trained and nothing
+    written.
 
-    Where SFT or the reward model are not trained yet, the base model and a random reward stand in, and the result says so.
+    Where SFT or the reward model are not trained yet, the base model and a random reward stand in,
+    and the result says so.
 
     Raises:
         ConfigError: no stage of the recipe samples.
@@ -64,15 +68,19 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
     names = [name for name in recipe.stages if isinstance(recipe.section(name), OnlineSection)]
     if not names:
         raise ConfigError(
-            f"the recipe has no stage that samples at every step ({', '.join(making('policy'))}), and before training the doctor "
-            f"examines no others: `tether data inspect` looks at its data, and `tether doctor {recipe.run}` at the run afterwards"
+            f"the recipe has no stage that samples at every step ({', '.join(making('policy'))}), "
+            "and before training the doctor "
+            "examines no others: `tether data inspect` looks at its data, and `tether doctor "
+            f"{recipe.run}` at the run afterwards"
         )
     results = {}
     for name in names:
         section, model, folder, notes = _standing(recipe, name)
         stage, loaded = online_stage(section, model, folder, recipe.seed)
         prompts = _probe_prompts(recipe, section, name, stage.config.samples_per_prompt)
-        faults = prompt_faults(prompts, stage.encoder, section.max_new_tokens, loaded.context_length)
+        faults = prompt_faults(
+            prompts, stage.encoder, section.max_new_tokens, loaded.context_length
+        )
         prompts = usable_prompts(prompts, faults, Quarantine(), name)
         trained = None if folder is None else _trained_encoder(folder, stage.encoder)
         results[name] = [*notes, *examine_stage(stage, prompts, reward_encoder=trained)]
@@ -83,8 +91,11 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
     return results
 
 
-def examine_stage(stage: OnlineStage, prompts: Sequence[Prompt], *, reward_encoder: ChatEncoder | None = None) -> list[Result]:
-    """Everything that a recipe can get wrong, on an assembled stage, which stays as it is; check_stage has the rest.
+def examine_stage(
+    stage: OnlineStage, prompts: Sequence[Prompt], *, reward_encoder: ChatEncoder | None = None
+) -> list[Result]:
+    """Everything that a recipe can get wrong, on an assembled stage, which stays as it is;
+    check_stage has the rest.
 
     Args:
         reward_encoder: what the reward model was trained with, where there is one.
@@ -92,26 +103,45 @@ def examine_stage(stage: OnlineStage, prompts: Sequence[Prompt], *, reward_encod
     with unseeded(stage):
         probe, config = Probe(stage, prompts), stage.config
         logprobs_at = lambda temperature: probe.measure(stage.policy, temperature)[0]  # noqa: E731
-        engine_stops = stage.engine.encoder.stop_ids if isinstance(stage.engine, LocalEngine) else stage.encoder.stop_ids
+        engine_stops = (
+            stage.engine.encoder.stop_ids
+            if isinstance(stage.engine, LocalEngine)
+            else stage.encoder.stop_ids
+        )
         results = [
-            doctor.temperature(probe.engine, logprobs_at, probe.entropy, probe.mask, config.temperature, probe.tolerance),
+            doctor.temperature(
+                probe.engine,
+                logprobs_at,
+                probe.entropy,
+                probe.mask,
+                config.temperature,
+                probe.tolerance,
+            ),
             doctor.stop_tokens(stage.encoder, engine_stops),
             *_reward_checks(stage, probe, reward_encoder),
         ]
         if isinstance(config, PolicyConfig):
-            results.append(doctor.planned_epochs(config.epochs, config.minibatches, config.target_kl))
+            results.append(
+                doctor.planned_epochs(config.epochs, config.minibatches, config.target_kl)
+            )
         return results
 
 
 def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None) -> list[Result]:
-    """Encoding, scores, their weight against the KL, and what the reward gives answers that nobody wants."""
+    """Encoding, scores, their weight against the KL, and what the reward gives answers that nobody
+    wants.
+    """
     reward, odd_name = source(stage), "empty or endless answers"
     if isinstance(reward, RandomReward):
-        return [Unexamined(name, "the reward is random") for name in ("encoding", "scores", odd_name)]
+        return [
+            Unexamined(name, "the reward is random") for name in ("encoding", "scores", odd_name)
+        ]
     if trained is None:
         encoding: Result = Unexamined("encoding", "the reward is no model of this run")
     else:
-        encoding = doctor.encodings(stage.encoder, trained, [r.prompt.messages for r in probe.rollouts])
+        encoding = doctor.encodings(
+            stage.encoder, trained, [r.prompt.messages for r in probe.rollouts]
+        )
     scores = reward.score(probe.rollouts)
     sound = doctor.scores(scores, checked=isinstance(reward, VerifiableReward))
     if not isinstance(sound, Healthy):
@@ -128,13 +158,23 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
         penalty += config.overlong_penalty if config.overlong_buffer else 0.0
         penalty *= spread if config.normalize_scores else 1.0
     odd = doctor.odd_answers(probe.rollouts, stage.encoder, probe.limit)
-    scored = {kind: [s.value for s in reward.score(rows) if s.value is not None] for kind, rows in odd.items()}
-    paid = {kind: [v - penalty * (kind == "endless") for v in values] for kind, values in scored.items() if values}
+    scored = {
+        kind: [s.value for s in reward.score(rows) if s.value is not None]
+        for kind, rows in odd.items()
+    }
+    paid = {
+        kind: [v - penalty * (kind == "endless") for v in values]
+        for kind, values in scored.items()
+        if values
+    }
     return [encoding, sound, *scale, *doctor.empty_or_endless(values, paid)]
 
 
-def check_stage(stage: OnlineStage, prompts: Sequence[Prompt], *, digest: str | None = None) -> list[Result]:
-    """Dropout, reference, optimizer and shaped rewards of a stage; weights, random state and training modes stay as they are.
+def check_stage(
+    stage: OnlineStage, prompts: Sequence[Prompt], *, digest: str | None = None
+) -> list[Result]:
+    """Dropout, reference, optimizer and shaped rewards of a stage; weights, random state and
+    training modes stay as they are.
 
     Args:
         digest: of the model that the reference should be.
@@ -142,10 +182,20 @@ def check_stage(stage: OnlineStage, prompts: Sequence[Prompt], *, digest: str | 
     with unseeded(stage):
         probe, results = Probe(stage, prompts), []
         for name, role in _roles(stage).items():
-            results.append(doctor.dropout(name, role, lambda role=role: role.hidden(probe.experience.batches[0]).float()))
+            results.append(
+                doctor.dropout(
+                    name, role, lambda role=role: role.hidden(probe.experience.batches[0]).float()
+                )
+            )
         if any(isinstance(result, Finding) for result in results):
-            return [*results, Unexamined("all else", "dropout would look like other faults: switch it off first")]
-        results += [*_reference_checks(stage, probe, digest), doctor.lost_updates(stage.learner.optimizer)]
+            return [
+                *results,
+                Unexamined("all else", "dropout would look like other faults: switch it off first"),
+            ]
+        results += [
+            *_reference_checks(stage, probe, digest),
+            doctor.lost_updates(stage.learner.optimizer),
+        ]
         if isinstance(stage, PolicyGradient):
             return [*results, *_shaping_checks(stage, probe)]
         return [*results, Unexamined("KL sign", "this stage takes no KL off a reward")]
@@ -153,7 +203,9 @@ def check_stage(stage: OnlineStage, prompts: Sequence[Prompt], *, digest: str | 
 
 def unseeded(stage: OnlineStage) -> AbstractContextManager[None]:
     """A context that leaves torch's random state as it was."""
-    return torch.random.fork_rng(devices=[stage.policy.device] if stage.policy.device.type == "cuda" else [])
+    return torch.random.fork_rng(
+        devices=[stage.policy.device] if stage.policy.device.type == "cuda" else []
+    )
 
 
 class Probe:
@@ -163,20 +215,29 @@ class Probe:
         self.stage, config = stage, stage.config
         self.limit = min(config.max_new_tokens, TOKENS)
         sampling = replace(config.sampling, max_new_tokens=self.limit)
-        groups = stage.engine.generate(prompts, sampling, num_samples=config.samples_per_prompt, seed=config.seed)
+        groups = stage.engine.generate(
+            prompts, sampling, num_samples=config.samples_per_prompt, seed=config.seed
+        )
         self.rollouts = [rollout for group in groups for rollout in group.rollouts]
         self.experience = self.gathered()
         self.mask = self.experience.mask
         self.logprobs, self.entropy = self.measure(stage.policy)
-        self.engine = self.experience.rollout_logprobs if all(r.logprobs for r in self.rollouts) else None
+        self.engine = (
+            self.experience.rollout_logprobs if all(r.logprobs for r in self.rollouts) else None
+        )
         self.tolerance = 0.01 if stage.policy.model.dtype == torch.float32 else 0.12
 
     def gathered(self) -> Experience:
         """The stage's own matrices for the samples, with scores that all differ."""
         stage, size = self.stage, self.stage.config.micro_batch_tokens
         limit = stage.policy.document_tokens(size)
-        scores = [Score(0.5 + n, steps=((len(r.response_ids) - 1, 0.5 + n),)) for n, r in enumerate(self.rollouts)]
-        return Experience(self.rollouts, scores, stage.encoder, size, stage.policy.device, document_tokens=limit)
+        scores = [
+            Score(0.5 + n, steps=((len(r.response_ids) - 1, 0.5 + n),))
+            for n, r in enumerate(self.rollouts)
+        ]
+        return Experience(
+            self.rollouts, scores, stage.encoder, size, stage.policy.device, document_tokens=limit
+        )
 
     def drifted(self, drift: Tensor | float) -> Experience:
         """The same, where the policy stands `drift` nats a token above its reference."""
@@ -187,7 +248,9 @@ class Probe:
 
     @torch.no_grad()
     def measure(self, role: Role, temperature: float | None = None) -> tuple[Tensor, Tensor]:
-        """(sequences, time) log-probabilities and entropies by a role, from a pass of its own; unset: the stage's temperature."""
+        """(sequences, time) log-probabilities and entropies by a role, from a pass of its own;
+        unset: the stage's temperature.
+        """
         logprobs, entropies = (torch.zeros_like(self.experience.logprobs) for _ in range(2))
         for rows, batch in zip(self.experience.rows, self.experience.batches, strict=True):
             flat = role.logprobs(batch, temperature or self.stage.config.temperature)
@@ -197,7 +260,9 @@ class Probe:
 
 
 def source(stage: OnlineStage) -> RewardSource:
-    """The reward itself: a limit of failures would end the examination that should report them, and remember the probe."""
+    """The reward itself: a limit of failures would end the examination that should report them, and
+    remember the probe.
+    """
     return stage.reward.source if isinstance(stage.reward, FailureLimit) else stage.reward
 
 
@@ -216,7 +281,10 @@ def _roles(stage: OnlineStage) -> dict[str, Role]:
 
 def _reference_checks(stage: OnlineStage, probe: Probe, digest: str | None) -> list[Result]:
     if (reference := stage.reference) is None:
-        return [Unexamined(name, "the stage asks no reference") for name in ("reference", "shared weights")]
+        return [
+            Unexamined(name, "the stage asks no reference")
+            for name in ("reference", "shared weights")
+        ]
     offloaded = any(p.is_meta for p in reference.model.parameters())
     digests = None if digest is None or offloaded else (role_digest(reference), digest)
     theirs, ours = lambda: probe.measure(reference)[0], lambda: probe.measure(stage.policy)[0]
@@ -227,10 +295,13 @@ def _reference_checks(stage: OnlineStage, probe: Probe, digest: str | None) -> l
 
 
 def _shaping_checks(stage: PolicyGradient, probe: Probe) -> list[Result]:
-    """The stage's own `shape` and loss, on a policy that has drifted from its reference, and on scores alone."""
+    """The stage's own `shape` and loss, on a policy that has drifted from its reference, and on
+    scores alone.
+    """
     config, state = stage.config, stage.state()
     drifted = torch.zeros_like(probe.logprobs)
-    drifted[:: config.samples_per_prompt] = 1.0  # one sample of each group: a drift of all would vanish in the baseline
+    # one sample of each group: a drift of all would vanish in the baseline
+    drifted[:: config.samples_per_prompt] = 1.0
     try:
         with torch.no_grad():
             calm, moved = (stage.shape(probe.drifted(drift)) for drift in (0.0, drifted))
@@ -247,35 +318,61 @@ def _shaping_checks(stage: PolicyGradient, probe: Probe) -> list[Result]:
 
 
 def _loss(stage: PolicyGradient, probe: Probe, drift: float) -> float:
-    """The loss of the first micro-batch at no advantage, the reference `drift` nats a token below the policy."""
+    """The loss of the first micro-batch at no advantage, the reference `drift` nats a token below
+    the policy.
+    """
     experience = probe.drifted(drift)
     experience.weights = stage.weights(experience)
     try:
-        return float(stage.accumulate(experience, 0, max(1, int(experience.part("mask", 0).sum())))["loss"])
+        return float(
+            stage.accumulate(experience, 0, max(1, int(experience.part("mask", 0).sum())))["loss"]
+        )
     finally:
         stage.learner.optimizer.zero_grad(set_to_none=True)
 
 
-def _standing(recipe: BaseRecipe, name: str) -> tuple[SamplingSection, ModelConfig, Path | None, list[Result]]:
-    """A section, the model it stands on and its reward's folder; what is not trained yet has a stand-in and a note."""
+def _standing(
+    recipe: BaseRecipe, name: str
+) -> tuple[SamplingSection, ModelConfig, Path | None, list[Result]]:
+    """A section, the model it stands on and its reward's folder; what is not trained yet has a
+    stand-in and a note.
+    """
     section, root, notes = recipe.section(name), Path(recipe.run), []
     folder = section.scorer and (reward_model_of(section) or root / section.scorer / "model")
     started = recipe.section("sft") is None or (root / "sft" / "summary.json").is_file()
     if not started:
-        notes.append(Unexamined("reference", "the SFT stage has not run: the base model stands in for its result"))
+        notes.append(
+            Unexamined(
+                "reference", "the SFT stage has not run: the base model stands in for its result"
+            )
+        )
     if folder and not (started and is_scorer(folder)):
-        notes.append(Unexamined("scores", f"the {section.scorer} stage has not run on that model: a random reward stands in"))
+        notes.append(
+            Unexamined(
+                "scores",
+                f"the {section.scorer} stage has not run on that model: a random reward stands in",
+            )
+        )
         section, folder = section.model_copy(update={"reward_source": "random"}), None
     return section, stage_model(recipe, root) if started else recipe.model, folder, notes
 
 
-def _probe_prompts(recipe: BaseRecipe, section: OnlineSection, name: str, samples: int) -> list[Prompt]:
+def _probe_prompts(
+    recipe: BaseRecipe, section: OnlineSection, name: str, samples: int
+) -> list[Prompt]:
     count = max(2, -(-RESPONSES // samples))
     if section.task is not None:
         return section.task.prompts(count)
     source = named(section.data or (recipe.section("pairs") and recipe.section("pairs").data), name)
     limited = source.model_copy(update={"limit": min(count, source.limit or count)})
-    return [*prompts_of(section, load_rows(limited, section.kind or Prompt, Quarantine(), whole=calls_functions(section)))]
+    return [
+        *prompts_of(
+            section,
+            load_rows(
+                limited, section.kind or Prompt, Quarantine(), whole=calls_functions(section)
+            ),
+        )
+    ]
 
 
 def _trained_encoder(folder: Path, encoder: ChatEncoder) -> ChatEncoder:
@@ -292,7 +389,8 @@ def _trained_encoder(folder: Path, encoder: ChatEncoder) -> ChatEncoder:
 
 
 def examine_run(folder: Path) -> dict[str, list[Result]]:
-    """The log checks of every stage in a run's folder, or of a stage's own: all of them where it sampled, else whether it moved.
+    """The log checks of every stage in a run's folder, or of a stage's own: all of them where it
+    sampled, else whether it moved.
 
     Raises:
         RunError: no stage in the folder has taken a step.
@@ -308,10 +406,19 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
         if not arm.metrics:
             continue
         own = arm.path or folder
-        reward = mapping(arm.manifest).get("reward") if arm.settings.get("reward_source", "learned") == "learned" else None
-        results[arm.name] = [*check_rows(_numbers(arm.metrics), arm.settings), _saved_encoding(own, reward)]
+        reward = (
+            mapping(arm.manifest).get("reward")
+            if arm.settings.get("reward_source", "learned") == "learned"
+            else None
+        )
+        results[arm.name] = [
+            *check_rows(_numbers(arm.metrics), arm.settings),
+            _saved_encoding(own, reward),
+        ]
     if not results:
-        raise RunError(f"{folder} holds no steps of a stage. Give the folder of a run that has taken some.")
+        raise RunError(
+            f"{folder} holds no steps of a stage. Give the folder of a run that has taken some."
+        )
     return results
 
 
@@ -321,14 +428,22 @@ def _rounds_checks(stage: SubRun) -> list[Result]:
     if not sampled:
         return []
     scored = {"proxy": "reward/proxy", "proxy_std": "reward/proxy_std", "failed": "reward/failed"}
-    names = {"length": "response/length", "finished": "response/stop_rate", **(scored if "failed" in sampled[0] else {})}
-    rows = [{names[key]: finite(value) for key, value in one.items() if key in names} for one in sampled]
+    names = {
+        "length": "response/length",
+        "finished": "response/stop_rate",
+        **(scored if "failed" in sampled[0] else {}),
+    }
+    rows = [
+        {names[key]: finite(value) for key, value in one.items() if key in names} for one in sampled
+    ]
     return [*check_samples(rows, stage.settings), doctor.pairs_made(sampled)]
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
     """The finite numbers of a log, without the measurement before the first step."""
-    return [{key: finite(value) for key, value in row.items()} for row in rows if row.get("step") != 0]
+    return [
+        {key: finite(value) for key, value in row.items()} for row in rows if row.get("step") != 0
+    ]
 
 
 def _saved_encoding(folder: Path, reward: Any) -> Result:
@@ -346,4 +461,6 @@ def _saved_encoding(folder: Path, reward: Any) -> Result:
     evidence = f"policy and reward model have one encoding{'' if differing else ' and one base'}"
     if "encoding" in differing:
         evidence = f"{files[0]} and {files[1]} differ in {' and '.join(differing)}"
-    return doctor.diagnose("encoding", evidence, {"saved-encodings-differ": "encoding" in differing})
+    return doctor.diagnose(
+        "encoding", evidence, {"saved-encodings-differ": "encoding" in differing}
+    )

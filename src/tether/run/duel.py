@@ -1,7 +1,9 @@
-"""Two models answer the same prompts, and a judge who sees each pair of answers in both orders says which is better.
+"""Two models answer the same prompts, and a judge who sees each pair of answers in both orders says
+which is better.
 
-MT-Bench's questions of two turns are asked turn by turn: the later one follows a model's own answer to the first (Zheng et al.
-2023, https://arxiv.org/abs/2306.05685). Their reference answers are not shown to the judge.
+MT-Bench's questions of two turns are asked turn by turn: the later one follows a model's own answer
+to the first (Zheng et al. 2023, https://arxiv.org/abs/2306.05685). Their reference answers are not
+shown to the judge.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ Announce = Callable[[str], Progress] | None
 
 @dataclass
 class Side:
-    """One of two models: its name, its answers to each prompt turn by turn, and what it cannot answer, by reason."""
+    """One of two models: its name, its answers to each prompt turn by turn, and what it cannot
+    answer, by reason.
+    """
 
     name: str
     answers: list[list[str]]
@@ -67,7 +71,8 @@ def duel(
 ) -> tuple[Json, list[Json]]:
     """Ask both models, then the judge about every pair of answers in both orders.
 
-    A model wins a pair if the judge names it in both orders; everything else is a tie, and counts half.
+    A model wins a pair if the judge names it in both orders; everything else is a tie, and counts
+    half.
 
     Args:
         models: a run, a model folder, a hub id, or the folder of a trained role, each.
@@ -81,19 +86,30 @@ def duel(
         DataError: no prompt can be answered by both, or the judge answered nothing.
     """
     left_out = Quarantine()
-    first, second = (_answered(model, prompts, sampling, seed, left_out, announce) for model in models)
+    first, second = (
+        _answered(model, prompts, sampling, seed, left_out, announce) for model in models
+    )
     rows = list(_pairs(prompts, first, second))
     if not rows:
-        raise DataError(f"no prompt of {len(prompts)} was answered by both {models[0]} and {models[1]}")
+        raise DataError(
+            f"no prompt of {len(prompts)} was answered by both {models[0]} and {models[1]}"
+        )
     differing = [row for row in rows if row.chosen != row.rejected]
     bar = announce("judge") if announce and differing else None
     judgments = iter(judged_pairs(judge, differing, bar) if differing else ())
-    judged_rows = [(row, next(judgments) if row.chosen != row.rejected else Judgment(0.0, 0.0, reason=SAME)) for row in rows]
+    judged_rows = [
+        (row, next(judgments) if row.chosen != row.rejected else Judgment(0.0, 0.0, reason=SAME))
+        for row in rows
+    ]
     failed = [judgment for _, judgment in judged_rows if judgment.log_odds is None]
     if failed and len(failed) == len(differing):
         raise DataError(f"{judge.name} judged none of {len(failed)} pairs: {failed[0].reason}")
     outcomes = [outcome(judgment) for _, judgment in judged_rows]
-    report = judge_report(differing, [j for _, j in judged_rows if j.reason != SAME], judge.temperature) if differing else {}
+    report = (
+        judge_report(differing, [j for _, j in judged_rows if j.reason != SAME], judge.temperature)
+        if differing
+        else {}
+    )
     figures: Json = {
         "models": {"first": first.name, "second": second.name},
         "judge": judge.name,
@@ -102,14 +118,24 @@ def duel(
         "left_out": left_out.summary(),
         "position": report.get("position"),
         "failures": report.get("failures", {}),
-        "words": {"first": _words(r.chosen for r in rows), "second": _words(r.rejected for r in rows)},
-        "results": {name: _figures(rows, outcomes, places) for name, places in _parts(rows).items()},
+        "words": {
+            "first": _words(r.chosen for r in rows),
+            "second": _words(r.rejected for r in rows),
+        },
+        "results": {
+            name: _figures(rows, outcomes, places) for name, places in _parts(rows).items()
+        },
     }
-    return figures, [_row(row, judgment, result) for (row, judgment), result in zip(judged_rows, outcomes, strict=True)]
+    return figures, [
+        _row(row, judgment, result)
+        for (row, judgment), result in zip(judged_rows, outcomes, strict=True)
+    ]
 
 
 def outcome(judgment: Judgment) -> float | None:
-    """1 where the first model wins in both orders, 0 where the second does, one half for a tie, None without a verdict."""
+    """1 where the first model wins in both orders, 0 where the second does, one half for a tie,
+    None without a verdict.
+    """
     if judgment.log_odds is None or judgment.shown_first is None or judgment.shown_second is None:
         return None
     orders = (judgment.shown_first, judgment.shown_second)
@@ -122,7 +148,12 @@ def _later(prompt: Prompt) -> tuple[str, ...]:
 
 
 def _answered(
-    model: str, prompts: Sequence[Prompt], sampling: Sampling, seed: int, left_out: Quarantine, announce: Announce
+    model: str,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    seed: int,
+    left_out: Quarantine,
+    announce: Announce,
 ) -> Side:
     """A model's answers to all prompts, turn by turn; memory is free afterwards."""
     role, loaded = load_policy(model)
@@ -144,7 +175,9 @@ def _answered(
         places = [place for number, place in enumerate(places) if number not in faults]
         for start in range(0, len(places), ROWS):
             part = places[start : start + ROWS]
-            groups = engine.generate([waiting[place] for place in part], sampling, seed=seed + turn, ordinals=part)
+            groups = engine.generate(
+                [waiting[place] for place in part], sampling, seed=seed + turn, ordinals=part
+            )
             for place, group in zip(part, groups, strict=True):
                 side.answers[place].append(group.rollouts[0].text)
             if bar is not None:
@@ -170,30 +203,51 @@ def _side(answers: Sequence[str], later: Sequence[str]) -> Conversation:
 
 
 def _pairs(prompts: Sequence[Prompt], first: Side, second: Side) -> Iterator[Comparison]:
-    """Every turn that both answered: `chosen` is the first model's side, `rejected` the second's, with all that came before."""
+    """Every turn that both answered: `chosen` is the first model's side, `rejected` the second's,
+    with all that came before.
+    """
     for place, prompt in enumerate(prompts):
         for turn in range(min(len(first.answers[place]), len(second.answers[place]))):
-            sides = (_side(side.answers[place][: turn + 1], _later(prompt)[:turn]) for side in (first, second))
-            facts = {"turn": turn + 1, **{kind: prompt.metadata[kind] for kind in KINDS if kind in prompt.metadata}}
+            sides = (
+                _side(side.answers[place][: turn + 1], _later(prompt)[:turn])
+                for side in (first, second)
+            )
+            facts = {
+                "turn": turn + 1,
+                **{kind: prompt.metadata[kind] for kind in KINDS if kind in prompt.metadata},
+            }
             name = f"{prompt.id or place}-turn-{turn + 1}"
-            yield Comparison(prompt.messages, *sides, id=name, group=str(place), probability=0.5, metadata=facts)
+            yield Comparison(
+                prompt.messages, *sides, id=name, group=str(place), probability=0.5, metadata=facts
+            )
 
 
 def _parts(rows: Sequence[Comparison]) -> dict[str, list[int]]:
-    """The places of all pairs, of each turn and of each kind of prompt; a part that is all of them stands once."""
+    """The places of all pairs, of each turn and of each kind of prompt; a part that is all of them
+    stands once.
+    """
     parts: dict[str, list[int]] = {"all": [*range(len(rows))]}
     for place, row in enumerate(rows):
         for key in ("turn", *KINDS):
             if key in row.metadata:
                 parts.setdefault(f"{key} {row.metadata[key]}", []).append(place)
-    return {name: places for name, places in parts.items() if name == "all" or len(places) < len(rows)}
+    return {
+        name: places for name, places in parts.items() if name == "all" or len(places) < len(rows)
+    }
 
 
-def _figures(rows: Sequence[Comparison], outcomes: Sequence[float | None], places: Sequence[int]) -> Json:
+def _figures(
+    rows: Sequence[Comparison], outcomes: Sequence[float | None], places: Sequence[int]
+) -> Json:
     """Wins, ties, losses, and the first model's win rate with its interval over prompts."""
     judged = [place for place in places if outcomes[place] is not None]
     counts = Counter(outcomes[place] for place in judged)
-    figures = {"pairs": len(places), "wins": counts[1.0], "ties": counts[0.5], "losses": counts[0.0]}
+    figures = {
+        "pairs": len(places),
+        "wins": counts[1.0],
+        "ties": counts[0.5],
+        "losses": counts[0.0],
+    }
     if not judged:
         return {**figures, "win_rate": None}
     values, groups = [outcomes[place] for place in judged], [rows[place].group for place in judged]

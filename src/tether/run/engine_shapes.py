@@ -1,4 +1,6 @@
-"""Memory of the local engine on a GPU, measured on shapes: one prefill pass, and one draw of tokens."""
+"""Memory of the local engine on a GPU, measured on shapes: one prefill pass, and one draw of
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tether.rollout.sampling import sample_tokens
 
 @torch.no_grad()
 def prefill_bytes(role: Role, prompts: int, length: int) -> int:
-    """The most bytes alive in a prefill pass of the role, which is on shapes, over prompts of `length` tokens."""
+    """The most bytes alive in a prefill pass of the role, which is on shapes, over prompts of
+    `length` tokens.
+    """
     decoder = TreeDecoder(role, packed=False)
     rows = max(1, min(prompts, ACCELERATOR_PREFILL_TOKENS // length))
     ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
@@ -29,7 +33,9 @@ def sampler_bytes(rows: int, vocabulary: int, dtype: torch.dtype, sampling: Samp
     uniforms = torch.zeros(rows, dtype=torch.float64, device="meta")
 
     def draw() -> Any:
-        return sample_tokens(torch.zeros(rows, vocabulary, dtype=dtype, device="meta"), uniforms, sampling)
+        return sample_tokens(
+            torch.zeros(rows, vocabulary, dtype=dtype, device="meta"), uniforms, sampling
+        )
 
     with planner.LiveBytes() as live:
         draw()

@@ -32,11 +32,16 @@ VLLM = (
     *("-m", "vllm.entrypoints.openai.api_server", "--logprobs-mode", "processed_logprobs"),
     *("--generation-config", "vllm", "--enable-scale-out", "--middleware", "tether_door.Door"),
 )
-"""vLLM's own words for: log-probabilities of the distribution that was sampled, tokens in and out, the token at every path."""
+"""vLLM's own words for: log-probabilities of the distribution that was sampled, tokens in and out,
+the token at every path.
+"""
 VLLM_WORKSPACE = int(2e9)
-"""Bytes that vLLM takes beside weights and cache: activations of its largest pass, graphs, the CUDA context."""
+"""Bytes that vLLM takes beside weights and cache: activations of its largest pass, graphs, the CUDA
+context.
+"""
 IN_VLLM = Path(__file__).parents[1] / "rollout" / "in_vllm"
-"""A folder with what runs inside vLLM: a check of the token, and an engine for its transfer of whole weights.
+"""A folder with what runs inside vLLM: a check of the token, and an engine for its transfer of
+whole weights.
 
 Both stand alone, for vLLM's environment has no tether.
 """
@@ -56,26 +61,36 @@ def check_engine(config: EngineConfig, lora: Lora, *, quantize: str | None) -> N
     if quantize or (lora and lora.dora and config.kind == "vllm"):
         what = "model.quantize" if quantize else "lora.dora"
         raise ConfigError(
-            f"engine.kind = {config.kind!r} samples with plain adapters or whole models, and {what} is another thing: drop one"
+            f"engine.kind = {config.kind!r} samples with plain adapters or whole models, and "
+            f"{what} is another thing: drop one"
         )
     python = Path(config.python).expanduser()
     if config.kind == "vllm" and not config.addresses and not python.exists():
         raise ConfigError(
-            f"engine.kind = 'vllm' needs a Python that has vLLM, and there is none at {python}. Make an environment for it, "
-            "name its program with engine.python, or give the addresses of servers that run (engine.addresses)"
+            f"engine.kind = 'vllm' needs a Python that has vLLM, and there is none at {python}. "
+            "Make an environment for it, "
+            "name its program with engine.python, or give the addresses of servers that run "
+            "(engine.addresses)"
         )
 
 
 def served_engine(
-    section: OnlineSection, policy: Role, loaded: LoadedModel, folder: Path, seed: int, expected: list[float]
+    section: OnlineSection,
+    policy: Role,
+    loaded: LoadedModel,
+    folder: Path,
+    seed: int,
+    expected: list[float],
 ) -> ServedEngine:
     """Engine servers for a policy: started here, or those at `addresses`.
 
-    Those that work at the same time on this machine's processor share its cores; the learner is one of them with max_staleness.
+    Those that work at the same time on this machine's processor share its cores; the learner is one
+    of them with max_staleness.
 
     Args:
         expected: log-probabilities of the probe.
-        folder: of the stage; servers find the model that they begin with, and all weights after it, in `engine` there.
+        folder: of the stage; servers find the model that they begin with, and all weights after it,
+            in `engine` there.
 
     Raises:
         ConfigError: vLLM's Python is not there, or the policy is what servers cannot take.
@@ -88,14 +103,34 @@ def served_engine(
     base = _base(loaded, root, seed)
     dtype = str(policy.model.dtype).removeprefix("torch.")
     length = 2 * dict(section)["max_new_tokens"]  # a guess: prompts as long as answers
-    ahead = section.max_staleness if isinstance(section, PolicySection) else 0  # whose weights are held, too
+    # whose weights are held, too
+    ahead = section.max_staleness if isinstance(section, PolicySection) else 0
     python, ours = Path(config.python).expanduser(), config.kind == "served"
 
     def command(host: str, port: int) -> Sequence[str]:
-        where = "--model", str(base), "--host", host, "--port", str(port), "--dtype", dtype, *config.arguments
+        where = (
+            "--model",
+            str(base),
+            "--host",
+            host,
+            "--port",
+            str(port),
+            "--dtype",
+            dtype,
+            *config.arguments,
+        )
         if ours:
             alone = ("--alone",) if torch.are_deterministic_algorithms_enabled() else ()
-            return sys.executable, "-m", "tether", "engine", *where, "--rows", str(section.engine_rows), *alone
+            return (
+                sys.executable,
+                "-m",
+                "tether",
+                "engine",
+                *where,
+                "--rows",
+                str(section.engine_rows),
+                *alone,
+            )
         share = (
             ("--gpu-memory-utilization", vllm_share(config, policy, section.engine_rows, length))
             if beside_learner(policy.device.type)
@@ -119,9 +154,11 @@ def served_engine(
 
 
 def vllm_share(config: EngineConfig, policy: Role, rows: int, length: int) -> str:
-    """The part of a GPU's memory that vLLM may take beside a learner: weights, cache and `VLLM_WORKSPACE`; on a CPU a fifth.
+    """The part of a GPU's memory that vLLM may take beside a learner: weights, cache and
+    `VLLM_WORKSPACE`; on a CPU a fifth.
 
-    vLLM counts the whole GPU, holds its part from the start on, and refuses to start where less is free.
+    vLLM counts the whole GPU, holds its part from the start on, and refuses to start where less is
+    free.
 
     Args:
         rows, length: of its cache; length in tokens, of a prompt with its answer.
@@ -131,25 +168,35 @@ def vllm_share(config: EngineConfig, policy: Role, rows: int, length: int) -> st
     """
     from tether.learner.planner import weight_bytes
 
-    if policy.device.type != "cuda" or any(word.startswith("--gpu-memory-utilization") for word in config.arguments):
+    if policy.device.type != "cuda" or any(
+        word.startswith("--gpu-memory-utilization") for word in config.arguments
+    ):
         return "0.2"  # of the two that the command then has, the user's stands last, and counts
     free, total = torch.cuda.mem_get_info(policy.device)
     model, size = policy.causal_model, policy.model.dtype.itemsize
     weights = weight_bytes(model.parameters())
-    longest = max(rows * length, policy.context_length)  # vLLM wants room for one text of the whole context
+    # vLLM wants room for one text of the whole context
+    longest = max(rows * length, policy.context_length)
     cache = cache_bytes(model.config, 1, longest, size)
     needed = weights + cache + VLLM_WORKSPACE
     if needed > free:
-        parts = f"{weights / 1e9:.1f} of weights, {cache / 1e9:.1f} of cache, {VLLM_WORKSPACE / 1e9:.1f} to work with"
+        parts = (
+            f"{weights / 1e9:.1f} of weights, {cache / 1e9:.1f} of cache, "
+            f"{VLLM_WORKSPACE / 1e9:.1f} to work with"
+        )
         raise ConfigError(
-            f"engine.kind = 'vllm' needs {needed / 1e9:.1f} GB of this GPU ({parts}), and beside the learner {free / 1e9:.1f} of "
-            f"{total / 1e9:.1f} GB are free. Lower engine_rows, give vLLM a GPU of its own, or take engine.kind = 'local'"
+            f"engine.kind = 'vllm' needs {needed / 1e9:.1f} GB of this GPU ({parts}), and beside "
+            f"the learner {free / 1e9:.1f} of "
+            f"{total / 1e9:.1f} GB are free. Lower engine_rows, give vLLM a GPU of its own, or "
+            "take engine.kind = 'local'"
         )
     return f"{needed / total:.3f}"
 
 
 def adapter_slots(section: OnlineSection) -> int:
-    """Adapters that a server has room for: the wanted one, the one before, one that comes, and those of older samples."""
+    """Adapters that a server has room for: the wanted one, the one before, one that comes, and
+    those of older samples.
+    """
     return 3 + (section.max_staleness if isinstance(section, PolicySection) else 0)
 
 
@@ -159,7 +206,9 @@ def _allowed(rank: int) -> int:
 
 
 def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
-    """The folder of the model under the adapters; a copy where it comes from a package, or was made in code."""
+    """The folder of the model under the adapters; a copy where it comes from a package, or was made
+    in code.
+    """
     source = Path(loaded.source)
     if source.is_dir() and any(source.glob("*.safetensors")) and not holds_adapter(source):
         return source.resolve()
@@ -172,13 +221,20 @@ def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
 
 
 def engine_server(
-    loaded: LoadedModel, address: tuple[str, int], rows: int, token: str | None = None, *, alone: bool = False
+    loaded: LoadedModel,
+    address: tuple[str, int],
+    rows: int,
+    token: str | None = None,
+    *,
+    alone: bool = False,
 ) -> EngineServer:
-    """A server of tether's engine with this model, or adapters on it; `serve_forever` makes it answer.
+    """A server of tether's engine with this model, or adapters on it; `serve_forever` makes it
+    answer.
 
     Token: see JsonServer. `alone`: see EngineServer.
     """
-    settings, spare = dict[LocalEngine, str](), list[LocalEngine]()  # of engines with an adapter; those that have let go of it
+    # of engines with an adapter; those that have let go of it
+    settings, spare = dict[LocalEngine, str](), list[LocalEngine]()
 
     @cache
     def whole() -> LocalEngine:
@@ -190,7 +246,8 @@ def engine_server(
             return whole()
         own = (path / "adapter_config.json").read_text(encoding="utf-8")
         if engine := next((one for one in spare if settings[one] == own), None):
-            refill_adapter(loaded.model, path.parent, str(engine.role.adapter))  # making modules and engine anew takes a second
+            # making modules and engine anew takes a second
+            refill_adapter(loaded.model, path.parent, str(engine.role.adapter))
             spare.remove(engine)
         else:
             loaded.model = attach_adapter(loaded.model, path.parent, name)
@@ -198,5 +255,10 @@ def engine_server(
             settings[engine] = own
         return engine
 
-    limits = {"context": loaded.context_length, "vocabulary": loaded.model.get_input_embeddings().weight.shape[0]}
-    return EngineServer(address, loaded.source, load, spare.append, **limits, alone=alone, token=token)
+    limits = {
+        "context": loaded.context_length,
+        "vocabulary": loaded.model.get_input_embeddings().weight.shape[0],
+    }
+    return EngineServer(
+        address, loaded.source, load, spare.append, **limits, alone=alone, token=token
+    )

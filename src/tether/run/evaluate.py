@@ -1,7 +1,9 @@
-"""The end of a recipe: its policies and the model that they start from answer held-out prompts, and a judge compares them.
+"""The end of a recipe: its policies and the model that they start from answer held-out prompts, and
+a judge compares them.
 
-Both sides answer with the same randomness, at the temperature of training and at others: what a policy gains over the best
-decoding of its start is what no decoding parameter gives (evaluation.decoding).
+Both sides answer with the same randomness, at the temperature of training and at others: what a
+policy gains over the best decoding of its start is what no decoding parameter gives
+(evaluation.decoding).
 """
 
 from __future__ import annotations
@@ -46,31 +48,48 @@ class EvaluationSection(Section):
         description="a function that scores answers, or a language model with a rubric"
     )
     samples: int = Field(default=1, ge=1, description="answers a prompt")
-    max_new_tokens: int | None = Field(default=None, ge=1, description="unset: as the policy was trained")
-    temperature: float | None = Field(default=None, gt=0, description="unset: as the policy was trained")
+    max_new_tokens: int | None = Field(
+        default=None, ge=1, description=("unset: as the policy was trained")
+    )
+    temperature: float | None = Field(
+        default=None, gt=0, description=("unset: as the policy was trained")
+    )
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
-        default=(0.7, 0.5, 0.0), description="others at which both sides answer: what decoding alone gives"
+        default=(0.7, 0.5, 0.0),
+        description=("others at which both sides answer: what decoding alone gives"),
     )
     engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
-    sycophancy: SycophancyConfig | None = Field(default=None, description="also measure whether answers depend on who asks")
+    sycophancy: SycophancyConfig | None = Field(
+        default=None, description=("also measure whether answers depend on who asks")
+    )
 
 
-def train(section: EvaluationSection, context: Context, rows: Sequence[Prompt], run: RunDirectory) -> dict[str, Any]:
+def train(
+    section: EvaluationSection, context: Context, rows: Sequence[Prompt], run: RunDirectory
+) -> dict[str, Any]:
     """Compare the context's policies with what they start from; every answer is in `answers.jsonl`.
 
     Raises:
         ConfigError: there is no policy, or nothing says how long answers may be.
     """
     if not context.policies:
-        raise ConfigError("[evaluate] compares policies, and the run has none: add a stage that trains one")
+        raise ConfigError(
+            "[evaluate] compares policies, and the run has none: add a stage that trains one"
+        )
     start = time.perf_counter()
     run.update_manifest(judge=described(section.judge))
     sampling = sampling_of(section, context.sampling)
-    load, note = partial(open_model, context.model, seed=context.seed), context.root / context.name / "left_out.json"
+    load, note = (
+        partial(open_model, context.model, seed=context.seed),
+        context.root / context.name / "left_out.json",
+    )
     rows = usable_once(context, rows, sampling.max_new_tokens, note, load)
     asked = _Asked(section, context, rows, text_judge(section.judge, context.root), sampling)
     before = asked.answers("before", context.root / context.name / "before", None)
-    after = {name: asked.answers(name, run.path / name, folder) for name, folder in context.policies.items()}
+    after = {
+        name: asked.answers(name, run.path / name, folder)
+        for name, folder in context.policies.items()
+    }
     results = {name: _compared(asked, before, answers) for name, answers in after.items()}
     if context.earlier and context.policy is not None:  # what this round alone brought
         (name, answers) = next(iter(after.items()))
@@ -88,12 +107,17 @@ def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Samplin
     """
     own = section.model_dump(include={"max_new_tokens", "temperature"}, exclude_none=True)
     if trained is None and len(own) < 2:
-        raise ConfigError("set evaluate.max_new_tokens and evaluate.temperature: no stage of the recipe says how to sample")
+        raise ConfigError(
+            "set evaluate.max_new_tokens and evaluate.temperature: no stage of the "
+            "recipe says how to sample"
+        )
     return replace(trained or Sampling(), **own)
 
 
 class _Asked:
-    """Held-out prompts, who answers them how, and what the judge says; the same answers are judged once."""
+    """Held-out prompts, who answers them how, and what the judge says; the same answers are judged
+    once.
+    """
 
     def __init__(
         self,
@@ -112,26 +136,42 @@ class _Asked:
         self.steps = 0
 
     def answers(self, name: str, folder: Path, policy: Path | None) -> dict[str, Any]:
-        """A policy's answers, kept in `folder`: texts, KL from the start, lengths, and `decoded` at other temperatures."""
+        """A policy's answers, kept in `folder`: texts, KL from the start, lengths, and `decoded` at
+        other temperatures.
+        """
         if not (folder / "answers.json").is_file():
             context, section = self.context, self.section
-            role, loaded = load_policy(str(policy or context.model.source), context.model, context.seed)
-            engine, others = local_engine(role, loaded, max_rows=section.engine_rows), section.temperatures
+            role, loaded = load_policy(
+                str(policy or context.model.source), context.model, context.seed
+            )
+            engine, others = (
+                local_engine(role, loaded, max_rows=section.engine_rows),
+                section.temperatures,
+            )
             how: dict[str, Any] = {"num_samples": section.samples, "seed": context.seed + SEED}
             sampled: dict[float, list[Rollout]] = {}
             temperatures = [self.sampling.temperature, *other_temperatures(self.sampling, others)]
             for temperature in temperatures:
-                sampled[temperature] = answers_at(temperature, engine, self.distinct, self.sampling, **how)
+                sampled[temperature] = answers_at(
+                    temperature, engine, self.distinct, self.sampling, **how
+                )
                 self._step(len(temperatures))
             rollouts = sampled.pop(self.sampling.temperature)
-            shared = role.adapter is not None or policy is None  # the trunk without its adapter is the start
-            reference = Role(role.model if shared else open_model(context.model, seed=context.seed).model)
-            moved = kl_to_reference(role, reference, rollouts, encoder_of(loaded), self.sampling.temperature)
+            # the trunk without its adapter is the start
+            shared = role.adapter is not None or policy is None
+            reference = Role(
+                role.model if shared else open_model(context.model, seed=context.seed).model
+            )
+            moved = kl_to_reference(
+                role, reference, rollouts, encoder_of(loaded), self.sampling.temperature
+            )
             kl = {"kl": mean_estimate(moved, self.groups).as_dict()}
             decoded = {f"{temperature:g}": _texts(rows) for temperature, rows in sampled.items()}
             premises = self._premises(role, loaded)
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / "answers.json", {**_texts(rollouts), **kl, "decoded": decoded, **premises})
+            write_json(
+                folder / "answers.json", {**_texts(rollouts), **kl, "decoded": decoded, **premises}
+            )
         return read_json(folder / "answers.json")
 
     def _step(self, temperatures: int) -> None:
@@ -159,23 +199,40 @@ class _Asked:
         return self._scores[key]
 
     def gained(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-        """Gold before and after, gain and win rate with their intervals, parts, and what decoding alone gives."""
+        """Gold before and after, gain and win rate with their intervals, parts, and what decoding
+        alone gives.
+        """
         own = self.sampling.temperature
-        controls = control(self._scores_by_temperature(before), self._scores_by_temperature(after), self.groups, own)
+        controls = control(
+            self._scores_by_temperature(before),
+            self._scores_by_temperature(after),
+            self.groups,
+            own,
+        )
         if (measured := controls["by_temperature"].get(f"{own:g}")) is None:
-            reason = next((score.reason for score in self.judged(after["texts"]) if score.reason), "")
-            raise ConfigError(
-                f"the judge scored no answer of both sides{f': {reason}' if reason else ''}. Look at evaluate.judge"
+            reason = next(
+                (score.reason for score in self.judged(after["texts"]) if score.reason), ""
             )
-        gold: dict[str, Any] = {f"gold_{name}": measured[name]["value"] for name in ("before", "after")}
+            raise ConfigError(
+                f"the judge scored no answer of both sides{f': {reason}' if reason else ''}. Look "
+                "at evaluate.judge"
+            )
+        gold: dict[str, Any] = {
+            f"gold_{name}": measured[name]["value"] for name in ("before", "after")
+        }
         gold |= {f"gold_{name}": measured[name] for name in ("gain", "win_rate")}
         parts = [_mean_parts(self.judged(side["texts"])) for side in (before, after)]
         gold["gold_parts"] = {k: {"before": parts[0][k], "after": parts[1][k]} for k in parts[0]}
         return {**gold, "gold_by_temperature": controls.pop("by_temperature"), **controls}
 
     def _scores_by_temperature(self, answers: Mapping[str, Any]) -> dict[float, list[float | None]]:
-        sides = {self.sampling.temperature: answers, **{float(t): side for t, side in answers["decoded"].items()}}
-        return {t: [score.value for score in self.judged(side["texts"])] for t, side in sides.items()}
+        sides = {
+            self.sampling.temperature: answers,
+            **{float(t): side for t, side in answers["decoded"].items()},
+        }
+        return {
+            t: [score.value for score in self.judged(side["texts"])] for t, side in sides.items()
+        }
 
     def rows(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Json]:
         """A line an answer: the start's, the first policy's, and those of the others."""
@@ -187,7 +244,10 @@ class _Asked:
             for name, answers in sides.items():
                 text, score = answers[i]
                 row |= {name: text, f"gold_{name}": score.value, f"parts_{name}": score.parts}
-            row["arms"] = {name: {"response": answers[i][0], "gold": answers[i][1].value} for name, answers in arms.items()}
+            row["arms"] = {
+                name: {"response": answers[i][0], "gold": answers[i][1].value}
+                for name, answers in arms.items()
+            }
             yield row
 
     def _scored(self, answers: Mapping[str, Any]) -> list[tuple[str, Score]]:
@@ -199,9 +259,14 @@ def _compared(asked: _Asked, before: Mapping[str, Any], after: Mapping[str, Any]
     looks = {"kl": after["kl"]}
     for name, side in (("", after), ("_before", before)):
         commonest = Counter(map(opening, side["texts"])).most_common(1)[0][1]
-        looks |= {f"length{name}": side["length"], f"same_opening{name}": commonest / len(side["texts"])}
+        looks |= {
+            f"length{name}": side["length"],
+            f"same_opening{name}": commonest / len(side["texts"]),
+        }
     sides = {"before": before, "after": after}
-    premises = {side: answers["sycophancy"] for side, answers in sides.items() if "sycophancy" in answers}
+    premises = {
+        side: answers["sycophancy"] for side, answers in sides.items() if "sycophancy" in answers
+    }
     more = {"sycophancy": premises} if premises else {}
     return {**asked.gained(before, after), "answers": looks, "finished": after["finished"], **more}
 
@@ -217,7 +282,9 @@ def _texts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
 
 def _mean_parts(scores: Sequence[Score]) -> dict[str, float]:
     known = [score.parts for score in scores if score.parts]
-    return {key: sum(parts[key] for parts in known) / len(known) for key in (known[0] if known else ())}
+    return {
+        key: sum(parts[key] for parts in known) / len(known) for key in (known[0] if known else ())
+    }
 
 
 def opening(response: str) -> str:

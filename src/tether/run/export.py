@@ -1,4 +1,6 @@
-"""`tether export`: a result or a checkpoint as a plain folder of transformers or peft, checked against what tether computes."""
+"""`tether export`: a result or a checkpoint as a plain folder of transformers or peft, checked
+against what tether computes.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +55,23 @@ APART = 0.01
 """Nats, or units of a score: what no rounding in float32 explains."""
 
 
-def export_model(source: str, output: Path, *, adapter: bool = False, dtype: str = "auto", shard_size: str = "5GB") -> Json:
-    """Write `output`, a new folder with weights, tokenizer, chat template and model card; all of it or nothing.
+def export_model(
+    source: str,
+    output: Path,
+    *,
+    adapter: bool = False,
+    dtype: str = "auto",
+    shard_size: str = "5GB",
+) -> Json:
+    """Write `output`, a new folder with weights, tokenizer, chat template and model card; all of it
+    or nothing.
 
-    Policies become causal language models, reward models classifiers of sequences, process reward models classifiers of tokens.
+    Policies become causal language models, reward models classifiers of sequences, process reward
+    models classifiers of tokens.
 
     Args:
-        source: the folder of a run, a stage, a role or a checkpoint, or a model source such as `tiny`.
+        source: the folder of a run, a stage, a role or a checkpoint, or a model source such as
+            `tiny`.
         adapter: a folder of peft with the adapter alone, instead of merged weights.
         dtype: of the weights; `auto` is what the model was trained in.
 
@@ -69,7 +81,8 @@ def export_model(source: str, output: Path, *, adapter: bool = False, dtype: str
 
     Raises:
         ConfigError: `output` exists, or there is no adapter to keep.
-        ModelError: it cannot be written in the library's terms, or what was written computes something else.
+        ModelError: it cannot be written in the library's terms, or what was written computes
+            something else.
     """
     if output.exists():
         raise ConfigError(f"{output} exists. Export into a new folder, or delete that one first.")
@@ -80,18 +93,34 @@ def export_model(source: str, output: Path, *, adapter: bool = False, dtype: str
     origin = find_source(source)
     role, loaded = load_source(origin)
     if adapter and role.adapter is None:
-        raise ConfigError(f"{source} was trained whole: there is no adapter to keep. Export it without --adapter.")
+        raise ConfigError(
+            f"{source} was trained whole: there is no adapter to keep. Export it without --adapter."
+        )
     weights = loaded.model.dtype if dtype == "auto" else getattr(torch, dtype)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.", suffix=".partial") as temporary:
+    with tempfile.TemporaryDirectory(
+        dir=output.parent, prefix=f".{output.name}.", suffix=".partial"
+    ) as temporary:
         folder, base = Path(temporary) / "model", base_name(loaded.source)
         measured = Writer(origin.kind, role, loaded, adapter).write(folder, weights, shard_size)
         outputs = 1 if role.head is None else role.head.outputs
-        card = model_card(origin, base, str(weights).removeprefix("torch."), measured, adapter=adapter, outputs=outputs)
+        card = model_card(
+            origin,
+            base,
+            str(weights).removeprefix("torch."),
+            measured,
+            adapter=adapter,
+            outputs=outputs,
+        )
         (folder / "README.md").write_text(card, encoding="utf-8")
         make_readable(folder)
         folder.rename(output)
-    return {"kind": origin.kind, "folder": str(output), "source": str(origin.stage or source), **measured}
+    return {
+        "kind": origin.kind,
+        "folder": str(output),
+        "source": str(origin.stage or source),
+        **measured,
+    }
 
 
 def find_source(source: str) -> Source:
@@ -103,40 +132,65 @@ def find_source(source: str) -> Source:
     path = Path(source).expanduser()
     if not path.exists():
         return Source("policy", source)
-    if (path.name.startswith("step-") and path.parent.name in ("checkpoints", "best")) or (path / "state.safetensors").is_file():
+    if (path.name.startswith("step-") and path.parent.name in ("checkpoints", "best")) or (
+        path / "state.safetensors"
+    ).is_file():
         return _checkpoint(path)
     policy = newest_policy(path)
-    for place in (policy,) if policy else (path, *(path / name / "model" for name in ("", *making("sft", "reward")))):
+    for place in (
+        (policy,)
+        if policy
+        else (path, *(path / name / "model" for name in ("", *making("sft", "reward"))))
+    ):
         if (members := member_folders(place)) != [place]:
-            raise ModelError(f"{place} names several reward models. Export them one by one: {', '.join(map(str, members))}")
+            raise ModelError(
+                f"{place} names several reward models. Export them one by one: "
+                f"{', '.join(map(str, members))}"
+            )
         if is_role(place):
             return Source(read_role(place)["kind"], source, place, stage_of(place))
-        if holds_adapter(place) or ((place / "config.json").is_file() and "model_type" in read_json(place / "config.json")):
+        if holds_adapter(place) or (
+            (place / "config.json").is_file() and "model_type" in read_json(place / "config.json")
+        ):
             return Source("policy", str(place), None, stage_of(place))
     unfinished = sorted(path.glob("**/checkpoints/step-*"))
     if unfinished:
-        raise RunError(f"{path} is not finished. Let it go on, or export a checkpoint of it: {unfinished[-1]}")
+        raise RunError(
+            f"{path} is not finished. Let it go on, or export a checkpoint of it: {unfinished[-1]}"
+        )
     raise MissingFileError(
-        f"{path} holds neither a trained role nor a model. Give the folder of a run, a stage, a role or a checkpoint."
+        f"{path} holds neither a trained role nor a model. Give the folder of a run, a stage, a "
+        "role or a checkpoint."
     )
 
 
 def stage_of(folder: Path) -> Path | None:
     """The run directory of the stage that a result lies in."""
     for parent in list(folder.resolve().parents)[:2]:
-        if (parent / "config.json").is_file() and section_of(read_json(parent / "config.json")) is not None:
+        if (parent / "config.json").is_file() and section_of(
+            read_json(parent / "config.json")
+        ) is not None:
             return parent
     return None
 
 
 def standing(source: str) -> str:
-    """Which run, stage and step the policy is of that `source` stands for; `source` itself where no run made it."""
+    """Which run, stage and step the policy is of that `source` stands for; `source` itself where no
+    run made it.
+    """
     place = find_source(source)
     if place.stage is None:
         return source
     roots = (folder for folder in place.stage.parents[:3] if (folder / "command.json").is_file())
     root, summary = next(roots, place.stage.parent), read_sub_run(place.stage, []).summary
-    measured = next((summary[name] for name in ("gold", "test", "heldout") if "kept_step" in mapping(summary.get(name))), {})
+    measured = next(
+        (
+            summary[name]
+            for name in ("gold", "test", "heldout")
+            if "kept_step" in mapping(summary.get(name))
+        ),
+        {},
+    )
     steps = (*(summary.get(name) for name in ("best_update", "steps", "updates")), 0)
     step = measured.get("kept_step", next(step for step in steps if step is not None))
     return f"Run {root.name}, stage {place.stage.relative_to(root)}, after step {step}"
@@ -145,12 +199,16 @@ def standing(source: str) -> str:
 def _checkpoint(path: Path) -> Source:
     if not (path / "COMPLETE").is_file():
         whole = ", ".join(other.name for other in complete_checkpoints(path.parent))
-        raise RunError(f"{path} is not a whole checkpoint. {f'There are {whole}.' if whole else 'There is no other.'}")
+        raise RunError(
+            f"{path} is not a whole checkpoint. "
+            f"{f'There are {whole}.' if whole else 'There is no other.'}"
+        )
     stage = path.resolve().parent.parent
     section = section_of(read_json(stage / "config.json"))
     if section is None:
         raise RunError(
-            f"{stage / 'config.json'} is not that of a stage of tether, so nobody knows what {path} is a checkpoint of."
+            f"{stage / 'config.json'} is not that of a stage of tether, so nobody knows what "
+            f"{path} is a checkpoint of."
         )
     kind = section if STAGES[section].scores else "policy"
     return Source(kind, str(path), None, stage, path)
@@ -172,16 +230,22 @@ def load_source(source: Source) -> tuple[Role, LoadedModel]:
         (role,), loaded = load_scorer(source.folder)
         return role, loaded
     role, loaded = load_policy(str(source.folder or source.source))
-    if source.stage is not None and source.folder is None:  # SFT's result: its system message stands in the recipe
-        loaded = replace(loaded, system_prompt=read_json(source.stage / "config.json")["model"].get("system_prompt"))
+    # SFT's result: its system message stands in the recipe
+    if source.stage is not None and source.folder is None:
+        loaded = replace(
+            loaded,
+            system_prompt=read_json(source.stage / "config.json")["model"].get("system_prompt"),
+        )
     return role, loaded
 
 
 def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
-    """The role as its stage would have left it, had it ended at this step: the best weights so far of a supervised stage that
-    compares them, the moving average where one is kept, else the step's own.
+    """The role as its stage would have left it, had it ended at this step: the best weights so far
+    of a supervised stage that compares them, the moving average where one is kept, else the step's
+    own.
 
-    A checkpoint holds its parameters by number, in the order of `Role.parameters`; what other parts learned comes after them.
+    A checkpoint holds its parameters by number, in the order of `Role.parameters`; what other parts
+    learned comes after them.
 
     Raises:
         RunError: it does not fit the model of its run.
@@ -189,15 +253,23 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
     name = section_of(config)
     assert name is not None
     tensors, _ = load_checkpoint(path)
-    weights = unnumbered("best", tensors) or unnumbered("ema", tensors) or unnumbered("master", tensors)
-    loaded = open_model(build(ModelConfig, config["model"], where=f"{path}: model"), seed=config["seed"])
+    weights = (
+        unnumbered("best", tensors) or unnumbered("ema", tensors) or unnumbered("master", tensors)
+    )
+    loaded = open_model(
+        build(ModelConfig, config["model"], where=f"{path}: model"), seed=config["seed"]
+    )
     lora = LoraConfig.model_validate(config[name]["lora"]) if config[name].get("lora") else False
     trains_head = STAGES[name].scores  # whose bias is the last of its weights
     head = new_head(loaded, outputs=len(weights[-1]) if weights else 1) if trains_head else None
     role = new_role(loaded, "own", lora, seed=0, head=head)
     parameters = role.parameters()
-    if [tensor.shape for tensor in weights[: len(parameters)]] != [parameter.shape for parameter in parameters]:
-        raise RunError(f"{path} does not fit the model of its run, {loaded.source}. Has that changed since?")
+    if [tensor.shape for tensor in weights[: len(parameters)]] != [
+        parameter.shape for parameter in parameters
+    ]:
+        raise RunError(
+            f"{path} does not fit the model of its run, {loaded.source}. Has that changed since?"
+        )
     with torch.no_grad():
         for parameter, tensor in zip(parameters, weights, strict=False):
             parameter.copy_(tensor)
@@ -208,7 +280,9 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
 
 
 def _on_host(role: Role) -> Role:
-    """The same role in host memory: written in float32 and read again, a model takes four times its 16 bits."""
+    """The same role in host memory: written in float32 and read again, a model takes four times its
+    16 bits.
+    """
     role.model.to("cpu")
     if role.head is not None:
         role.head.to("cpu")
@@ -220,8 +294,17 @@ class Writer:
     """Writes one role, and reads it again as a stranger would. The role is used up by it."""
 
     def __init__(self, kind: str, role: Role, loaded: LoadedModel, adapter: bool) -> None:
-        self.kind, self.role, self.adapter, self.tokenizer = kind, _on_host(dequantized(role)), adapter, loaded.tokenizer
-        self.encoder, self.base, self.context = encoder_of(loaded), base_name(loaded.source), loaded.context_length
+        self.kind, self.role, self.adapter, self.tokenizer = (
+            kind,
+            _on_host(dequantized(role)),
+            adapter,
+            loaded.tokenizer,
+        )
+        self.encoder, self.base, self.context = (
+            encoder_of(loaded),
+            base_name(loaded.source),
+            loaded.context_length,
+        )
 
     @torch.no_grad()
     def write(self, folder: Path, dtype: torch.dtype, shard_size: str) -> Json:
@@ -233,10 +316,14 @@ class Writer:
         written = self._read(folder)
         same = all(self._foreign_ids(folder, talk) == list(ids) for talk, ids in probes)
         pairs = zip(expected, probes, strict=True)
-        difference = max(float((self._computed(written, ids) + constant - value).abs().max()) for value, (_, ids) in pairs)
+        difference = max(
+            float((self._computed(written, ids) + constant - value).abs().max())
+            for value, (_, ids) in pairs
+        )
         if not difference < (APART if dtype == torch.float32 else 100 * APART):
             raise ModelError(
-                f"what was written differs by {difference:.3g} from what tether computes: transformers does not compute "
+                f"what was written differs by {difference:.3g} from what tether computes: "
+                "transformers does not compute "
                 "this model as tether does, or its weights are not finite. Nothing was kept."
             )
         return {"difference": difference, "same_ids": same, "constant": constant}
@@ -245,10 +332,14 @@ class Writer:
         """Returns the constant that the scores lack."""
         head, stop_ids = self.role.head, self.encoder.stop_ids
         causal = self.role.causal_model if self.adapter else merged(self.role)
-        model = causal if head is None else classifier(causal, head, each_token=self.kind == "process")
+        model = (
+            causal if head is None else classifier(causal, head, each_token=self.kind == "process")
+        )
         if head is None:
             declare_ends(model, self.tokenizer, stop_ids, self.encoder.templates)
-            if unused := list(range(self.role.num_tokens, len(model.get_output_embeddings().weight))):
+            if unused := list(
+                range(self.role.num_tokens, len(model.get_output_embeddings().weight))
+            ):
                 model.generation_config.suppress_tokens = unused  # rows that stand for no token
         else:
             settle_padding(model, self.tokenizer, stop_ids, may_grow=not self.adapter)
@@ -256,7 +347,14 @@ class Writer:
         with quiet():
             if self.adapter:
                 assert self.role.adapter is not None
-                save_adapter(self.role.model, self.role.adapter, folder, None if head is None else model, dtype, self.base)
+                save_adapter(
+                    self.role.model,
+                    self.role.adapter,
+                    folder,
+                    None if head is None else model,
+                    dtype,
+                    self.base,
+                )
             else:
                 cast(model, dtype).save_pretrained(folder, max_shard_size=shard_size)
             self.tokenizer.save_pretrained(folder)
@@ -264,7 +362,9 @@ class Writer:
         return getattr(model.config, OFFSET, 0.0)
 
     def _read(self, folder: Path) -> Any:
-        """What a stranger's program loads, in float32: what its weights were rounded to then shows, and nothing else."""
+        """What a stranger's program loads, in float32: what its weights were rounded to then shows,
+        and nothing else.
+        """
         import transformers
         from peft import PeftModel
 
@@ -273,24 +373,35 @@ class Writer:
                 base, head = self.role.model.unload(), self.role.head
                 if head is not None:
                     base = classifier(
-                        base, ScalarHead(head.linear.in_features, outputs=head.outputs), each_token=self.kind == "process"
+                        base,
+                        ScalarHead(head.linear.in_features, outputs=head.outputs),
+                        each_token=self.kind == "process",
                     )
                 return PeftModel.from_pretrained(base, str(folder)).float().eval()
-            read = getattr(transformers, TASKS[self.kind][1]).from_pretrained(folder, dtype=torch.float32)
+            read = getattr(transformers, TASKS[self.kind][1]).from_pretrained(
+                folder, dtype=torch.float32
+            )
         return read.eval()
 
     def _probes(self) -> list[tuple[Conversation, tuple[int, ...]]]:
-        """A few conversations that the template takes, and their ids; of a policy those of the prompt."""
+        """A few conversations that the template takes, and their ids; of a policy those of the
+        prompt.
+        """
         probes, reason = [], ""
         for talk in PROBES:
             try:
-                ids = self.encoder.prompt(talk[:-1]) if self.kind == "policy" else self.encoder.conversation(talk, "last").ids
+                ids = (
+                    self.encoder.prompt(talk[:-1])
+                    if self.kind == "policy"
+                    else self.encoder.conversation(talk, "last").ids
+                )
                 probes += [(talk, ids)] if len(ids) <= self.context else []
             except DataError as error:
                 reason = str(error)
         if not probes:
             raise ModelError(
-                f"no conversation can be tried: {reason or 'all are longer than the context'}. Mend model.chat_template."
+                f"no conversation can be tried: {reason or 'all are longer than the context'}. "
+                "Mend model.chat_template."
             )
         return probes
 
@@ -300,11 +411,17 @@ class Writer:
 
         tokenizer, waiting = AutoTokenizer.from_pretrained(folder), self.kind == "policy"
         rows = [turn.as_row() for turn in (talk[:-1] if waiting else talk)]
-        return tokenizer.apply_chat_template(rows, add_generation_prompt=waiting, return_dict=True)["input_ids"]
+        return tokenizer.apply_chat_template(rows, add_generation_prompt=waiting, return_dict=True)[
+            "input_ids"
+        ]
 
     def _expected(self, ids: tuple[int, ...]) -> Tensor:
-        """tether's numbers: of each token but the first its log-probability, the score, or each token's logits."""
-        batch = make_batch([Encoded(ids, (False, *[True] * (len(ids) - 1)))], self.encoder.pad_id).to(self.role.device)
+        """tether's numbers: of each token but the first its log-probability, the score, or each
+        token's logits.
+        """
+        batch = make_batch(
+            [Encoded(ids, (False, *[True] * (len(ids) - 1)))], self.encoder.pad_id
+        ).to(self.role.device)
         if self.kind == "policy":
             return self.role.logprobs(batch)[0].cpu()
         if self.kind == "reward":
@@ -317,4 +434,8 @@ class Writer:
         row = torch.tensor([ids], device=model.device)
         logits = model(input_ids=row).logits[0].float()
         logits = logits[:, : self.role.num_tokens] if self.kind == "policy" else logits
-        return (logits[:-1].log_softmax(-1).gather(1, row[0, 1:, None])[:, 0] if self.kind == "policy" else logits).cpu()
+        return (
+            logits[:-1].log_softmax(-1).gather(1, row[0, 1:, None])[:, 0]
+            if self.kind == "policy"
+            else logits
+        ).cpu()

@@ -1,4 +1,6 @@
-"""Trained roles as plain models of transformers and peft, for programs that know nothing of tether."""
+"""Trained roles as plain models of transformers and peft, for programs that know nothing of
+tether.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ PAD = "<|pad|>"
 
 
 def merged(role: Role) -> Any:
-    """The role's whole causal model in float32, its own adapter merged; the role is not to be used any more.
+    """The role's whole causal model in float32, its own adapter merged; the role is not to be used
+    any more.
 
-    In float32 because a bfloat16 weight near 1 cannot take up a change below 0.004, and an adapter's are often smaller.
+    In float32 because a bfloat16 weight near 1 cannot take up a change below 0.004, and an
+    adapter's are often smaller.
     """
     cast(role.model, torch.float32)
     if role.adapter is None:
@@ -36,17 +40,21 @@ def merged(role: Role) -> Any:
 
 
 def classifier(causal: Any, head: ScalarHead, *, each_token: bool = False) -> Any:
-    """The library's classifier of sequences, or of tokens, around the decoder of `causal`, which is shared and not copied.
+    """The library's classifier of sequences, or of tokens, around the decoder of `causal`, which is
+    shared and not copied.
 
-    The head's offset and scale go into its weights. Classifiers of sequences mostly have no bias: the constant that is
-    left is told by `score_offset` of the config, and differences between scores are right without it.
+    The head's offset and scale go into its weights. Classifiers of sequences mostly have no bias:
+    the constant that is left is told by `score_offset` of the config, and differences between
+    scores are right without it.
 
     Raises:
         ModelError: the library has no such classifier for this architecture.
     """
     from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-    auto: Any = AutoModelForTokenClassification if each_token else AutoModelForSequenceClassification
+    auto: Any = (
+        AutoModelForTokenClassification if each_token else AutoModelForSequenceClassification
+    )
     config = copy.deepcopy(causal.config)
     config.num_labels = head.outputs
     try:
@@ -57,12 +65,15 @@ def classifier(causal: Any, head: ScalarHead, *, each_token: bool = False) -> An
     except (ValueError, AttributeError, StopIteration):
         what = "tokens" if each_token else "sequences"
         raise ModelError(
-            f"transformers has no classifier of {what} for {type(causal).__name__}, so this reward model cannot leave tether. "
+            f"transformers has no classifier of {what} for {type(causal).__name__}, so this "
+            "reward model cannot leave tether. "
             "Serve it from tether, or train one on a model of another family."
         ) from None
     setattr(model, model.base_model_prefix, getattr(causal, causal.base_model_prefix))
     has_bias = getattr(model, name).bias is not None
-    layer = nn.Linear(head.linear.in_features, head.outputs, bias=has_bias, device=head.linear.weight.device)
+    layer = nn.Linear(
+        head.linear.in_features, head.outputs, bias=has_bias, device=head.linear.weight.device
+    )
     constant = (head.linear.bias - head.offset) * head.scale
     with torch.no_grad():
         layer.weight.copy_(head.linear.weight * head.scale)
@@ -77,46 +88,70 @@ def classifier(causal: Any, head: ScalarHead, *, each_token: bool = False) -> An
 def score_layer(model: Any) -> tuple[str, nn.Linear]:
     """The last layer of a classifier that `classifier` made, and its name."""
     children = dict(model.named_children())
-    return next((name, layer) for name in ("score", "classifier") if isinstance(layer := children.get(name), nn.Linear))
+    return next(
+        (name, layer)
+        for name in ("score", "classifier")
+        if isinstance(layer := children.get(name), nn.Linear)
+    )
 
 
-def save_adapter(model: Any, name: str, folder: Path, scorer: Any | None, dtype: torch.dtype, base: str) -> None:
-    """Write the adapter called `name` in peft's format, as one for the class of `scorer`, with its last layer, if that is given.
+def save_adapter(
+    model: Any, name: str, folder: Path, scorer: Any | None, dtype: torch.dtype, base: str
+) -> None:
+    """Write the adapter called `name` in peft's format, as one for the class of `scorer`, with its
+    last layer, if that is given.
 
     Args:
         base: what adapter_config.json calls the model that it stands on.
     """
     from peft import get_peft_model_state_dict
 
-    config, state = copy.deepcopy(model.peft_config[name]), get_peft_model_state_dict(model, adapter_name=name)
+    config, state = (
+        copy.deepcopy(model.peft_config[name]),
+        get_peft_model_state_dict(model, adapter_name=name),
+    )
     config.base_model_name_or_path, config.inference_mode = base, True
     if scorer is not None:
         layer, linear = score_layer(scorer)
         config.task_type = "TOKEN_CLS" if "Token" in type(scorer).__name__ else "SEQ_CLS"
         config.modules_to_save = [layer]
-        state |= {f"base_model.model.{layer}.{key}": value for key, value in linear.state_dict().items()}
+        state |= {
+            f"base_model.model.{layer}.{key}": value for key, value in linear.state_dict().items()
+        }
     config.save_pretrained(str(folder))
     order_settings(folder)
     tensors = {key: value.detach().to(dtype).contiguous().cpu() for key, value in state.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def settle_padding(model: Any, tokenizer: Any, stop_ids: tuple[int, ...], *, may_grow: bool) -> None:
+def settle_padding(
+    model: Any, tokenizer: Any, stop_ids: tuple[int, ...], *, may_grow: bool
+) -> None:
     """Give a classifier a padding token that ends no turn.
 
-    The library takes the last token that is not padding for the end of a sequence; where padding is the EOS, as in many chat
-    models, it would score the token before the one that was trained.
+    The library takes the last token that is not padding for the end of a sequence; where padding is
+    the EOS, as in many chat models, it would score the token before the one that was trained.
 
     Raises:
         ModelError: there is none, and the vocabulary may not grow.
     """
-    special = [tokenizer.pad_token, tokenizer.unk_token, tokenizer.bos_token, *tokenizer.all_special_tokens]
-    fit = [token for token in special if token is not None and tokenizer.convert_tokens_to_ids(token) not in stop_ids]
+    special = [
+        tokenizer.pad_token,
+        tokenizer.unk_token,
+        tokenizer.bos_token,
+        *tokenizer.all_special_tokens,
+    ]
+    fit = [
+        token
+        for token in special
+        if token is not None and tokenizer.convert_tokens_to_ids(token) not in stop_ids
+    ]
     if not fit:
         has_room = len(tokenizer) < model.get_input_embeddings().weight.shape[0]
         if not has_room and not may_grow:
             raise ModelError(
-                "every special token may end a turn, so none is left for padding, and an adapter brings none of its own. "
+                "every special token may end a turn, so none is left for padding, and an adapter "
+                "brings none of its own. "
                 "Export without --adapter."
             )
         tokenizer.add_special_tokens({"pad_token": PAD})
@@ -128,13 +163,15 @@ def settle_padding(model: Any, tokenizer: Any, stop_ids: tuple[int, ...], *, may
 
 
 def whole_template(encoder: ChatEncoder, *, to_the_end: bool) -> str | dict[str, str]:
-    """A chat template that renders what the encoder encodes, for those who tokenize its text; by name where there are several.
+    """A chat template that renders what the encoder encodes, for those who tokenize its text; by
+    name where there are several.
 
-    Where the encoder's template writes no stop token after a reply, its first one comes, as in data.chat.
+    Where the encoder's template writes no stop token after a reply, its first one comes, as in
+    data.chat.
 
     Args:
-        to_the_end: a whole conversation ends with the last reply's stop token, where a reward model reads its score: what the
-            template writes after it goes.
+        to_the_end: a whole conversation ends with the last reply's stop token, where a reward model
+            reads its score: what the template writes after it goes.
     """
     templates = encoder.templates
     if isinstance(templates, str):
@@ -147,12 +184,17 @@ def _whole(encoder: ChatEncoder, template: str, to_the_end: bool) -> str:
     if encoder.system_prompt is not None:
         system = f"[{{'role': 'system', 'content': {encoder.system_prompt!a}}}]"
         start = (
-            f"{{%- if messages[0]['role'] != 'system' -%}}{{%- set messages = {system} + messages -%}}{{%- endif -%}}{{{{ '' }}}}"
+            f"{{%- if messages[0]['role'] != 'system' -%}}{{%- set messages = {system} + messages "
+            f"-%}}{{%- endif -%}}{{{{ '' }}}}"
         )
     if not to_the_end and not encoder.adds_stops:
         return start + template
     # The quiet expressions keep white space that tags beside it would swallow.
     whole = "{{ '' }}" + template.removesuffix("\n") + "{{ '' }}"
     parts = {"WHOLE": whole, "START": start, "REST": str(not to_the_end).lower()}
-    around = (Path(__file__).parent / "whole_template.jinja").read_text(encoding="utf-8").removesuffix("\n")
+    around = (
+        (Path(__file__).parent / "whole_template.jinja")
+        .read_text(encoding="utf-8")
+        .removesuffix("\n")
+    )
     return Template(around).substitute(parts, STOPS=ascii(stops), STOP=ascii(stops[0]))

@@ -1,4 +1,6 @@
-"""Those who judge: how a recipe names them, and the language model or the function that a name stands for."""
+"""Those who judge: how a recipe names them, and the language model or the function that a name
+stands for.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +33,43 @@ from tether.run.roles import encoder_of, load_policy, local_engine
 class JudgingFunction(Config):
     """The place of a function that judges."""
 
-    call: str = Field(description="module:name, or path/to/file.py:name; (prompts, responses) -> a number for each")
+    call: str = Field(
+        description=(
+            "module:name, or path/to/file.py:name; (prompts, responses) -> a number for each"
+        )
+    )
 
 
 class FunctionJudge(CallLimits, JudgingFunction):
-    """A function that scores answers; higher is better. Nothing is trained on its scores themselves."""
+    """A function that scores answers; higher is better. Nothing is trained on its scores
+    themselves.
+    """
 
 
 class JudgeConfig(Config):
     """A model in this process or behind an address, and what it goes by."""
 
-    model: str | None = Field(default=None, description="a model folder, a hub id, package:NAME==VERSION, or a run directory")
-    server: JudgeServerConfig | None = Field(default=None, description="instead of model: an OpenAI-compatible server")
-    rubric: str = Field(
-        default="helpful", description="a text file; helpful, harmless; for comparisons also a .toml of principles"
+    model: str | None = Field(
+        default=None,
+        description=("a model folder, a hub id, package:NAME==VERSION, or a run directory"),
     )
-    temperature: float = Field(default=1.0, gt=0, description="of comparisons: divides the log-odds of the labels")
-    reasoning_tokens: int = Field(default=0, ge=0, description="of the reasons that it writes before each verdict; 0: none")
-    cache: str | None = Field(default=None, description="file in which answers are kept, so that none is asked for twice")
+    server: JudgeServerConfig | None = Field(
+        default=None, description=("instead of model: an OpenAI-compatible server")
+    )
+    rubric: str = Field(
+        default="helpful",
+        description=("a text file; helpful, harmless; for comparisons also a .toml of principles"),
+    )
+    temperature: float = Field(
+        default=1.0, gt=0, description=("of comparisons: divides the log-odds of the labels")
+    )
+    reasoning_tokens: int = Field(
+        default=0, ge=0, description=("of the reasons that it writes before each verdict; 0: none")
+    )
+    cache: str | None = Field(
+        default=None,
+        description=("file in which answers are kept, so that none is asked for twice"),
+    )
 
     def faults(self) -> Iterator[str]:
         if (self.model is None) == (self.server is None):
@@ -65,7 +86,11 @@ def _judge_kind(value: Any) -> str:
     """Which of the ways to name a judge a value is."""
     if isinstance(value, str):
         return "name"
-    return "function" if isinstance(value, FunctionJudge) or (isinstance(value, dict) and "call" in value) else "model"
+    return (
+        "function"
+        if isinstance(value, FunctionJudge) or (isinstance(value, dict) and "call" in value)
+        else "model"
+    )
 
 
 _LOG = logging.getLogger("tether.judges")
@@ -79,11 +104,14 @@ ENGINE_ROWS = 32
 """Replies that a model in this process writes at once."""
 
 
-def chat_model(model: str | JudgeServerConfig, cache: str | Path | None = None, *, reasoning_tokens: int = 0) -> ChatModel:
+def chat_model(
+    model: str | JudgeServerConfig, cache: str | Path | None = None, *, reasoning_tokens: int = 0
+) -> ChatModel:
     """A model to ask.
 
     Args:
-        model: a folder, a hub id, `package:NAME==VERSION`, a run directory or a trained role's folder; or where a server is.
+        model: a folder, a hub id, `package:NAME==VERSION`, a run directory or a trained role's
+            folder; or where a server is.
         cache: a file that keeps its answers.
         reasoning_tokens: how long the reasons are that it writes before a verdict; 0: none.
 
@@ -102,16 +130,22 @@ def chat_model(model: str | JudgeServerConfig, cache: str | Path | None = None, 
             build(ModelConfig, {"source": model}, where="model")
         role, loaded = load_policy(model)
         weights = loaded.digest if role.adapter is None else weights_digest(role.model.state_dict())
-        name = f"{loaded.source}@{digest([weights, role.adapter, encoder_of(loaded).describe()])[:12]}"
+        name = (
+            f"{loaded.source}@{digest([weights, role.adapter, encoder_of(loaded).describe()])[:12]}"
+        )
         chat = LocalChat(name, local_engine(role, loaded, max_rows=ENGINE_ROWS))
     chat = chat if cache is None else CachedModel(chat, cache)
     return Reasoning(chat, reasoning_tokens) if reasoning_tokens else chat
 
 
 def configured(config: JudgeConfig, folder: Path) -> ChatModel:
-    """The model that a recipe's judge asks; unless the recipe says otherwise its answers are kept in this folder."""
+    """The model that a recipe's judge asks; unless the recipe says otherwise its answers are kept
+    in this folder.
+    """
     cache = config.cache or folder / "judge.sqlite"
-    return chat_model(config.server or str(config.model), cache, reasoning_tokens=config.reasoning_tokens)
+    return chat_model(
+        config.server or str(config.model), cache, reasoning_tokens=config.reasoning_tokens
+    )
 
 
 TextJudge = Callable[[Sequence[Prompt], Sequence[str]], list[Score]]
@@ -119,7 +153,9 @@ TextJudge = Callable[[Sequence[Prompt], Sequence[str]], list[Score]]
 
 
 def described(config: FunctionJudge | JudgeConfig) -> dict[str, str]:
-    """Who judges, for the manifest: a function's name and the first line of its docstring, or the model that is asked."""
+    """Who judges, for the manifest: a function's name and the first line of its docstring, or the
+    model that is asked.
+    """
     if isinstance(config, JudgeConfig):
         return {"name": config.name, "says": ""}
     says = inspect.getdoc(load_function(config.call, key="judge.call")) or ""
@@ -127,13 +163,17 @@ def described(config: FunctionJudge | JudgeConfig) -> dict[str, str]:
 
 
 def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
-    """Whoever a recipe names to score answers, asked about all of them at once; what a language model says is kept in `folder`.
+    """Whoever a recipe names to score answers, asked about all of them at once; what a language
+    model says is kept in `folder`.
 
     Raises:
-        RewardError: when it is asked, of a judge that scores nothing at all; the message has its reason.
+        RewardError: when it is asked, of a judge that scores nothing at all; the message has its
+            reason.
     """
     if isinstance(config, FunctionJudge):
-        function = FunctionReward(load_function(config.call, key="judge.call"), role="the judge", **config.limits)
+        function = FunctionReward(
+            load_function(config.call, key="judge.call"), role="the judge", **config.limits
+        )
         function.watchdog.path = folder / "stacks.txt"
         name, score = function.source, function.score_texts
     else:
@@ -145,7 +185,9 @@ def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
     def scored(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
         now_doing(f"scoring {len(responses)} answers by {name}")
         scores = score(prompts, responses)
-        reasons = Counter(score.reason or "no reason given" for score in scores if score.value is None)
+        reasons = Counter(
+            score.reason or "no reason given" for score in scores if score.value is None
+        )
         common = "; ".join(f"{reason} ({count} times)" for reason, count in reasons.most_common(3))
         if scores and reasons.total() == len(scores):
             raise RewardError(
@@ -153,13 +195,23 @@ def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
                 "Mend the judge and start the same command again: it goes on from what is saved"
             )
         if reasons:
-            _LOG.warning("%s scored %d of %d answers not; they are left out: %s", name, reasons.total(), len(scores), common)
+            _LOG.warning(
+                "%s scored %d of %d answers not; they are left out: %s",
+                name,
+                reasons.total(),
+                len(scores),
+                common,
+            )
         return scores
 
     return scored
 
 
-def score_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> Callable[[Sequence[Rollout]], list[Score]]:
+def score_judge(
+    config: FunctionJudge | JudgeConfig, folder: Path
+) -> Callable[[Sequence[Rollout]], list[Score]]:
     """The same judge of finished rollouts."""
     judge = text_judge(config, folder)
-    return lambda rollouts: judge([rollout.prompt for rollout in rollouts], [rollout.text for rollout in rollouts])
+    return lambda rollouts: judge(
+        [rollout.prompt for rollout in rollouts], [rollout.text for rollout in rollouts]
+    )

@@ -1,4 +1,6 @@
-"""A judge, or a reward model, against comparisons that people judged: how far it agrees, before anybody uses what it says."""
+"""A judge, or a reward model, against comparisons that people judged: how far it agrees, before
+anybody uses what it says.
+"""
 
 from __future__ import annotations
 
@@ -70,32 +72,49 @@ def judge_files(
         rows = load_rows(DataConfig(path=file, format=format, limit=limit), Comparison, quarantine)
         rows_by_file[name] = [row if row.probability >= 0.5 else row.swap() for row in rows]
         quarantines[name] = {"quarantine": quarantine.summary()}
-    judged = {name: judged_pairs(judge, rows, announce(name) if announce else None) for name, rows in rows_by_file.items()}
+    judged = {
+        name: judged_pairs(judge, rows, announce(name) if announce else None)
+        for name, rows in rows_by_file.items()
+    }
     every = [row for rows in rows_by_file.values() for row in rows]
     judgments = [judgment for own in judged.values() for judgment in own]
-    report = {name: judge_report(rows_by_file[name], judged[name], judge.temperature) | quarantines[name] for name in judged}
+    report = {
+        name: judge_report(rows_by_file[name], judged[name], judge.temperature) | quarantines[name]
+        for name in judged
+    }
     if len(files) > 1:
         report["all"] = judge_report(every, judgments, judge.temperature)
     labels = judge.label(every, judgments)
     if not labels:
-        raise DataError(f"{judge.name} judged none of {len(every)} comparisons: {judgments[0].reason}")
+        raise DataError(
+            f"{judge.name} judged none of {len(every)} comparisons: {judgments[0].reason}"
+        )
     return labels, report
 
 
-def judged_pairs(judge: PairJudge, rows: Sequence[Comparison], bar: Progress | None) -> list[Judgment]:
+def judged_pairs(
+    judge: PairJudge, rows: Sequence[Comparison], bar: Progress | None
+) -> list[Judgment]:
     """The judge's verdict on each comparison."""
-    return judge.judge(rows, told=None if bar is None else lambda done: bar(done // 2, len(rows), {}))
+    return judge.judge(
+        rows, told=None if bar is None else lambda done: bar(done // 2, len(rows), {})
+    )
 
 
-def judge_report(rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float = 1.0) -> Json:
-    """What a judge's verdicts are worth: failures, position bias, and the agreement with the labels that the rows had.
+def judge_report(
+    rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float = 1.0
+) -> Json:
+    """What a judge's verdicts are worth: failures, position bias, and the agreement with the labels
+    that the rows had.
 
-    Position bias is told twice. `bias` is what the first place adds to an answer's log-odds. `first_share` is how often the
-    answer wins that stands first in an order drawn by content: by `people`'s labels, by the judge asked `once` in that order, and
-    by the `averaged` verdict; without bias the three agree.
+    Position bias is told twice. `bias` is what the first place adds to an answer's log-odds.
+    `first_share` is how often the answer wins that stands first in an order drawn by content: by
+    `people`'s labels, by the judge asked `once` in that order, and by the `averaged` verdict;
+    without bias the three agree.
 
     Args:
-        temperature: divides the log-odds. The one that is told is to be set in its place, not on top of it.
+        temperature: divides the log-odds. The one that is told is to be set in its place, not on
+            top of it.
 
     Returns:
         Plain JSON values. `position` is None without verdicts, `agreement` without two labels to agree with; its `temperature`
@@ -110,7 +129,9 @@ def judge_report(rows: Sequence[Comparison], judgments: Sequence[Judgment], temp
         "num_judged": len(judged),
         "failures": dict(failures.most_common()),
         "num_lasting": sum(failures[reason] for reason in LASTING),
-        "num_cut_off": sum(count for reason, count in failures.items() if reason.startswith(CUT_OFF)),
+        "num_cut_off": sum(
+            count for reason, count in failures.items() if reason.startswith(CUT_OFF)
+        ),
         "num_parsed": len(judged) - len(masses),
         "mass": statistics.fmean(masses) if masses else None,
         "position": None,
@@ -118,11 +139,15 @@ def judge_report(rows: Sequence[Comparison], judgments: Sequence[Judgment], temp
     }
     if judged:
         probabilities = [p for _, j in judged if (p := j.probability(temperature)) is not None]
-        report["undecided"] = statistics.fmean([float(abs(p - 0.5) < UNDECIDED) for p in probabilities])
+        report["undecided"] = statistics.fmean(
+            [float(abs(p - 0.5) < UNDECIDED) for p in probabilities]
+        )
         report["position"] = _position([row for row, _ in judged], [j for _, j in judged])
         directed = [(row, j) for row, j in judged if not row.tie and row.probability != 0.5]
         if len(directed) > 1:
-            agreement = _agreement([row for row, _ in directed], [j for _, j in directed], temperature)
+            agreement = _agreement(
+                [row for row, _ in directed], [j for _, j in directed], temperature
+            )
             report["agreement"] = {**agreement, "num_ties": len(judged) - len(directed)}
     return report
 
@@ -133,26 +158,40 @@ def _position(rows: Sequence[Comparison], judgments: Sequence[Judgment]) -> Json
     wins_first, wins_second = (1 + np.sign(_shown(judgments))) / 2  # one half for neither
     names_first = (wins_first / 2 + (1 - wins_second) / 2).tolist()
     return {
-        "bias": mean_estimate(biases, groups).as_dict() if any(b is not None for b in biases) else None,
+        "bias": mean_estimate(biases, groups).as_dict()
+        if any(b is not None for b in biases)
+        else None,
         "names_first": mean_estimate(names_first, groups).as_dict(),
-        "follows_place": win_rate([float(bool(j.follows_place)) for j in judgments], [0.5] * len(rows), groups=groups).as_dict(),
+        "follows_place": win_rate(
+            [float(bool(j.follows_place)) for j in judgments], [0.5] * len(rows), groups=groups
+        ).as_dict(),
     }
 
 
 def _shown(judgments: Sequence[Judgment]) -> np.ndarray:
     """(2, pairs) log-odds of `chosen` where it stood first, and where it stood second, cut off."""
-    return np.clip(np.array([(j.shown_first, j.shown_second) for j in judgments], float).T, -SUREST, SUREST)
+    return np.clip(
+        np.array([(j.shown_first, j.shown_second) for j in judgments], float).T, -SUREST, SUREST
+    )
 
 
-def _agreement(rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float) -> Json:
+def _agreement(
+    rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float
+) -> Json:
     """With labels that have a direction; `chosen` is what they prefer."""
     groups, nothing = [group_of(row) for row in rows], [0.0] * len(rows)
     drawn, shown = [chosen_is_first(row) for row in rows], _shown(judgments)
-    odds = (np.clip(np.array([j.log_odds for j in judgments], float), -SUREST, SUREST) / temperature).tolist()
+    odds = (
+        np.clip(np.array([j.log_odds for j in judgments], float), -SUREST, SUREST) / temperature
+    ).tolist()
     once = np.where(drawn, *shown).tolist()
     verdicts = {"people": [1.0] * len(rows), "once": once, "averaged": odds}
     shares = {
-        name: win_rate([v if first else -v for first, v in zip(drawn, values, strict=True)], nothing, groups=groups).as_dict()
+        name: win_rate(
+            [v if first else -v for first, v in zip(drawn, values, strict=True)],
+            nothing,
+            groups=groups,
+        ).as_dict()
         for name, values in verdicts.items()
     }
     quality = judge_rewards(rows, odds, nothing)
@@ -163,7 +202,10 @@ def _agreement(rows: Sequence[Comparison], judgments: Sequence[Judgment], temper
     accurate = {"once": once, "shown_first": shown[0].tolist(), "shown_second": shown[1].tolist()}
     return {
         **quality,
-        **{f"accuracy_{name}": pairwise_accuracy(values, nothing, groups).as_dict() for name, values in accurate.items()},
+        **{
+            f"accuracy_{name}": pairwise_accuracy(values, nothing, groups).as_dict()
+            for name, values in accurate.items()
+        },
         "first_share": shares,
         "kappa": _kappa(drawn, odds),
         "kappa_once": _kappa(drawn, once),
@@ -171,7 +213,9 @@ def _agreement(rows: Sequence[Comparison], judgments: Sequence[Judgment], temper
 
 
 def chosen_is_first(row: Comparison) -> bool:
-    """An order of the two sides that depends on what they say alone, and not on which is `chosen`."""
+    """An order of the two sides that depends on what they say alone, and not on which is
+    `chosen`.
+    """
     sides = [[(turn.role, turn.content) for turn in side] for side in (row.chosen, row.rejected)]
     drawn = int(digest([[(turn.role, turn.content) for turn in row.prompt], sorted(sides)]), 16) % 2
     return (sides[0] <= sides[1]) == bool(drawn)
@@ -190,7 +234,9 @@ def _kappa(drawn: Sequence[bool], odds: Sequence[float]) -> Json:
 
 def reasons(judgments: Sequence[Judgment]) -> Counter[str]:
     """How many have no verdict, by what went wrong."""
-    return Counter(j.reason.partition(": ")[0] or "unknown" for j in judgments if j.log_odds is None)
+    return Counter(
+        j.reason.partition(": ")[0] or "unknown" for j in judgments if j.log_odds is None
+    )
 
 
 def bench_rewards(
@@ -206,7 +252,8 @@ def bench_rewards(
     """What `evaluation.reward_quality` says of the model, file by file and of all together.
 
     Args:
-        model: a run with a reward stage, the folder of a trained role, or a sequence classifier of the hub.
+        model: a run with a reward stage, the folder of a trained role, or a sequence classifier of
+            the hub.
         label: of a classifier with several outputs.
         max_length: tokens; pairs with a longer side are left out and counted.
 
@@ -227,9 +274,15 @@ def bench_rewards(
         rows = load_rows(DataConfig(path=file, format=format, limit=limit), Comparison, quarantine)
         name = Path(file).name if Path(file).name not in results else file
         pairs, skipped = encode_rows(rows, partial(_sides, encoder=encoder, max_length=max_length))
-        fitting, rollouts = [row for row, _ in pairs], [side for _, sides in pairs for side in sides]
+        fitting, rollouts = (
+            [row for row, _ in pairs],
+            [side for _, sides in pairs for side in sides],
+        )
         if not fitting:
-            raise DataError(f"{file}: none of its {len(rows)} pairs can be scored: {skipped}. Raise --max-length for long ones")
+            raise DataError(
+                f"{file}: none of its {len(rows)} pairs can be scored: {skipped}. "
+                "Raise --max-length for long ones"
+            )
         bar, scores = announce(name) if announce else None, []
         for start in range(0, len(rollouts), SCORED):
             scores += [score.value for score in source.score(rollouts[start : start + SCORED])]
@@ -253,11 +306,19 @@ Scored = tuple[Comparison, float | None, float | None]
 """A pair with the scores of its chosen and its rejected side."""
 
 
-def _columns(rows: Sequence[Scored]) -> tuple[list[Comparison], list[float | None], list[float | None]]:
-    return [row for row, _, _ in rows], [score for _, score, _ in rows], [score for _, _, score in rows]
+def _columns(
+    rows: Sequence[Scored],
+) -> tuple[list[Comparison], list[float | None], list[float | None]]:
+    return (
+        [row for row, _, _ in rows],
+        [score for _, score, _ in rows],
+        [score for _, _, score in rows],
+    )
 
 
-def _sides(row: Comparison, encoder: ChatEncoder | None, max_length: int) -> tuple[Comparison, list[Rollout]]:
+def _sides(
+    row: Comparison, encoder: ChatEncoder | None, max_length: int
+) -> tuple[Comparison, list[Rollout]]:
     """Both sides of a pair, to be scored.
 
     Raises:
@@ -284,25 +345,44 @@ def _overlap(
     rejected: Sequence[float | None],
     seen: set[str] | None,
 ) -> Json:
-    """`seen_in_training`: how many pairs have prompts that the model has learned from, and the accuracy on the others."""
+    """`seen_in_training`: how many pairs have prompts that the model has learned from, and the
+    accuracy on the others.
+    """
     if seen is None:
         return {"seen_in_training": None}
-    new = [(row, a, b) for row, a, b in zip(rows, chosen, rejected, strict=True) if digest_of(row) not in seen]
-    usable = [(r, a, b) for r, a, b in new if a is not None and b is not None and not r.tie and r.probability != 0.5]
+    new = [
+        (row, a, b)
+        for row, a, b in zip(rows, chosen, rejected, strict=True)
+        if digest_of(row) not in seen
+    ]
+    usable = [
+        (r, a, b)
+        for r, a, b in new
+        if a is not None and b is not None and not r.tie and r.probability != 0.5
+    ]
     accuracy = judge_rewards(*_columns(usable))["accuracy"] if usable else None
     return {"seen_in_training": len(rows) - len(new), "accuracy_on_new_prompts": accuracy}
 
 
-def scorer_of(model: str, label: str | None = None, max_length: int = 2048) -> tuple[RewardSource, ChatEncoder | None]:
+def scorer_of(
+    model: str, label: str | None = None, max_length: int = 2048
+) -> tuple[RewardSource, ChatEncoder | None]:
     """What scores: a trained reward model, with its encoder, or a sequence classifier."""
     folder = Path(model).expanduser()
     if (trained := trained_scorer(model)) is not None:
         roles, loaded = load_scorer(trained)
         encoder = encoder_of(loaded)
-        return (LearnedReward(roles[0], encoder) if len(roles) == 1 else EnsembleReward(roles, encoder)), encoder
+        return (
+            LearnedReward(roles[0], encoder) if len(roles) == 1 else EnsembleReward(roles, encoder)
+        ), encoder
     if folder.is_dir() and not (folder / "config.json").is_file():
-        raise MissingFileError(f"{folder} holds no trained reward model: give a run with a reward stage, or its model folder")
-    return ClassifierReward.load(ClassifierConfig(source=model, label=label, max_length=max_length)), None
+        raise MissingFileError(
+            f"{folder} holds no trained reward model: give a run with a reward "
+            "stage, or its model folder"
+        )
+    return ClassifierReward.load(
+        ClassifierConfig(source=model, label=label, max_length=max_length)
+    ), None
 
 
 def as_rollout(conversation: Conversation, encoder: ChatEncoder | None) -> Rollout:
@@ -310,4 +390,6 @@ def as_rollout(conversation: Conversation, encoder: ChatEncoder | None) -> Rollo
     encoded = Encoded((), ()) if encoder is None else encoder.conversation(conversation, "last")
     ids, length = encoded.ids, encoded.prompt_length
     prompt, text = Prompt(conversation[:-1]), conversation[-1].content
-    return Rollout(ids[:length], ids[length:], (), StopReason.STOP_TOKEN, text, 0, 0, Sampling(), prompt)
+    return Rollout(
+        ids[:length], ids[length:], (), StopReason.STOP_TOKEN, text, 0, 0, Sampling(), prompt
+    )

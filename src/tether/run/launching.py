@@ -22,8 +22,15 @@ from tether.servers.launch import Command, Launcher, Processes, Servers
 if TYPE_CHECKING:
     from tether.run.recipe import BaseRecipe
 
-On = Annotated[str, StringConstraints(pattern=r"^(local|ray(://\S+)?|slurm(:[\w-]+=[\w.:/@%*+-]+(,[\w-]+=[\w.:/@%*+-]+)*)?)$")]
-"""local; ray: the cluster of this machine; ray://HOST:PORT: all of the run on another; slurm: as a job, with sbatch's options."""
+On = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^(local|ray(://\S+)?|slurm(:[\w-]+=[\w.:/@%*+-]+(,[\w-]+=[\w.:/@%*+-]+)*)?)$"
+    ),
+]
+"""local; ray: the cluster of this machine; ray://HOST:PORT: all of the run on another; slurm: as a
+job, with sbatch's options.
+"""
 HERE = ("local", "ray")
 """Places from which this process takes part itself."""
 _PLACES = [("local", "auto")]
@@ -37,7 +44,9 @@ def placed(on: str, device: str = "auto") -> Iterator[None]:
         ConfigError: that is where all of a run would go, and this process with it (see `submit`).
     """
     if on not in HERE:
-        raise ConfigError(f"on = {on!r} sends the whole run away: start it with tether run RECIPE --on {on}")
+        raise ConfigError(
+            f"on = {on!r} sends the whole run away: start it with tether run RECIPE --on {on}"
+        )
     _PLACES.append((on, device))
     try:
         yield
@@ -46,7 +55,9 @@ def placed(on: str, device: str = "auto") -> Iterator[None]:
 
 
 def host_address() -> str:
-    """The address of this machine that programs reach which are started from here; joins the cluster, if there is one."""
+    """The address of this machine that programs reach which are started from here; joins the
+    cluster, if there is one.
+    """
     if _PLACES[-1][0] == "local":
         return "127.0.0.1"
     module = _ray()
@@ -62,14 +73,23 @@ def launcher(run: Path, needs: Mapping[str, Mapping[str, float]], patience: floa
         RunError: others use it for longer than `patience` seconds.
     """
     if _PLACES[-1][0] == "local":
-        return Processes({name: ceil(need.get("GPU", 0)) for name, need in needs.items()}, spare_gpus())
+        return Processes(
+            {name: ceil(need.get("GPU", 0)) for name, need in needs.items()}, spare_gpus()
+        )
     return _ray().RayLauncher(None, run.resolve().name, needs, patience)
 
 
 def spare_gpus() -> list[str]:
-    """This machine's GPUs but the learner's, as CUDA_VISIBLE_DEVICES names them; several ranks have the first ones."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    ranks, device = int(os.environ.get("LOCAL_WORLD_SIZE", here().size)), pick_device(_PLACES[-1][1])
+    """This machine's GPUs but the learner's, as CUDA_VISIBLE_DEVICES names them; several ranks have
+    the first ones.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(
+        map(str, range(torch.cuda.device_count()))
+    )
+    ranks, device = (
+        int(os.environ.get("LOCAL_WORLD_SIZE", here().size)),
+        pick_device(_PLACES[-1][1]),
+    )
     own = range(ranks) if ranks > 1 else [device.index or 0] if device.type == "cuda" else []
     return [gpu for number, gpu in enumerate(visible.split(",")) if gpu and number not in own]
 
@@ -79,8 +99,11 @@ def beside_learner(device: str) -> bool:
     return device == "cpu" or (_PLACES[-1][0] == "local" and not spare_gpus())
 
 
-def servers_for(config: ServersConfig, command: Command, folder: Path, threads: int, device: str) -> Servers:
-    """The servers of a run that the settings speak of: those to start, where the run starts programs, or those that run already.
+def servers_for(
+    config: ServersConfig, command: Command, folder: Path, threads: int, device: str
+) -> Servers:
+    """The servers of a run that the settings speak of: those to start, where the run starts
+    programs, or those that run already.
 
     Args:
         folder: of their logs, two below that of the run.
@@ -105,7 +128,8 @@ def submit(recipe: BaseRecipe, command: Sequence[str]) -> int:
     if kind == "slurm":
         from tether.scale.slurm import submit_job
 
-        there = ["on=local", *(["learner.restarts=0"] if recipe.learner.ranks > 1 else [])]  # which torchrun's ranks would refuse
+        # which torchrun's ranks would refuse
+        there = ["on=local", *(["learner.restarts=0"] if recipe.learner.ranks > 1 else [])]
         return submit_job(Path(recipe.run), [*command, *there], rest, recipe.learner.ranks)
     needs = {"GPU": 1.0} if pick_device(recipe.model.device).type == "cuda" else {"CPU": 1.0}
 
@@ -113,7 +137,9 @@ def submit(recipe: BaseRecipe, command: Sequence[str]) -> int:
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
 
-    return _ray().run_elsewhere(recipe.on, [*command, "on=ray"], needs, Path(recipe.run).resolve().name, write)
+    return _ray().run_elsewhere(
+        recipe.on, [*command, "on=ray"], needs, Path(recipe.run).resolve().name, write
+    )
 
 
 def _ray():

@@ -20,7 +20,12 @@ from tether.core.threads import THREADS, WAITING, fewer_cores
 from tether.cpu import kernels
 from tether.models.loading import multiplies_bfloat16_fast, pick_device, pick_dtype
 
-EXTRAS = {"vllm": "vLLM", "ray": "Ray", "bitsandbytes": "4-bit weights", "math_verify": "answers of mathematics"}
+EXTRAS = {
+    "vllm": "vLLM",
+    "ray": "Ray",
+    "bitsandbytes": "4-bit weights",
+    "math_verify": ("answers of mathematics"),
+}
 """Libraries that are not always there, by the module that holds them."""
 SANDBOX = """
 import json, sys
@@ -34,8 +39,13 @@ print(json.dumps([guards.files, guards.processes, space]))
 
 def machine_facts() -> Iterator[tuple[str, str]]:
     """Lines of a table: a subject, and how things are here."""
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "peft"))
-    yield "tether", f"{metadata.version('tether-rlhf')}, Python {platform.python_version()}, {versions}"
+    versions = ", ".join(
+        f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "peft")
+    )
+    yield (
+        "tether",
+        (f"{metadata.version('tether-rlhf')}, Python {platform.python_version()}, {versions}"),
+    )
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}"
     yield "processor", _processor()
     memory = psutil.virtual_memory()
@@ -43,12 +53,19 @@ def machine_facts() -> Iterator[tuple[str, str]]:
     yield "device", _device()
     yield "model.dtype = 'auto'", str(pick_dtype("auto")).removeprefix("torch.")
     kernels_there = kernels.library() is not None
-    yield "own kernels", "in use on the CPU" if kernels_there else "not in use: no C compiler, or TETHER_KERNELS=0"
+    yield (
+        "own kernels",
+        "in use on the CPU"
+        if kernels_there
+        else ("not in use: no C compiler, or TETHER_KERNELS=0"),
+    )
     yield "threads", _threads()
     yield "sandbox", _sandbox()
     extras = [name for module, name in EXTRAS.items() if find_spec(module) is not None]
     yield "extras", ", ".join(extras) or "none"
-    settings = sorted(name for name in os.environ if name.startswith("TETHER_") and "TOKEN" not in name)
+    settings = sorted(
+        name for name in os.environ if name.startswith("TETHER_") and "TOKEN" not in name
+    )
     yield "settings", ", ".join(f"{name}={os.environ[name]}" for name in settings) or "none"
 
 
@@ -60,27 +77,37 @@ def _processor() -> str:
     has = [name for name, flag in kinds.items() if flag in flags]
     name = lines.get("model name") or platform.processor() or "unknown"
     fast = "faster than" if multiplies_bfloat16_fast("\n".join(cpuinfo())) else "no faster than"
-    return f"{name}; {', '.join(has) or 'no AVX2'}; products of bfloat16 are {fast} those of float32"
+    return (
+        f"{name}; {', '.join(has) or 'no AVX2'}; products of bfloat16 are {fast} those of float32"
+    )
 
 
 def _device() -> str:
     place = pick_device("auto")
     if place.type != "cuda":
         return "CPU: no CUDA device"
-    names = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    names = [
+        torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())
+    ]
     return ", ".join(f"{card.name}, {card.total_memory / 1e9:.0f} GB" for card in names)
 
 
 def _threads() -> str:
     waits = "sleep" if os.environ.get(WAITING, "").upper() == "PASSIVE" else "spin"
     count = f"{torch.get_num_threads()} of {os.cpu_count()} cores; they {waits} while they wait"
-    return f"{count}; {THREADS}={os.environ[THREADS]}" if THREADS in os.environ and fewer_cores() is not None else count
+    return (
+        f"{count}; {THREADS}={os.environ[THREADS]}"
+        if THREADS in os.environ and fewer_cores() is not None
+        else count
+    )
 
 
 def _sandbox() -> str:
     """The kernel's guards of a program that a model wrote, found by putting one under them."""
     with tempfile.TemporaryDirectory() as folder:
-        ended = subprocess.run([sys.executable, "-c", SANDBOX, folder], capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            [sys.executable, "-c", SANDBOX, folder], capture_output=True, text=True, check=False
+        )
     if ended.returncode:
         return "cannot be put in place here"
     files, processes, space = json.loads(ended.stdout)

@@ -17,12 +17,15 @@ from tether.models.sharded import shard_layers
 
 
 def open_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> LoadedModel:
-    """The model that `config` names, as fast as this machine allows (models.loading.load_model, then cpu.speed_up).
+    """The model that `config` names, as fast as this machine allows (models.loading.load_model,
+    then cpu.speed_up).
 
-    Where ranks cut weights over all of them, it is cut instead: no kernel of ours knows a weight of which a part is there.
+    Where ranks cut weights over all of them, it is cut instead: no kernel of ours knows a weight of
+    which a part is there.
     """
     if here().mesh and not on_host:
-        loaded = load_model(config, seed=seed, on_host=True)  # whole, it may have no room on the device
+        # whole, it may have no room on the device
+        loaded = load_model(config, seed=seed, on_host=True)
         shard_layers(loaded.model, here().mesh).to(pick_device(config.device))
     else:
         loaded = cpu.speed_up(load_model(config, seed=seed, on_host=on_host))
@@ -39,27 +42,48 @@ def on_folder(model: ModelConfig, folder: Path) -> ModelConfig:
 
 
 def faults_on(model: ModelConfig, name: str, section: Any, shard: bool) -> Iterator[str]:
-    """What the stage `name` cannot do with weights that are held in 4 bits, or cut over ranks (`shard`)."""
+    """What the stage `name` cannot do with weights that are held in 4 bits, or cut over ranks
+    (`shard`).
+    """
     values = dict(section)
     lora, trains, engine = values.get("lora"), values.get("direct", section), values.get("engine")
     if model.quantize and lora is False:
         yield (
-            f"{name}.lora = false trains the whole model, and model.quantize holds its weights frozen in 4 bits. "
+            f"{name}.lora = false trains the whole model, and model.quantize holds its weights "
+            "frozen in 4 bits. "
             "Train an adapter, or leave model.quantize out"
         )
     if model.quantize and values.get("offload"):
-        yield f"{name}.offload moves layers of 16 bits, and model.quantize holds them in 4. Drop one of the two"
+        yield (
+            f"{name}.offload moves layers of 16 bits, and model.quantize holds them in 4. Drop "
+            "one of the two"
+        )
     precomputed = dict(trains).get("reference_logprobs") == "precomputed"
     hindrances = {
         "model.quantize": (model.quantize, "4 bits are not cut"),
-        f"{name}.optimizer.kind = 'adamw8bit'": (lora is False and trains.optimizer.kind != "adamw", "its blocks are not cut"),
+        f"{name}.optimizer.kind = 'adamw8bit'": (
+            lora is False and trains.optimizer.kind != "adamw",
+            "its blocks are not cut",
+        ),
         f"{name}.lora.dora": (lora and lora.dora, "its norms need whole weights"),
         f"{name}.offload": (values.get("offload"), "layers are on the host or on the ranks"),
         f"{name}.reference_logprobs = 'precomputed'": (precomputed, "not each_update"),
-        f"{name}.disentangle_length": (values.get("disentangle_length"), "it has a part without a pass"),
-        f"{name}.objectives": (values.get("objectives"), "rank 0 alone scores by them, and a pass needs all ranks"),
-        f"{name}.engine.kind = 'local'": (engine and engine.kind == "local", "every token would gather all layers: use servers"),
-        f"{name}.engine with lora = false": (engine and lora is False, "servers get weights from rank 0, which has a part"),
+        f"{name}.disentangle_length": (
+            values.get("disentangle_length"),
+            "it has a part without a pass",
+        ),
+        f"{name}.objectives": (
+            values.get("objectives"),
+            "rank 0 alone scores by them, and a pass needs all ranks",
+        ),
+        f"{name}.engine.kind = 'local'": (
+            engine and engine.kind == "local",
+            "every token would gather all layers: use servers",
+        ),
+        f"{name}.engine with lora = false": (
+            engine and lora is False,
+            "servers get weights from rank 0, which has a part",
+        ),
     }
     for what, (there, why) in hindrances.items():
         if there and shard:

@@ -1,4 +1,6 @@
-"""Stages that sample: their prompts, their measurements on held-out ones, and the watch over them."""
+"""Stages that sample: their prompts, their measurements on held-out ones, and the watch over
+them.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,24 @@ from tether.rollout.served import probe_ids
 from tether.run.engines import served_engine
 from tether.run.judges import FunctionJudge, JudgeConfig, described, score_judge
 from tether.run.models import open_model
-from tether.run.online_sections import SINGLY, OnlineSection, PolicySection, WatchSection, learned_reward, reward_source
+from tether.run.online_sections import (
+    SINGLY,
+    OnlineSection,
+    PolicySection,
+    WatchSection,
+    learned_reward,
+    reward_source,
+)
 from tether.run.prompts import usable_in, usable_premises
 from tether.run.reward_servers import served_reward
-from tether.run.roles import encoder_of, local_engine, reader_of, sampling_roles, save_trained, value_of
+from tether.run.roles import (
+    encoder_of,
+    local_engine,
+    reader_of,
+    sampling_roles,
+    save_trained,
+    value_of,
+)
 from tether.run.rows import calls_functions
 from tether.run.stage import Context, note_machine
 from tether.stages import online_loop
@@ -52,7 +68,9 @@ class PPOSection(PolicySection):
 
 
 class GRPOSection(PolicySection):
-    algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = Field(default="grpo", description="the preset")
+    algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = Field(
+        default="grpo", description="the preset"
+    )
 
 
 class ReinforceSection(PolicySection):
@@ -74,8 +92,12 @@ SamplingSection = PolicySection | BestOfNSection | OnlineDirectSection
 OnlineStage = PolicyGradient | BestOfN | OnlineDirect
 
 
-def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None, run: RunDirectory) -> dict[str, Any]:
-    """Optimise the policy on its own samples, by the method that the section is of; the result is the role in `policy`."""
+def train(
+    section: SamplingSection, context: Context, rows: Sequence[Any] | None, run: RunDirectory
+) -> dict[str, Any]:
+    """Optimise the policy on its own samples, by the method that the section is of; the result is
+    the role in `policy`.
+    """
     progress, prompts = context.progress, prompts_of(section, rows)
     with contextlib.ExitStack() as ends:  # of workers and servers, however this ends
         source = None
@@ -85,31 +107,43 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
         stage, loaded = online_stage(section, context.model, context.scorer, context.seed, source)
         assert isinstance(stage.reward, FailureLimit)
         ends.enter_context(contextlib.closing(stage.reward))
-        served = None
         ends.callback(torch.set_num_threads, torch.get_num_threads())  # servers may take some
+        served = None
         if section.engine.kind != "local":
             doing(progress, "starting engine servers")
-            # vLLM scores a prompt by all rows of the output layer, and samples from those of tokens.
-            probe = partial(score_ids, stage.policy, probe_ids(encoder_of(loaded)), padded=section.engine.kind == "vllm")
-            make = partial(served_engine, section, stage.policy, loaded, run.path, context.seed, probe())
-            engine = ends.enter_context(contextlib.closing(make())) if here().first else None
-            torch.set_num_threads(here().once(torch.get_num_threads))  # the same on all, so that they round alike
-            stage.engine = served = FirstEngine(engine, probe)
-        fits = partial(usable_in, context, encoder=stage.encoder, max_new_tokens=section.max_new_tokens)
-        fits = partial(fits, context_length=loaded.context_length if served is None else served.context_length)
+            served = _served(section, stage, loaded, context, run.path, ends)
+            stage.engine = served
+        fits = partial(
+            usable_in, context, encoder=stage.encoder, max_new_tokens=section.max_new_tokens
+        )
+        fits = partial(
+            fits, context_length=loaded.context_length if served is None else served.context_length
+        )
         prompts = fits(prompts)
-        prompts, test = _held_out(prompts, section, context, fits) if section.evaluate else (prompts, [])
+        prompts, test = (
+            _held_out(prompts, section, context, fits) if section.evaluate else (prompts, [])
+        )
         if isinstance(stage, PolicyGradient) and stage.config.max_staleness:
             stage.engine = AheadEngine(stage.engine, stage.config.max_staleness)
         stage.reward.keep_stacks(run.path / "stacks.txt")
         note_machine(run, loaded, reward=str(context.scorer))
-        evaluation = _evaluation(section, stage, test, context, run, loaded.context_length) if section.evaluate else None
+        evaluation = (
+            _evaluation(section, stage, test, context, run, loaded.context_length)
+            if section.evaluate
+            else None
+        )
 
         def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
             measured = memory_in_use()
-            if served is not None:  # at once, for it tells when servers worked by the end of the step
-                measured |= {**served.measured(step), "engine/wait": metrics["time/rollout"] / metrics["time/step"]}
-            return measured | (evaluation.at(step, stage.config.steps) if evaluation is not None else {})
+            # at once, for it tells when servers worked by the end of the step
+            if served is not None:
+                measured |= {
+                    **served.measured(step),
+                    "engine/wait": metrics["time/rollout"] / metrics["time/step"],
+                }
+            return measured | (
+                evaluation.at(step, stage.config.steps) if evaluation is not None else {}
+            )
 
         limit = time_limit()
         begun = limit.clock()
@@ -121,11 +155,16 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
             limit.measured = limit.clock() - begun  # as long as the measurement after the last step
             evaluation.choose()
         guard = Guard(section.watch, stage, run)
-        ended = lambda: guard.halted or (evaluation is not None and evaluation.fallen(stage.config.steps))  # noqa: E731
-        summary = online_loop.train(stage, prompts, run, on_step=on_step, monitor=guard, ended=ended, progress=progress)
+
+        ended = partial(_ended, guard, evaluation, stage.config.steps)
+        summary = online_loop.train(
+            stage, prompts, run, on_step=on_step, monitor=guard, ended=ended, progress=progress
+        )
         if evaluation is not None:
-            if summary["steps"] not in run.held_out() or stage.learner.averages:  # stopped early, or not those weights
-                stage.engine.update_weights(summary["steps"] + 1)  # a version not used before: other weights
+            # stopped early, or not those weights
+            if summary["steps"] not in run.held_out() or stage.learner.averages:
+                # a version not used before: other weights
+                stage.engine.update_weights(summary["steps"] + 1)
                 evaluation.measure(summary["steps"])
             if evaluation.learner is not None:
                 evaluation.restore()
@@ -139,9 +178,14 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
 
 
 def online_stage(
-    section: SamplingSection, settings: ModelConfig, reward_folder: Path | None, seed: int, served: RewardSource | None = None
+    section: SamplingSection,
+    settings: ModelConfig,
+    reward_folder: Path | None,
+    seed: int,
+    served: RewardSource | None = None,
 ) -> tuple[OnlineStage, LoadedModel]:
-    """Everything that a stage that samples needs: policy, reference, perhaps a value, a reward source and an engine.
+    """Everything that a stage that samples needs: policy, reference, perhaps a value, a reward
+    source and an engine.
 
     Args:
         reward_folder: the trained role that scores, for the reward sources that are models.
@@ -152,15 +196,27 @@ def online_stage(
     """
     loaded = open_model(settings, seed=seed)
     encoder = encoder_of(loaded)
-    folder = None if section.scorer is None or (served and value_of(section) != "reward") else reward_folder
+    folder = (
+        None
+        if section.scorer is None or (served and value_of(section) != "reward")
+        else reward_folder
+    )
     policy, reference, value, scorers = sampling_roles(section, loaded, folder, seed)
     reader = None
     if section.roles == "separate" and folder is not None:
         reader = reader_of(folder, loaded.tokenizer, encoder.describe())
-    source = served or reward_source(section, scorers, folder, loaded, loaded.model.device, seed, reader)
-    source = FailureLimit(source, section.max_failed, by_share if isinstance(source, SINGLY) else by_first)
+    source = served or reward_source(
+        section, scorers, folder, loaded, loaded.model.device, seed, reader
+    )
+    source = FailureLimit(
+        source, section.max_failed, by_share if isinstance(source, SINGLY) else by_first
+    )
     # Where ranks cut weights over all of them, servers come in the engine's place.
-    engine = FirstEngine(None, list) if here().mesh else shared(local_engine(policy, loaded, max_rows=section.engine_rows))
+    engine = (
+        FirstEngine(None, list)
+        if here().mesh
+        else shared(local_engine(policy, loaded, max_rows=section.engine_rows))
+    )
     if isinstance(section, PolicySection):
         return PolicyGradient(section, policy, reference, value, source, engine, encoder), loaded
     if isinstance(section, BestOfNSection):
@@ -178,36 +234,60 @@ def _evaluation(
 ) -> HeldOut:
     """The measurement that a section asks for.
 
-    Beside the judge's scores stand the distance from the reference and, if the judge is another, the training's own reward of the
-    same answers.
+    Beside the judge's scores stand the distance from the reference and, if the judge is another,
+    the training's own reward of the same answers.
     """
     assert section.evaluate is not None
     assert isinstance(stage.reward, FailureLimit)
     config, own, reference = section.evaluate, stage.reward.judge, stage.reference
     judge, name = _judge(config.judge, own, context, run)
-    how = stage.config.sampling if config.temperature is None else replace(stage.config.sampling, temperature=config.temperature)
+    how = (
+        stage.config.sampling
+        if config.temperature is None
+        else replace(stage.config.sampling, temperature=config.temperature)
+    )
 
     def beside(rollouts: Sequence[Rollout]) -> dict[str, list[float | None]]:
         more: dict[str, list[float | None]] = {}
         if name != "heldout":
             more["proxy"] = [score.value for score in stage.reward.score(rollouts)]
         if reference is not None and how.temperature:
-            more["kl"] = list(kl_to_reference(stage.policy, reference, rollouts, stage.encoder, how.temperature))
+            more["kl"] = list(
+                kl_to_reference(stage.policy, reference, rollouts, stage.encoder, how.temperature)
+            )
         return more
 
     files = config.sycophancy
     premises = None
     if files is not None:
-        pairs = usable_premises(files.files, files.pairs, stage.encoder, context_length, context.quarantine, context.name)
+        pairs = usable_premises(
+            files.files,
+            files.pairs,
+            stage.encoder,
+            context_length,
+            context.quarantine,
+            context.name,
+        )
         premises = Sycophancy(stage.policy, stage.encoder, pairs)
-    more: dict[str, Any] = {"learner": stage.learner, "name": name, "reward": own, "beside": beside, "sycophancy": premises}
+    more: dict[str, Any] = {
+        "learner": stage.learner,
+        "name": name,
+        "reward": own,
+        "beside": beside,
+        "sycophancy": premises,
+    }
     return HeldOut(config, test, judge, stage.engine, how, run, seed=context.seed, **more)
 
 
 def _judge(
-    judge: Literal["reward", "test"] | FunctionJudge | JudgeConfig, own: Scorer, context: Context, run: RunDirectory
+    judge: Literal["reward", "test"] | FunctionJudge | JudgeConfig,
+    own: Scorer,
+    context: Context,
+    run: RunDirectory,
 ) -> tuple[Scorer, Literal["gold", "test", "heldout"]]:
-    """Who judges held-out answers, and what that is called: the training's `own` reward, or another that the section names."""
+    """Who judges held-out answers, and what that is called: the training's `own` reward, or another
+    that the section names.
+    """
     if judge == "reward":
         return own, "heldout"
     if not isinstance(judge, str):
@@ -216,9 +296,38 @@ def _judge(
     folder = None if context.scorer is None else context.scorer.parent / "test" / "model"
     if folder is None or not folder.is_dir():
         raise MissingFileError(
-            f"{context.name}.evaluate.judge = 'test' needs a test model: set reward.test_share and train the reward stage"
+            f"{context.name}.evaluate.judge = 'test' needs a test model: set reward.test_share "
+            "and train the reward stage"
         )
     return partial(by_share, learned_reward(folder, context.model).score), "test"
+
+
+def _served(
+    section: SamplingSection,
+    stage: OnlineStage,
+    loaded: LoadedModel,
+    context: Context,
+    folder: Path,
+    ends: contextlib.ExitStack,
+) -> FirstEngine:
+    """The engine on servers, which `ends` stops; on every rank, and started by the first."""
+    # vLLM scores a prompt by all rows of the output layer, and samples from those of tokens.
+    probe = partial(
+        score_ids,
+        stage.policy,
+        probe_ids(encoder_of(loaded)),
+        padded=section.engine.kind == "vllm",
+    )
+    make = partial(served_engine, section, stage.policy, loaded, folder, context.seed, probe())
+    engine = ends.enter_context(contextlib.closing(make())) if here().first else None
+    # The same number of threads on all ranks, so that they round alike.
+    torch.set_num_threads(here().once(torch.get_num_threads))
+    return FirstEngine(engine, probe)
+
+
+def _ended(guard: Guard, evaluation: HeldOut | None, steps: int) -> bool:
+    """Whether an alarm or the held-out scores end the training before its last step."""
+    return guard.halted or (evaluation is not None and evaluation.fallen(steps))
 
 
 class Guard(Watch):
@@ -236,10 +345,17 @@ class Guard(Watch):
         return any(self.act.get(alarm["detector"]) == "stop" for alarm in self.run.alarms())
 
     def observe(
-        self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout], scores: Sequence[Score]
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rollouts: Sequence[Rollout],
+        scores: Sequence[Score],
     ) -> list[Alarm]:
         alarms = super().observe(
-            step, {**metrics, "run/share": step / (time_limit().drawn or self.stage.config.steps)}, rollouts, scores
+            step,
+            {**metrics, "run/share": step / (time_limit().drawn or self.stage.config.steps)},
+            rollouts,
+            scores,
         )
         if any(self.act.get(alarm.detector) == "raise_kl" for alarm in alarms):
             assert isinstance(self.stage, PolicyGradient)
@@ -260,7 +376,9 @@ def _held_out(
     context: Context,
     fits: Callable[[Sequence[Prompt]], Sequence[Prompt]],
 ) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
-    """(training, held-out) prompts: from data of their own, less what is trained on, or set aside from the training's."""
+    """(training, held-out) prompts: from data of their own, less what is trained on, or set aside
+    from the training's.
+    """
     assert section.evaluate is not None
     if section.evaluate.data is None:
         return held_out_split(rows, section.evaluate.prompts)
@@ -271,5 +389,8 @@ def _held_out(
     others = fits(prompts_of(section, others))
     fresh = {prompt.messages: prompt for prompt in others if prompt.messages not in trained}
     if len(fresh) < 2:
-        raise DataError(f"{context.name}.evaluate.data has {len(fresh)} prompts that are not trained on; at least two are needed")
+        raise DataError(
+            f"{context.name}.evaluate.data has {len(fresh)} prompts that are not "
+            "trained on; at least two are needed"
+        )
     return rows, list(fresh.values())[: section.evaluate.prompts]

@@ -1,8 +1,10 @@
-"""Collecting preferences in a recipe: a policy answers prompts, pairs of its answers are chosen, and somebody judges them.
+"""Collecting preferences in a recipe: a policy answers prompts, pairs of its answers are chosen,
+and somebody judges them.
 
-As in Stiennon et al. 2020 (https://arxiv.org/abs/2009.01325). The judge is a language model with a rubric, people who open the
-pages of a store, or a function that scores answers, from whose scores simulated annotators vote (Gao et al. 2022,
-https://arxiv.org/abs/2210.10760). Answers and pairs are kept as they come, so that an interrupted collection goes on.
+As in Stiennon et al. 2020 (https://arxiv.org/abs/2009.01325). The judge is a language model with a
+rubric, people who open the pages of a store, or a function that scores answers, from whose scores
+simulated annotators vote (Gao et al. 2022, https://arxiv.org/abs/2210.10760). Answers and pairs are
+kept as they come, so that an interrupted collection goes on.
 """
 
 from __future__ import annotations
@@ -22,8 +24,25 @@ from pydantic import Field, Tag
 from tether.core.config import digest
 from tether.core.errors import ConfigError, DataError, RunError, TetherError
 from tether.core.protocols import RewardSource, count_of, doing
-from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json, write_jsonl
-from tether.core.types import Annotation, Comparison, Feedback, Json, Prompt, RolloutGroup, Sampling, Score, assistant
+from tether.core.rundir import (
+    RunDirectory,
+    append_jsonl,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+)
+from tether.core.types import (
+    Annotation,
+    Comparison,
+    Feedback,
+    Json,
+    Prompt,
+    RolloutGroup,
+    Sampling,
+    Score,
+    assistant,
+)
 from tether.data.sources import group_of
 from tether.judges.verdicts import DOWN, QUOTA, SPENT
 from tether.learner.loop import endless
@@ -34,7 +53,15 @@ from tether.preferences.constitution import read_rubric
 from tether.preferences.judge import PairJudge
 from tether.preferences.pairs import PairsConfig, Response, Strategy, choose_pairs
 from tether.preferences.rows import turns_of, write_rows
-from tether.run.judges import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig, configured, text_judge
+from tether.run.judges import (
+    BY_KIND,
+    AFunction,
+    AModel,
+    FunctionJudge,
+    JudgeConfig,
+    configured,
+    text_judge,
+)
 from tether.run.judging import judge_files, judge_report, judged_pairs, reasons
 from tether.run.online_sections import learned_reward
 from tether.run.prompts import usable_once
@@ -57,27 +84,55 @@ class PairsSection(Section):
     """Which prompts are answered, how often, and who judges which pairs. Lengths are in tokens."""
 
     prompts: int | None = Field(
-        default=None, ge=2, description="how many are answered; unset: all. With repeat, others in each round"
+        default=None,
+        ge=2,
+        description=("how many are answered; unset: all. With repeat, others in each round"),
     )
-    samples_per_prompt: int = Field(default=4, ge=2, description="answers to each prompt, of which pairs are made")
+    samples_per_prompt: int = Field(
+        default=4, ge=2, description=("answers to each prompt, of which pairs are made")
+    )
     max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
     temperature: float = Field(default=0.7, gt=0, description="of sampling")
     engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
-    labels: int | None = Field(default=None, ge=4, description="comparisons that are judged; unset: all pairs of all answers")
-    choose: Strategy = Field(default="random", description="which of them; before any reward model, at random")
-    judge: Annotated[Annotated[Literal["people"], Tag("name")] | AFunction | AModel, BY_KIND] = Field(
-        description="a language model; a function, on whose scores simulated annotators vote; or people, in a store"
+    labels: int | None = Field(
+        default=None,
+        ge=4,
+        description=("comparisons that are judged; unset: all pairs of all answers"),
     )
-    annotator_agreement: float = Field(default=0.70, gt=0.5, lt=1, description="of simulated ones: how often two of them agree")
-    num_annotators: int = Field(default=3, ge=1, description="simulated annotators who vote on every pair")
+    choose: Strategy = Field(
+        default="random", description=("which of them; before any reward model, at random")
+    )
+    judge: Annotated[Annotated[Literal["people"], Tag("name")] | AFunction | AModel, BY_KIND] = (
+        Field(
+            description=(
+                "a language model; a function, on whose scores simulated annotators vote; or "
+                "people, in a store"
+            )
+        )
+    )
+    annotator_agreement: float = Field(
+        default=0.70, gt=0.5, lt=1, description=("of simulated ones: how often two of them agree")
+    )
+    num_annotators: int = Field(
+        default=3, ge=1, description=("simulated annotators who vote on every pair")
+    )
     agreement: str | None = Field(
         default=None,
-        description="of a language model: comparisons that people judged, with which its agreement is measured first",
+        description=(
+            "of a language model: comparisons that people judged, with which its "
+            "agreement is measured first"
+        ),
     )
-    store: str | None = Field(default=None, description="of people: the preference store, a path or a URL")
+    store: str | None = Field(
+        default=None, description=("of people: the preference store, a path or a URL")
+    )
     ask: int = Field(default=1, ge=1, description="of people: how many judge each comparison")
     how: Literal["majority", "soft", "dawid-skene"] = Field(
-        default="majority", description="of people: labels by majority, by the share of votes, by how reliable each annotator is"
+        default="majority",
+        description=(
+            "of people: labels by majority, by the share of votes, by "
+            "how reliable each annotator is"
+        ),
     )
 
     @property
@@ -94,22 +149,33 @@ class PairsSection(Section):
         if not people:
             yield from self.idle("ask", "how", because="with this judge: it is of people")
         if not simulated:
-            yield from self.idle("annotator_agreement", "num_annotators", because="with this judge: it is of a function")
+            yield from self.idle(
+                "annotator_agreement",
+                "num_annotators",
+                because=("with this judge: it is of a function"),
+            )
         if self.labels is None:
             if self.choose != "random":
                 yield "choose has no effect where all pairs are judged: set labels"
             return
         of_each = self.samples_per_prompt * (self.samples_per_prompt - 1) // 2
-        most = (self.prompts or self.labels) * (of_each if self.choose == "ranking" else min(3, of_each))
+        most = (self.prompts or self.labels) * (
+            of_each if self.choose == "ranking" else min(3, of_each)
+        )
         if self.labels > most:
-            yield f"labels = {self.labels}, and {self.prompts} prompts give {most} pairs at most: sample more"
+            yield (
+                f"labels = {self.labels}, and {self.prompts} prompts give {most} pairs at most: "
+                "sample more"
+            )
 
 
 class WaitingError(TetherError):
     """Comparisons that lie in a store are not all judged yet."""
 
 
-def train(section: PairsSection, context: Context, rows: Sequence[Prompt], run: RunDirectory) -> dict[str, Any]:
+def train(
+    section: PairsSection, context: Context, rows: Sequence[Prompt], run: RunDirectory
+) -> dict[str, Any]:
     """Leave the judged pairs in `pairs.jsonl`.
 
     Raises:
@@ -118,31 +184,53 @@ def train(section: PairsSection, context: Context, rows: Sequence[Prompt], run: 
         RunError: the language model failed too often, or no pair has a verdict.
     """
     start = time.perf_counter()
-    policy = cache(lambda: load_policy(str(context.policy or context.model.source), context.model, context.seed))
+    policy = cache(
+        lambda: load_policy(
+            str(context.policy or context.model.source), context.model, context.seed
+        )
+    )
     note, load = run.path / "left_out.json", lambda: policy()[1]
-    prompts = _asked(section, context, usable_once(context, rows, section.max_new_tokens, note, load))
+    prompts = _asked(
+        section, context, usable_once(context, rows, section.max_new_tokens, note, load)
+    )
     answers = _answered(section, context, prompts, run, policy)
     policy.cache_clear()  # the judge may need the memory
     chosen = None if section.labels is None else _chosen(section, context, answers, run)
-    comparisons, summary = _Collector(section, context, [*prompts.values()], answers, run).judged(chosen)
+    comparisons, summary = _Collector(section, context, [*prompts.values()], answers, run).judged(
+        chosen
+    )
     if not comparisons:
-        raise RunError(f"{run.path}: no pair has a verdict of more than half: ask more people, or about more pairs")
+        raise RunError(
+            f"{run.path}: no pair has a verdict of more than half: ask more people, or "
+            "about more pairs"
+        )
     write_rows(run.path / "pairs.jsonl", comparisons)
     counts = {"num_pairs": len(comparisons), "num_prompts": len(prompts)}
-    return {**counts, **({} if chosen is None else {"asked": len(chosen)}), **summary, "seconds": time.perf_counter() - start}
+    return {
+        **counts,
+        **({} if chosen is None else {"asked": len(chosen)}),
+        **summary,
+        "seconds": time.perf_counter() - start,
+    }
 
 
 def comparisons_of(folder: Path) -> Iterator[Comparison]:
     """What was judged in the folder of a finished stage, whatever characters are in it."""
     for row in read_jsonl(folder / "pairs.jsonl"):
-        prompt, chosen, rejected = (turns_of(row.pop(name)) for name in ("prompt", "chosen", "rejected"))
+        prompt, chosen, rejected = (
+            turns_of(row.pop(name)) for name in ("prompt", "chosen", "rejected")
+        )
         votes = tuple(Annotation(**vote) for vote in row.pop("annotations", ()))
         yield Comparison(prompt, chosen, rejected, annotations=votes, **row)
 
 
 def feedback_of(comparisons: Sequence[Comparison]) -> list[Feedback]:
     """Each side of each comparison as a single answer that was good or bad."""
-    return [Feedback(c.prompt, side, side is c.chosen) for c in comparisons for side in (c.chosen, c.rejected)]
+    return [
+        Feedback(c.prompt, side, side is c.chosen)
+        for c in comparisons
+        for side in (c.chosen, c.rejected)
+    ]
 
 
 def _asked(section: PairsSection, context: Context, prompts: Sequence[Prompt]) -> dict[int, Prompt]:
@@ -151,7 +239,10 @@ def _asked(section: PairsSection, context: Context, prompts: Sequence[Prompt]) -
     With rounds: the next ones of endless epochs, none of them twice in a round.
     """
     if (size := section.prompts or len(prompts)) > len(prompts):
-        raise ConfigError(f"pairs.prompts = {size}, and there are {len(prompts)} to use: raise samples_per_prompt instead")
+        raise ConfigError(
+            f"pairs.prompts = {size}, and there are {len(prompts)} to use: raise "
+            "samples_per_prompt instead"
+        )
     if context.round is None:
         return dict(enumerate(prompts[:size]))
     first: dict[int, int] = {}
@@ -168,7 +259,9 @@ def _answered(
     run: RunDirectory,
     policy: Callable[[], tuple[Role, LoadedModel]],
 ) -> Answers:
-    """Answers prompt by prompt, written as they come; scored by the last round's reward model if the choice of pairs asks it."""
+    """Answers prompt by prompt, written as they come; scored by the last round's reward model if
+    the choice of pairs asks it.
+    """
     path, progress = run.path / "answers.jsonl", context.progress
     answers = {row["id"]: row for row in read_jsonl(path)}
     _check_sampling(section, context, run.path / "sampling.json", begun=bool(answers))
@@ -178,13 +271,21 @@ def _answered(
         note_machine(run, loaded)
         engine = local_engine(role, loaded, max_rows=section.engine_rows)
         scored = section.choose in SCORED and context.earlier
-        scorer = learned_reward(context.earlier[-1] / "reward" / "model", context.model) if scored else None
+        scorer = (
+            learned_reward(context.earlier[-1] / "reward" / "model", context.model)
+            if scored
+            else None
+        )
         doing(progress, "sampling")
         chunk = max(1, section.engine_rows // section.samples_per_prompt) * 2
         for start in range(0, len(missing), chunk):
             places, part = zip(*missing[start : start + chunk], strict=True)
             tell = count_of("sampling", len(part) * section.samples_per_prompt)
-            how: dict[str, Any] = {"num_samples": section.samples_per_prompt, "seed": context.seed, "ordinals": list(places)}
+            how: dict[str, Any] = {
+                "num_samples": section.samples_per_prompt,
+                "seed": context.seed,
+                "ordinals": list(places),
+            }
             how["progress"] = tell
             fresh = list(_rows(engine.generate(list(part), section.sampling, **how), scorer))
             append_jsonl(path, fresh)
@@ -195,14 +296,20 @@ def _answered(
 
 
 def _check_sampling(section: PairsSection, context: Context, note: Path, *, begun: bool) -> None:
-    """Answers that are there were drawn as the section says now; judges may change before anything is judged.
+    """Answers that are there were drawn as the section says now; judges may change before anything
+    is judged.
 
     Raises:
         RunError: they were drawn otherwise.
     """
-    sampling = section.model_dump(include={"samples_per_prompt", "max_new_tokens", "temperature"}) | {"seed": context.seed}
+    sampling = section.model_dump(
+        include={"samples_per_prompt", "max_new_tokens", "temperature"}
+    ) | {"seed": context.seed}
     if begun and note.is_file() and (before := read_json(note)) != sampling:
-        raise RunError(f"{note.parent} has answers that were drawn otherwise, by {before}. Choose another run directory")
+        raise RunError(
+            f"{note.parent} has answers that were drawn otherwise, by {before}. Choose "
+            "another run directory"
+        )
     write_json(note, sampling)
 
 
@@ -212,33 +319,55 @@ def _rows(groups: Sequence[RolloutGroup], scorer: RewardSource | None) -> Iterat
     scores = iter([Score(None)] * len(rollouts) if scorer is None else scorer.score(rollouts))
     for group in groups:
         own = [next(scores) for _ in group.rollouts]
-        row = {"id": group.prompt.id, "prompt": group.prompt.text, "responses": [rollout.text for rollout in group.rollouts]}
-        members = [[value for name, value in sorted(s.parts.items()) if name.startswith("member_")] for s in own]
+        row = {
+            "id": group.prompt.id,
+            "prompt": group.prompt.text,
+            "responses": [rollout.text for rollout in group.rollouts],
+        }
+        members = [
+            [value for name, value in sorted(s.parts.items()) if name.startswith("member_")]
+            for s in own
+        ]
         yield {**row, "scores": [score.value for score in own], "members": members}
 
 
-def _chosen(section: PairsSection, context: Context, answers: Answers, run: RunDirectory) -> list[Pair]:
+def _chosen(
+    section: PairsSection, context: Context, answers: Answers, run: RunDirectory
+) -> list[Pair]:
     """The pairs that are worth a label; never one that an earlier round had."""
     how: Strategy = section.choose if section.choose not in SCORED or context.earlier else "random"
-    asked = [row["item"] for folder in context.earlier for row in read_jsonl(folder / "pairs" / "chosen.jsonl")]
+    asked = [
+        row["item"]
+        for folder in context.earlier
+        for row in read_jsonl(folder / "pairs" / "chosen.jsonl")
+    ]
     responses, places = {}, {row["id"]: place for place, row in enumerate(answers)}
     for row in answers:
-        # A response goes by its text, which is the same in all rounds; one with a byte 0 fits into no file of comparisons.
+        # A response goes by its text, which is the same in all rounds; one with a byte 0 fits into
+        # no file of comparisons.
         distinct = {
             text: Response(text, text, score, members=tuple(members))
-            for text, score, members in zip(row["responses"], row["scores"], row["members"], strict=True)
-            if "\0" not in text and (score is not None or how not in SCORED)  # one whose score failed
+            for text, score, members in zip(
+                row["responses"], row["scores"], row["members"], strict=True
+            )
+            # one whose score failed
+            if "\0" not in text and (score is not None or how not in SCORED)
         }
         responses[row["id"]] = list(distinct.values())
     seed = context.seed + len(context.earlier)
-    config = PairsConfig.model_validate({"strategy": how, "num_pairs": section.labels, "seed": seed})
+    config = PairsConfig.model_validate(
+        {"strategy": how, "num_pairs": section.labels, "seed": seed}
+    )
     rows = []
     for pair in choose_pairs(responses, config, asked=asked):
         place = places[pair.prompt]
         first, second = sorted(map(answers[place]["responses"].index, (pair.first, pair.second)))
         rows.append({"place": (place, first, second), "item": pair.item, "chosen_by": how})
     if not rows:
-        raise DataError(f"{run.path}: the answers give no pair to judge: they are all alike. Sample more, or hotter")
+        raise DataError(
+            f"{run.path}: the answers give no pair to judge: they are all alike. "
+            "Sample more, or hotter"
+        )
     write_jsonl(run.path / "chosen.jsonl", rows)
     return [row["place"] for row in rows]
 
@@ -260,18 +389,35 @@ class _Collector:
             return self._simulated(judge, chosen)
         if chosen is None:
             texts = [row["responses"] for row in self.answers]
-            chosen = [(p, a, b) for p, row in enumerate(texts) for b in range(len(row)) for a in range(b) if row[a] != row[b]]
+            chosen = [
+                (p, a, b)
+                for p, row in enumerate(texts)
+                for b in range(len(row))
+                for a in range(b)
+                if row[a] != row[b]
+            ]
         return self._by_people(chosen) if judge == "people" else self._by_model(judge, chosen)
 
     def _simulated(self, judge: FunctionJudge, chosen: Sequence[Pair] | None) -> Labelled:
         """Annotators who follow the function's scores, with the noise of the first round."""
         context, first = self.context, self.context.earlier[:1]
         responses = [row["responses"] for row in self.answers]
-        asked = [(prompt, text) for prompt, texts in zip(self.prompts, responses, strict=True) for text in texts]
-        flat = text_judge(judge, context.root)([prompt for prompt, _ in asked], [text for _, text in asked])
+        asked = [
+            (prompt, text)
+            for prompt, texts in zip(self.prompts, responses, strict=True)
+            for text in texts
+        ]
+        flat = text_judge(judge, context.root)(
+            [prompt for prompt, _ in asked], [text for _, text in asked]
+        )
         scored = [score.value for score in flat if score.value is not None]
         # An answer whose score failed stands in no pair, as an empty one does.
-        usable = iter([("", 0.0) if s.value is None else (text, s.value) for s, (_, text) in zip(flat, asked, strict=True)])
+        usable = iter(
+            [
+                ("", 0.0) if s.value is None else (text, s.value)
+                for s, (_, text) in zip(flat, asked, strict=True)
+            ]
+        )
         judged = [[next(usable) for _ in texts] for texts in responses]
         comparisons, figures = label_pairs(
             self.prompts,
@@ -279,11 +425,17 @@ class _Collector:
             [[score for _, score in row] for row in judged],
             agreement=self.section.annotator_agreement,
             num_annotators=self.section.num_annotators,
-            seed=context.seed if context.round is None else f"{context.seed}/round-{context.round:02d}",
+            seed=context.seed
+            if context.round is None
+            else f"{context.seed}/round-{context.round:02d}",
             only=None if chosen is None else set(chosen),
             noise=read_json(first[0] / "pairs" / "summary.json")["noise"] if first else None,
         )
-        fluent = {(p.id, text): s.parts["fluent"] for (p, text), s in zip(asked, flat, strict=True) if "fluent" in s.parts}
+        fluent = {
+            (p.id, text): s.parts["fluent"]
+            for (p, text), s in zip(asked, flat, strict=True)
+            if "fluent" in s.parts
+        }
         failed = {"failed_scores": len(flat) - len(scored)} if len(scored) < len(flat) else {}
         summary = figures | {"gold_of_answers": statistics.fmean(scored), **failed}
         return [_with_fluency(c, fluent) for c in comparisons], summary
@@ -303,11 +455,16 @@ class _Collector:
         if why.total() > MOST_FAILED * len(rows) or why.keys() & {SPENT, DOWN, QUOTA}:
             listed = "; ".join(f"{reason} ({count})" for reason, count in why.most_common(3))
             raise RunError(
-                f"{judge.name} left {why.total()} of {len(rows)} pairs of {run.path} without a label: {listed}. "
+                f"{judge.name} left {why.total()} of {len(rows)} pairs of {run.path} without a "
+                f"label: {listed}. "
                 "Mend that and start again: what it has judged is kept, and only the rest is asked"
             )
         summary = judge_report(rows, judgments, judge.temperature)
-        return judge.label(rows, judgments), {**summary, "judge": judge.name, "usage": dict(judge.model.usage())}
+        return judge.label(rows, judgments), {
+            **summary,
+            "judge": judge.name,
+            "usage": dict(judge.model.usage()),
+        }
 
     def _by_people(self, chosen: Sequence[Pair]) -> Labelled:
         """Put the pairs into the store, and take their labels once all are judged."""
@@ -315,18 +472,34 @@ class _Collector:
         from tether.preferences.importing import import_cases
         from tether.preferences.store import Answer, Store
 
-        section, context, rows = self.section, self.context, list(read_jsonl(self.run.path / "chosen.jsonl"))
-        items = [row["item"] for row in rows] or [[row["id"], row["responses"]] for row in self.answers]
-        # Another run may have a folder of this name and the same store: a round is known by its pairs, too.
+        section, context, rows = (
+            self.section,
+            self.context,
+            list(read_jsonl(self.run.path / "chosen.jsonl")),
+        )
+        items = [row["item"] for row in rows] or [
+            [row["id"], row["responses"]] for row in self.answers
+        ]
+        # Another run may have a folder of this name and the same store: a round is known by its
+        # pairs, too.
         name = f"{context.root.name}/{context.folder.parent.name}/{digest(items)[:6]}"
-        model = context.model.source if context.policy is None else f"{context.root.name} before round {context.round}"
+        model = (
+            context.model.source
+            if context.policy is None
+            else (f"{context.root.name} before round {context.round}")
+        )
         how = {"temperature": section.temperature, "max_new_tokens": section.max_new_tokens}
         strategy, cases = rows[0]["chosen_by"] if rows else "random", []
         for p, a, b in chosen:
             pair, scores = self._pair(p, a, b), self.answers[p]["scores"]
             common = {"group": pair.group, "model": model, "sampling": how}
-            sides = [Answer(pair.prompt, text, score=scores[k], **common) for k, text in ((a, pair.chosen), (b, pair.rejected))]
-            cases.append(Case(sides[0], sides[1], needed=section.ask, strategy=strategy, round=name))
+            sides = [
+                Answer(pair.prompt, text, score=scores[k], **common)
+                for k, text in ((a, pair.chosen), (b, pair.rejected))
+            ]
+            cases.append(
+                Case(sides[0], sides[1], needed=section.ask, strategy=strategy, round=name)
+            )
         assert section.store is not None
         with contextlib.closing(Store(section.store)) as store:
             import_cases(store, cases)
@@ -334,22 +507,37 @@ class _Collector:
             if tasks["open"] or tasks["expert"]:
                 judged = tasks["done"] + tasks["settled"]
                 raise WaitingError(
-                    f"{self.run.path} waits for people: {judged} of {judged + tasks['open'] + tasks['expert']} comparisons are "
-                    f"judged, {tasks['expert']} wait for an expert. Let them in with\n  tether prefs serve {section.store}\n"
+                    f"{self.run.path} waits for people: {judged} of "
+                    f"{judged + tasks['open'] + tasks['expert']} comparisons are "
+                    f"judged, {tasks['expert']} wait for an expert. Let them in with\n  tether "
+                    f"prefs serve {section.store}\n"
                     "and run the same command again when they are done."
                 )
-            return list(comparisons(store, section.how, round=name)), {"store": section.store, **tasks}
+            return list(comparisons(store, section.how, round=name)), {
+                "store": section.store,
+                **tasks,
+            }
 
     def _pair(self, place: int, a: int, b: int) -> Comparison:
         """Two answers, in the order of their sampling."""
         prompt, responses = self.prompts[place], self.answers[place]["responses"]
         sides = [(assistant(responses[k]),) for k in (a, b)]
-        return Comparison(prompt.messages, *sides, id=f"{prompt.id}-{a}-{b}", group=group_of(prompt), probability=0.5)
+        return Comparison(
+            prompt.messages,
+            *sides,
+            id=f"{prompt.id}-{a}-{b}",
+            group=group_of(prompt),
+            probability=0.5,
+        )
 
 
 def _with_fluency(c: Comparison, fluent: dict[tuple[str, str], float]) -> Comparison:
-    """With the difference of that part of the scores, if they have it: pairs that read alike are judged apart."""
+    """With the difference of that part of the scores, if they have it: pairs that read alike are
+    judged apart.
+    """
     if not fluent:
         return c
-    chosen, rejected = (fluent.get((c.group, side[-1].content), 0.0) for side in (c.chosen, c.rejected))
+    chosen, rejected = (
+        fluent.get((c.group, side[-1].content), 0.0) for side in (c.chosen, c.rejected)
+    )
     return replace(c, metadata={**c.metadata, "fluent_difference": chosen - rejected})

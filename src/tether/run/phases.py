@@ -30,7 +30,13 @@ from tether.run.recipe import BaseRecipe
 from tether.run.reward import RewardSection
 from tether.run.rounds import RoundsSection
 from tether.run.speeds import DISK, LOADING, RowSizes, Speeds, reads_answers
-from tether.run.supervised import DirectSection, KTOSection, ProcessSection, SFTSection, SupervisedSection
+from tether.run.supervised import (
+    DirectSection,
+    KTOSection,
+    ProcessSection,
+    SFTSection,
+    SupervisedSection,
+)
 from tether.servers.config import ServersConfig
 
 Learning = SupervisedSection | RewardSection | RoundsSection | OnlineSection
@@ -55,7 +61,9 @@ class Phase:
 
 @dataclass
 class StagePlan:
-    """Phases of one step, and seconds beside them: before the first step, with each step on average, after the last."""
+    """Phases of one step, and seconds beside them: before the first step, with each step on
+    average, after the last.
+    """
 
     name: str
     phases: list[Phase]
@@ -77,10 +85,17 @@ def own_models(section: Any) -> bool:
 
 
 class Planner:
-    """One recipe on one device; `usual` are the rows of stages whose own `sizes` nobody has measured."""
+    """One recipe on one device; `usual` are the rows of stages whose own `sizes` nobody has
+    measured.
+    """
 
     def __init__(
-        self, recipe: BaseRecipe, device: Device, config: Any, usual: RowSizes, sizes: Mapping[str, RowSizes] | None = None
+        self,
+        recipe: BaseRecipe,
+        device: Device,
+        config: Any,
+        usual: RowSizes,
+        sizes: Mapping[str, RowSizes] | None = None,
     ) -> None:
         self.recipe, self.device, self.config = recipe, device, config
         self.rows, self.usual, self.sizes = usual, usual, sizes or {}
@@ -88,7 +103,11 @@ class Planner:
         assumed = "bfloat16" if device.gpu and recipe.model.dtype == "auto" else recipe.model.dtype
         self.dtype = pick_dtype(assumed, "cpu")
         text = config.get_text_config()
-        self.hidden, self.vocab, self.layers = text.hidden_size, text.vocab_size, text.num_hidden_layers
+        self.hidden, self.vocab, self.layers = (
+            text.hidden_size,
+            text.vocab_size,
+            text.num_hidden_layers,
+        )
         self.tied, self.head = text.tie_word_embeddings, text.vocab_size * text.hidden_size
         base = planner.shape_model(config, self.dtype, "eager")
         self.attention = plain_attention(recipe.model.attention, place, base)
@@ -96,13 +115,20 @@ class Planner:
             self.attention = pick_attention(recipe.model.attention, place, base)
         self.parameters = base.num_parameters()
         self.trunk = planner.held_bytes(base, recipe.model.quantize)
-        layers = [planner.weight_bytes(layer.parameters()) for layer in getattr(base.get_decoder(), "layers", ())]
-        self.on_host = sum(layers) - max(layers, default=0) if device.gpu else 0  # of a frozen model with `offload`
+        layers = [
+            planner.weight_bytes(layer.parameters())
+            for layer in getattr(base.get_decoder(), "layers", ())
+        ]
+        # of a frozen model with `offload`
+        self.on_host = sum(layers) - max(layers, default=0) if device.gpu else 0
         self.speeds = Speeds(device, self.parameters, self.head, self.tied, self.layers, self.trunk)
-        self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss  # which has loaded as much
+        # which has loaded as much
+        self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss
 
     def stages(self, names: Sequence[str] | None = None) -> list[StagePlan]:
-        """Of these stages (None: all), as far as they are known here: one that somebody added to the table is left out."""
+        """Of these stages (None: all), as far as they are known here: one that somebody added to
+        the table is left out.
+        """
         plans = []
         for name in self.recipe.stages if names is None else names:
             section, self.rows = self.recipe.section(name), self.sizes.get(name, self.usual)
@@ -124,7 +150,9 @@ class Planner:
 
     @property
     def answer(self) -> int:
-        """Tokens of an answer in its rows; of those that nobody has measured as many as of a prompt: a guess."""
+        """Tokens of an answer in its rows; of those that nobody has measured as many as of a
+        prompt: a guess.
+        """
         return self.prompt if self.rows.answer is None else self.rows.answer
 
     @singledispatchmethod
@@ -135,11 +163,20 @@ class Planner:
     @phases.register
     def _sft(self, section: SFTSection) -> list[Phase]:
         half, tokens = section.row_tokens // 2, section.batch_size * (self.prompt + self.answer)
-        if self.rows.answer is None:  # a guess: conversations fill half of what a packed row may hold
+        # a guess: conversations fill half of what a packed row may hold
+        if self.rows.answer is None:
             tokens = section.batch_size * half
         cuts = ceil(tokens / (section.row_tokens * section.rows_per_micro_batch))
-        seconds = self.speeds.passes(tokens, tokens // 2, 3.0 if section.lora is False else 2.0, cuts)
-        return [_update(*self._trained(section, "sft"), _rows(section.rows_per_micro_batch, half, half), seconds)]
+        seconds = self.speeds.passes(
+            tokens, tokens // 2, 3.0 if section.lora is False else 2.0, cuts
+        )
+        return [
+            _update(
+                *self._trained(section, "sft"),
+                _rows(section.rows_per_micro_batch, half, half),
+                seconds,
+            )
+        ]
 
     @phases.register
     def _reward(self, section: RewardSection) -> list[Phase]:
@@ -152,11 +189,20 @@ class Planner:
 
     @phases.register
     def _process(self, section: ProcessSection) -> list[Phase]:
-        role, held = self._trained(section, "reward", ScalarHead(self.hidden, outputs=section.outputs))
+        role, held = self._trained(
+            section, "reward", ScalarHead(self.hidden, outputs=section.outputs)
+        )
         answer = 2 * self.prompt if self.rows.answer is None else self.answer
         length, tokens = self.prompt + answer, section.solutions_per_update * (self.prompt + answer)
         batch = _rows(max(1, section.micro_batch_tokens // length), self.prompt, answer)
-        return [_update(role, held, batch, self.speeds.passes(tokens, 0, 2.0, ceil(tokens / section.micro_batch_tokens)))]
+        return [
+            _update(
+                role,
+                held,
+                batch,
+                self.speeds.passes(tokens, 0, 2.0, ceil(tokens / section.micro_batch_tokens)),
+            )
+        ]
 
     @phases.register
     def _direct(self, section: DirectSection | KTOSection) -> list[Phase]:
@@ -165,13 +211,17 @@ class Planner:
             held["reference"] = self._frozen(section.offload)
         tokens = self._pair_tokens(section.prompts_per_update)
         cuts = ceil(tokens / section.micro_batch_tokens)
-        seconds = self.speeds.passes(tokens, tokens // 2, 3.0 if section.needs_reference else 2.0, cuts)
+        seconds = self.speeds.passes(
+            tokens, tokens // 2, 3.0 if section.needs_reference else 2.0, cuts
+        )
         return [_update(role, held, self._pairs(section, role), seconds)]
 
     @phases.register
     def _rounds(self, section: RoundsSection) -> list[Phase]:
         """A round's sampling, beside the reward model on a trunk of its own, and its training."""
-        inner = DirectSection.model_validate({**section.direct.model_dump(exclude_unset=True), "lora": section.lora})
+        inner = DirectSection.model_validate(
+            {**section.direct.model_dump(exclude_unset=True), "lora": section.lora}
+        )
         (update,), (rollout,) = self._direct(inner), self._sampling(section)
         if section.scorer is not None:
             rollout.bytes["reward"] = self.trunk
@@ -181,9 +231,18 @@ class Planner:
     def _sampling(self, section: PairsSection | EvaluationSection) -> list[Phase]:
         """Answers of a policy that does not learn meanwhile."""
         policies = map(self.recipe.section, self.recipe.policies)
-        tokens = section.max_new_tokens or max((s.sampling.max_new_tokens for s in policies if hasattr(s, "sampling")), default=0)
-        held = {"process": self.process, "trunk": self.trunk, **({} if self.device.gpu else {"engine": self.trunk})}
-        rows, model = section.engine_rows, planner.shape_model(self.config, self.dtype, self._attention)
+        tokens = section.max_new_tokens or max(
+            (s.sampling.max_new_tokens for s in policies if hasattr(s, "sampling")), default=0
+        )
+        held = {
+            "process": self.process,
+            "trunk": self.trunk,
+            **({} if self.device.gpu else {"engine": self.trunk}),
+        }
+        rows, model = (
+            section.engine_rows,
+            planner.shape_model(self.config, self.dtype, self._attention),
+        )
         engine = self._engine(Role(model), rows, rows, Sampling(max_new_tokens=tokens))
         seconds = tokens * self.speeds.decoding(rows)
         if not isinstance(section, RoundsSection) and reads_answers(section.judge, section):
@@ -197,25 +256,40 @@ class Planner:
         own_value = critic and (not shared or section.value_init == "reward")
         policy, held = self._trained(section, "policy")
         held |= self._beside(section, held, own_value)
-        batch, size = self._samples(section, section.micro_batch_tokens, policy), self.dtype.itemsize
+        batch, size = (
+            self._samples(section, section.micro_batch_tokens, policy),
+            self.dtype.itemsize,
+        )
         value = Role(policy.model, policy.adapter, ScalarHead(self.hidden).to("meta"))
 
         def forward() -> Any:
             hidden = policy.hidden(batch)
             logprobs, _ = policy.logprobs_of(hidden, batch)
-            return logprobs.sum() + (value.values_of(hidden.detach(), batch).sum() if critic else 0.0)
+            return logprobs.sum() + (
+                value.values_of(hidden.detach(), batch).sum() if critic else 0.0
+            )
 
         tokens, counted = self._tokens(section, policy)
-        cuts = max(gradient.minibatches if gradient else 1, ceil(tokens / section.micro_batch_tokens))
-        forward_pass, scoring_pass = self.speeds.passes(tokens, counted, 1.0, cuts), self.speeds.passes(tokens, 0, 1.0, cuts)
+        cuts = max(
+            gradient.minibatches if gradient else 1, ceil(tokens / section.micro_batch_tokens)
+        )
+        forward_pass, scoring_pass = (
+            self.speeds.passes(tokens, counted, 1.0, cuts),
+            self.speeds.passes(tokens, 0, 1.0, cuts),
+        )
         depth = policy.common_depth if shared else 0
         common = {"common layers": tokens * self.hidden * size} if depth else {}
         saved = 1 - depth / self.layers
         rows = min(section.engine_rows, section.prompts_per_step * section.samples_per_prompt)
-        steps = -(-section.prompts_per_step * section.samples_per_prompt // rows) * section.max_new_tokens
+        steps = (
+            -(-section.prompts_per_step * section.samples_per_prompt // rows)
+            * section.max_new_tokens
+        )
         prefill = self.speeds.passes(section.prompts_per_step * self.prompt, 0)
         on_policy = gradient is None or (
-            not critic and gradient.one_update and (gradient.kl.place == "loss" or not gradient.kl.coefficient)
+            not critic
+            and gradient.one_update
+            and (gradient.kl.place == "loss" or not gradient.kl.coefficient)
         )
         evaluations = (not on_policy) + (saved if section.needs_reference else 0) + own_value
         backward = (3.0 if section.lora is False else 2.0) * saved * (1 + own_value)
@@ -224,34 +298,57 @@ class Planner:
         engine = self._engine(policy, section.prompts_per_step, slots, section.sampling)
         phases = self._rollout(section, held, engine, steps * self.speeds.decoding(rows) + prefill)
         if section.scorer is not None:
-            scoring, seconds = self._samples(section, MICRO_BATCH_TOKENS, policy), scoring_pass + moved / MICRO_BATCH_TOKENS
+            scoring, seconds = (
+                self._samples(section, MICRO_BATCH_TOKENS, policy),
+                scoring_pass + moved / MICRO_BATCH_TOKENS,
+            )
             passes = _activations(value, lambda: value.scores(scoring))
             if section.reward_servers is None:
                 phases.append(Phase("reward", held | passes, seconds))
             else:
                 scorer = held.get("policy adapter", 0) + self.trunk
-                server, there = self._servers("reward server", section.reward_servers, {"reward": scorer, **passes}, held)
+                server, there = self._servers(
+                    "reward server", section.reward_servers, {"reward": scorer, **passes}, held
+                )
                 phases += [Phase("reward", {**held}, seconds / there), server]
         if evaluations:
             seconds = evaluations * forward_pass + moved / section.micro_batch_tokens
             phases.append(Phase("evaluate", held | common | _activations(value, forward), seconds))
         seconds = (1 if gradient is None else gradient.epochs) * backward * forward_pass
-        return [*phases, Phase("update", held | common | _activations(value, lambda: forward().backward(), learns=True), seconds)]
+        return [
+            *phases,
+            Phase(
+                "update",
+                held | common | _activations(value, lambda: forward().backward(), learns=True),
+                seconds,
+            ),
+        ]
 
-    def _rollout(self, section: Any, held: dict[str, int], engine: Mapping[str, int], sampling: float) -> list[Phase]:
-        """Sampling; by servers: what the learner holds meanwhile, each server, and the way of new weights to all of them."""
+    def _rollout(
+        self, section: Any, held: dict[str, int], engine: Mapping[str, int], sampling: float
+    ) -> list[Phase]:
+        """Sampling; by servers: what the learner holds meanwhile, each server, and the way of new
+        weights to all of them.
+        """
         if section.engine.kind == "local":
             return [Phase("rollout", {**held, **engine}, sampling)]
         weights, slots = held.get("policy adapter", self.trunk), adapter_slots(section)
-        own = {"trunk": self.trunk, **({f"{slots} adapters": slots * weights} if "policy adapter" in held else {})}
+        own = {
+            "trunk": self.trunk,
+            **({f"{slots} adapters": slots * weights} if ("policy adapter") in held else {}),
+        }
         own |= engine
         server, there = self._servers("server", section.engine, own, held)
         count = len(section.engine.addresses) or section.engine.servers
         sending = (1 + count) * weights / DISK + count * LOADING
         return [Phase("rollout", {**held}, sampling / there + sending), server]
 
-    def _servers(self, name: str, config: ServersConfig, own: Mapping[str, int], held: dict[str, int]) -> tuple[Phase, int]:
-        """What each server holds, and by how many the work is shared; on the learner's machine they add to what it holds."""
+    def _servers(
+        self, name: str, config: ServersConfig, own: Mapping[str, int], held: dict[str, int]
+    ) -> tuple[Phase, int]:
+        """What each server holds, and by how many the work is shared; on the learner's machine they
+        add to what it holds.
+        """
         count = len(config.addresses) or config.servers
         server = Phase(f"{name}, each of {count}", {**own, "process": self.process})
         if self.device.gpu or config.addresses or self.recipe.on != "local":
@@ -260,7 +357,9 @@ class Planner:
         return server, 1
 
     def _beside(self, section: Any, held: Mapping[str, int], own_value: bool) -> dict[str, int]:
-        """What is there beside the policy: other roles, each an adapter or a model of its own, and the engine."""
+        """What is there beside the policy: other roles, each an adapter or a model of its own, and
+        the engine.
+        """
         shared, adapter = section.roles == "shared", held.get("policy adapter", 0)
         beside: dict[str, int] = {}
         if own_value:
@@ -274,12 +373,18 @@ class Planner:
             beside["engine"] = self.trunk - (0 if self.tied else self.head * self.dtype.itemsize)
         return beside
 
-    def _trained(self, section: Any, name: str, head: ScalarHead | None = None) -> tuple[Role, dict[str, int]]:
+    def _trained(
+        self, section: Any, name: str, head: ScalarHead | None = None
+    ) -> tuple[Role, dict[str, int]]:
         """A role that learns, on a model of shapes, and what that holds."""
         model = planner.shape_model(self.config, self.dtype, self._attention)
         model.recompute = self.recipe.model.recompute
         held = {"process": self.process, "trunk": self.trunk}
-        role = Role(model) if section.lora is False else Role(planner.shape_adapter(model, name, section.lora), name)
+        role = (
+            Role(model)
+            if section.lora is False
+            else Role(planner.shape_adapter(model, name, section.lora), name)
+        )
         parameters = role.parameters()
         for parameter in parameters:
             parameter.requires_grad_(True)
@@ -287,7 +392,9 @@ class Planner:
             held[f"{name} adapter"] = planner.weight_bytes(parameters)
         held[f"{name} optimizer"] = planner.training_bytes(parameters, section.optimizer.kind)
         if self.device.gpu:  # AdamW makes its numbers of all weights at once there
-            held[f"{name} optimizer's step"] = 4 * sum(parameter.numel() for parameter in parameters)
+            held[f"{name} optimizer's step"] = 4 * sum(
+                parameter.numel() for parameter in parameters
+            )
         if dict(section).get("heldout_fraction"):
             held[f"{name}, best so far"] = planner.weight_bytes(parameters)
         role.head = head and head.to("meta")
@@ -306,18 +413,28 @@ class Planner:
         return round(prompts * (self.prompt + self.rows.answers * self.answer))
 
     def _engine(self, role: Role, prompts: int, rows: int, sampling: Sampling) -> dict[str, int]:
-        """What the engine holds beside weights: its cache, and logits; on a GPU also the larger of prefill and draw."""
+        """What the engine holds beside weights: its cache, and logits; on a GPU also the larger of
+        prefill and draw.
+        """
         size = self.dtype.itemsize
-        cache = {"cache": cache_bytes(self.config, rows, self.prompt + sampling.max_new_tokens, size)}
+        cache = {
+            "cache": cache_bytes(self.config, rows, self.prompt + sampling.max_new_tokens, size)
+        }
         if not self.device.gpu:
             return {**cache, "logits": rows * self.vocab * size}
         drawing = sampler_bytes(rows, self.vocab, self.dtype, sampling)
-        return {**cache, "prefill and draw": max(drawing, prefill_bytes(role, prompts, self.prompt))}
+        return {
+            **cache,
+            "prefill and draw": max(drawing, prefill_bytes(role, prompts, self.prompt)),
+        }
 
     def _pairs(self, section: RewardSection | DirectSection | KTOSection, role: Role) -> TokenBatch:
         """Micro-batch of prompts with their answers."""
         budget, limit = section.micro_batch_tokens, role.document_tokens(section.micro_batch_tokens)
-        prompts, answers = min(section.prompts_per_update, 2 + budget // self.prompt), max(1, round(self.rows.answers))
+        prompts, answers = (
+            min(section.prompts_per_update, 2 + budget // self.prompt),
+            max(1, round(self.rows.answers)),
+        )
         groups = planner.shape_answers(prompts, self.prompt, answers, self.answer)
         cuts = cut_together(groups, budget, limit)
         return planner.largest_batch(([s for i in cut for s in groups[i]] for cut in cuts), limit)
@@ -325,25 +442,41 @@ class Planner:
     def _samples(self, section: Any, budget: int, role: Role) -> TokenBatch:
         """Micro-batch of a minibatch of samples."""
         parts = section.minibatches if isinstance(section, PolicySection) else 1
-        prompts = min(-(-section.prompts_per_step // parts), 2 + 2 * budget // self.prompt)  # more would make no larger one
-        groups = planner.shape_answers(prompts, self.prompt, section.samples_per_prompt, section.max_new_tokens)
+        # more would make no larger one
+        prompts = min(-(-section.prompts_per_step // parts), 2 + 2 * budget // self.prompt)
+        groups = planner.shape_answers(
+            prompts, self.prompt, section.samples_per_prompt, section.max_new_tokens
+        )
         sequences, limit = [s for group in groups for s in group], role.document_tokens(budget)
         cuts = cut_batches(sequences, budget, document_tokens=limit)
         return planner.largest_batch(([sequences[i] for i in cut] for cut in cuts), limit)
 
     def _tokens(self, section: Any, policy: Role) -> tuple[int, int]:
-        """Of a step: all that are read, where answers in one document share their prompt, and those of the answers."""
-        room = (policy.document_tokens(section.micro_batch_tokens) - self.prompt) // section.max_new_tokens
-        answers, samples = min(section.samples_per_prompt, max(1, room)), section.prompts_per_step * section.samples_per_prompt
-        return samples * (self.prompt + answers * section.max_new_tokens) // answers, samples * section.max_new_tokens
+        """Of a step: all that are read, where answers in one document share their prompt, and those
+        of the answers.
+        """
+        room = (
+            policy.document_tokens(section.micro_batch_tokens) - self.prompt
+        ) // section.max_new_tokens
+        answers, samples = (
+            min(section.samples_per_prompt, max(1, room)),
+            section.prompts_per_step * section.samples_per_prompt,
+        )
+        return samples * (
+            self.prompt + answers * section.max_new_tokens
+        ) // answers, samples * section.max_new_tokens
 
 
 def _rows(count: int, prompt: int, answer: int) -> TokenBatch:
-    return planner.shape_batch([s for one in planner.shape_answers(count, prompt, 1, answer) for s in one])
+    return planner.shape_batch(
+        [s for one in planner.shape_answers(count, prompt, 1, answer) for s in one]
+    )
 
 
 def _update(role: Role, held: Mapping[str, int], batch: TokenBatch, seconds: float) -> Phase:
-    """The one phase of a role that learns from rows: log-probabilities, or with a head its scores."""
+    """The one phase of a role that learns from rows: log-probabilities, or with a head its
+    scores.
+    """
 
     def learn() -> None:
         (role.logprobs(batch)[0] if role.head is None else role.scores(batch)).sum().backward()
@@ -354,4 +487,8 @@ def _update(role: Role, held: Mapping[str, int], batch: TokenBatch, seconds: flo
 def _activations(role: Role, work: Callable[[], Any], *, learns: bool = False) -> dict[str, int]:
     """The most that is alive beside weights while a role does something."""
     with torch.set_grad_enabled(learns):
-        return {"activations": planner.measure_pass(role.model, work, extra=role.head.parameters() if role.head else ())}
+        return {
+            "activations": planner.measure_pass(
+                role.model, work, extra=role.head.parameters() if role.head else ()
+            )
+        }

@@ -1,4 +1,6 @@
-"""What a recipe will need before it is run: memory by role and phase, time, and what to switch on where it does not fit."""
+"""What a recipe will need before it is run: memory by role and phase, time, and what to switch on
+where it does not fit.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tether.run.rounds import RoundsSection
 from tether.run.speeds import RowSizes
 from tether.run.supervised import SFTSection
 
-SHAPES: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8"))
+SHAPES: dict[str, dict[str, Any]] = tomllib.loads(
+    (Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8")
+)
 """Shapes of well-known models, in the terms of a Llama configuration."""
 
 
@@ -41,7 +45,8 @@ class Plan:
 
 
 def shape_config(model: ModelConfig, shape: str | None = None) -> Any:
-    """A transformers configuration: a name of `SHAPES`, a config.json or a folder with one, or the recipe's own model.
+    """A transformers configuration: a name of `SHAPES`, a config.json or a folder with one, or the
+    recipe's own model.
 
     Raises:
         ModelError: nothing of that kind.
@@ -53,7 +58,10 @@ def shape_config(model: ModelConfig, shape: str | None = None) -> Any:
     if shape is not None:
         path = Path(shape).expanduser()
         if not path.exists():
-            raise ModelError(f"no shape is called {shape!r}, and no such file exists. There are: {', '.join(SHAPES)}")
+            raise ModelError(
+                f"no shape is called {shape!r}, and no such file exists. There are: "
+                f"{', '.join(SHAPES)}"
+            )
         return AutoConfig.from_pretrained(path)
     if model.source == TINY:
         from tether.models.tiny import tiny_model
@@ -86,27 +94,52 @@ def plan(
     made = Plan(device, base.parameters, base.stages(stages))
     if advise or not made.fits:
         for what, changed in _changes(recipe, device.gpu):
-            made.advice.append((what, max(s.peak for s in Planner(changed, device, config, usual, sizes).stages(stages))))
+            made.advice.append(
+                (
+                    what,
+                    max(
+                        s.peak
+                        for s in Planner(changed, device, config, usual, sizes).stages(stages)
+                    ),
+                )
+            )
         made.advice.sort(key=lambda row: row[1])
     return made
 
 
 def _changes(recipe: BaseRecipe, gpu: bool) -> Iterator[tuple[str, BaseRecipe]]:
     """One change of a recipe at a time that trades something for memory."""
-    learning = {n: recipe.section(n) for n in recipe.stages if n in STAGES and isinstance(recipe.section(n), Learning)}
-    changes: list[tuple[str, Any, Any]] = [] if recipe.model.recompute else [("model", recipe.model, {"recompute": True})]
-    if gpu and not recipe.model.quantize and not any(s.lora is False or s.model_dump().get("offload") for s in learning.values()):
+    learning = {
+        n: recipe.section(n)
+        for n in recipe.stages
+        if n in STAGES and isinstance(recipe.section(n), Learning)
+    }
+    changes: list[tuple[str, Any, Any]] = (
+        [] if recipe.model.recompute else [("model", recipe.model, {"recompute": True})]
+    )
+    if (
+        gpu
+        and not recipe.model.quantize
+        and not any(s.lora is False or s.model_dump().get("offload") for s in learning.values())
+    ):
         changes.append(("model", recipe.model, {"quantize": "nf4"}))
-    changes += [(name, section, values) for name, section in learning.items() for values in _cheaper(section)]
+    changes += [
+        (name, section, values)
+        for name, section in learning.items()
+        for values in _cheaper(section)
+    ]
     for name, section, values in changes:
-        text = " ".join(f"{name}.{k}={'{}' if isinstance(v, LoraConfig) else v}" for k, v in values.items())
+        text = " ".join(
+            f"{name}.{k}={'{}' if isinstance(v, LoraConfig) else v}" for k, v in values.items()
+        )
         yield text.lower(), recipe.model_copy(update={name: section.model_copy(update=values)})
 
 
 def _cheaper(section: Any) -> Iterator[dict[str, Any]]:
     """Other settings of a stage that learns, each of which needs less memory."""
     own, online = own_models(section), isinstance(section, OnlineSection)
-    offloaded = {"offload": False} if own and section.offload else {}  # it would be refused with what comes next
+    # it would be refused with what comes next
+    offloaded = {"offload": False} if own and section.offload else {}
     if not isinstance(section, SFTSection | RoundsSection):
         yield {"micro_batch_tokens": max(8, section.micro_batch_tokens // 4)}
     if isinstance(section, SFTSection) and section.rows_per_micro_batch > 1:

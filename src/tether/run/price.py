@@ -1,4 +1,6 @@
-"""A price before work: what each stage of a recipe will do, and the time and the memory that it takes here, by the planner."""
+"""A price before work: what each stage of a recipe will do, and the time and the memory that it
+takes here, by the planner.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from tether.core.errors import TetherError, one_line
 from tether.core.pace import Expected
 from tether.core.protocols import Announcer, doing
 from tether.core.stages import STAGES
-from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Prompt, StepLabels, assistant, user
+from tether.core.types import (
+    Comparison,
+    Conversation,
+    Demonstration,
+    Feedback,
+    Prompt,
+    StepLabels,
+    assistant,
+    user,
+)
 from tether.data.sources import Quarantine, group_of, read
 from tether.learner.checkpoint import complete_checkpoints
 from tether.models.config import TINY, ModelConfig
@@ -46,13 +57,24 @@ MARKS = 8
 """Tokens that a template adds to a turn: a guess."""
 READING = 0.4
 """Of the time of learning from rows, what it takes to read them alone."""
-SHORTER = ("steps", "prompts_per_step", "samples_per_prompt", "max_new_tokens", "epochs", "prompts", "samples", "rounds", "limit")
+SHORTER = (
+    "steps",
+    "prompts_per_step",
+    "samples_per_prompt",
+    "max_new_tokens",
+    "epochs",
+    "prompts",
+    "samples",
+    "rounds",
+    "limit",
+)
 """Keys of which half takes less time."""
 
 
 @dataclass(frozen=True)
 class StagePrice:
-    """A stage: its work in words, steps that are left, seconds of one and of what is beside them, and bytes at the peak.
+    """A stage: its work in words, steps that are left, seconds of one and of what is beside them,
+    and bytes at the peak.
 
     steps None: nobody has counted the rows.
     """
@@ -69,12 +91,18 @@ class StagePrice:
     @property
     def seconds(self) -> float | None:
         """All that is left of it; None where that is not known."""
-        return None if self.steps is None else self.rounds * (self.before + self.steps * self.step + self.after)
+        return (
+            None
+            if self.steps is None
+            else self.rounds * (self.before + self.steps * self.step + self.after)
+        )
 
     @property
     def expected(self) -> Expected:
         """The same for whoever shows the progress."""
-        return Expected(self.before, 0.0 if self.steps is None else self.steps * self.step, self.after)
+        return Expected(
+            self.before, 0.0 if self.steps is None else self.steps * self.step, self.after
+        )
 
 
 @dataclass
@@ -98,33 +126,58 @@ class Price:
     def lines(self) -> Iterator[str]:
         """Sentences for people."""
         for stage in self.stages:
-            time = "time not known before its rows are counted" if stage.seconds is None else f"about {duration(stage.seconds)}"
+            time = (
+                "time not known before its rows are counted"
+                if stage.seconds is None
+                else f"about {duration(stage.seconds)}"
+            )
             work = f"{stage.rounds} times {stage.work}" if stage.rounds > 1 else stage.work
             yield f"{stage.name}: {work}; {time}, {gigabytes(stage.memory)} at the peak"
         if len(self.stages) > 1 and self.seconds is not None:
             memory = max(stage.memory for stage in self.stages)
-            yield f"All {len(self.stages)} stages: about {duration(self.seconds)}, {gigabytes(memory)} at the peak"
+            yield (
+                f"All {len(self.stages)} stages: about {duration(self.seconds)}, "
+                f"{gigabytes(memory)} at the peak"
+            )
         if self.shorter and self.seconds is not None:
-            changes = " and ".join(f"{change} (about {duration(seconds)})" for change, seconds in self.shorter)
-            yield f"That is {duration(self.seconds)}. What shortens it most, each by itself: {changes}."
+            changes = " and ".join(
+                f"{change} (about {duration(seconds)})" for change, seconds in self.shorter
+            )
+            yield (
+                f"That is {duration(self.seconds)}. What shortens it most, each by itself: "
+                f"{changes}."
+            )
 
 
 def priced(recipe: BaseRecipe, stages: Sequence[str], device: Device | None = None) -> Price:
     """The price of what is left of these stages, here or on another device."""
-    left = [name for name in stages if recipe.repeat or not (Path(recipe.run) / name / "summary.json").is_file()]
+    left = [
+        name
+        for name in stages
+        if recipe.repeat or not (Path(recipe.run) / name / "summary.json").is_file()
+    ]
     if not left:
         return Price([])
     device, sizes = device or machine_for(recipe.model.device), row_sizes(recipe, left)
-    price = Price(costs(recipe, plan(recipe, device, sizes=sizes, stages=left), sizes), CLOSING * device.dispatch)
+    price = Price(
+        costs(recipe, plan(recipe, device, sizes=sizes, stages=left), sizes),
+        CLOSING * device.dispatch,
+    )
     if price.seconds is not None and price.seconds > LONG:
         price.shorter = _shorter(recipe, price, device, sizes)
     return price
 
 
 def show_price(recipe: BaseRecipe, names: Sequence[str], progress: object) -> Price:
-    """Show what is left of these stages, and what that takes here. A model that the planner cannot work out has no price."""
+    """Show what is left of these stages, and what that takes here. A model that the planner cannot
+    work out has no price.
+    """
     shown = progress if isinstance(progress, Announcer) and progress.shows else None
-    if shown is None and recipe.budget is None and not any(_own_budget(recipe, name) for name in names):
+    if (
+        shown is None
+        and recipe.budget is None
+        and not any(_own_budget(recipe, name) for name in names)
+    ):
         return Price([])  # nobody wants to know
     if shown is not None:
         doing(shown("price"), "working out time and memory")
@@ -132,11 +185,17 @@ def show_price(recipe: BaseRecipe, names: Sequence[str], progress: object) -> Pr
         price = priced(recipe, names)
     except Exception as error:  # noqa: BLE001  (of whatever kind: the run itself may be able to do it)
         if shown is not None:
-            shown.note(f"The time and memory that this takes are not known before it starts: {one_line(error)}")
+            shown.note(
+                "The time and memory that this takes are not known before it starts: "
+                f"{one_line(error)}"
+            )
         return Price([])
     if shown is not None:
         whole = math.inf if recipe.budget is None else 60 * recipe.budget.minutes
-        ends = {s.name: min(whole * _part(price, s), 60 * (_own_budget(recipe, s.name) or math.inf)) for s in price.stages}
+        ends = {
+            s.name: min(whole * _part(price, s), 60 * (_own_budget(recipe, s.name) or math.inf))
+            for s in price.stages
+        }
         expected = {stage.name: stage.expected.within(ends[stage.name]) for stage in price.stages}
         shown.price([*price.lines(), *_budget_lines(recipe, price)], expected)
     return price
@@ -150,7 +209,11 @@ def _part(price: Price, stage: StagePrice) -> float:
 def _own_budget(recipe: BaseRecipe, name: str) -> float | None:
     """Minutes of a stage's own budget."""
     section = recipe.section(name)
-    return section.budget.minutes if isinstance(section, TimedSection) and section.budget is not None else None
+    return (
+        section.budget.minutes
+        if isinstance(section, TimedSection) and section.budget is not None
+        else None
+    )
 
 
 def _budget_lines(recipe: BaseRecipe, price: Price) -> Iterator[str]:
@@ -159,14 +222,24 @@ def _budget_lines(recipe: BaseRecipe, price: Price) -> Iterator[str]:
         if minutes := _own_budget(recipe, stage.name):
             yield f"{stage.name}: its budget ends it after {minutes:g} min, at a whole step."
     if recipe.budget is not None:
-        yield f"The budget ends the whole run after {recipe.budget.minutes:g} min, each training at a whole step."
+        yield (
+            f"The budget ends the whole run after {recipe.budget.minutes:g} min, each training "
+            "at a whole step."
+        )
 
 
-def _shorter(recipe: BaseRecipe, price: Price, device: Device, sizes: Mapping[str, RowSizes]) -> list[tuple[str, float]]:
-    """The two halved keys after which the whole takes least, each by itself, with the seconds of the whole then."""
+def _shorter(
+    recipe: BaseRecipe, price: Price, device: Device, sizes: Mapping[str, RowSizes]
+) -> list[tuple[str, float]]:
+    """The two halved keys after which the whole takes least, each by itself, with the seconds of
+    the whole then.
+    """
     assert price.seconds is not None
     config, tried = shape_config(recipe.model), []
-    longest = sorted((s for s in price.stages if s.seconds and s.name in STAGES), key=lambda stage: -(stage.seconds or 0.0))
+    longest = sorted(
+        (s for s in price.stages if s.seconds and s.name in STAGES),
+        key=lambda stage: -(stage.seconds or 0.0),
+    )
     for stage in longest[:2]:
         for text, section in _halved(stage.name, recipe.section(stage.name)):
             changed = recipe.model_copy(update={stage.name: section})
@@ -195,14 +268,22 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
         rounds = recipe.repeat if recipe.repeat and stage.name != "sft" else 1
         work, steps, inner = _work(recipe, stage.name, section, rows)
         seconds = {phase.name: phase.seconds for phase in stage.phases}
-        step = sum(seconds.values()) if inner is None else seconds["update"] + inner * seconds["rollout"]
+        step = (
+            sum(seconds.values())
+            if inner is None
+            else seconds["update"] + inner * seconds["rollout"]
+        )
         after = stage.after
         if steps and isinstance(section, SupervisedSection | RewardSection):
             fraction = section.heldout_fraction
             after += step * steps / section.epochs * fraction / (1 - fraction) * READING
         if steps is not None and rounds == 1:
             steps = max(0, steps - steps_done(Path(recipe.run) / stage.name))
-        prices.append(StagePrice(stage.name, work, steps, step + stage.each, stage.before, after, stage.peak, rounds))
+        prices.append(
+            StagePrice(
+                stage.name, work, steps, step + stage.each, stage.before, after, stage.peak, rounds
+            )
+        )
     return prices
 
 
@@ -212,11 +293,18 @@ def steps_done(folder: Path) -> int:
     return int(whole[-1].name.removeprefix("step-")) if whole else 0
 
 
-def _work(recipe: BaseRecipe, name: str, section: Any, rows: RowSizes) -> tuple[str, int | None, float | None]:
-    """A stage in words, its steps, and of rounds the turns of sampling that belong to one update."""
+def _work(
+    recipe: BaseRecipe, name: str, section: Any, rows: RowSizes
+) -> tuple[str, int | None, float | None]:
+    """A stage in words, its steps, and of rounds the turns of sampling that belong to one
+    update.
+    """
     if isinstance(section, OnlineSection):
         settings = dict(section)
-        work = f"{settings['steps']} steps × {settings['prompts_per_step']} prompts × {_answers(settings)}"
+        work = (
+            f"{settings['steps']} steps × {settings['prompts_per_step']} prompts × "
+            f"{_answers(settings)}"
+        )
         return work, settings["steps"], None
     if isinstance(section, PairsSection | EvaluationSection):
         return _answering(recipe, name, section, rows)
@@ -225,17 +313,35 @@ def _work(recipe: BaseRecipe, name: str, section: Any, rows: RowSizes) -> tuple[
         work = f"{section.rounds} rounds × {size or 'all'} prompts × {_answers(dict(section))}"
         if size is None:
             return work, None, 0.0
-        updates = max(1, ceil(size * (1 - section.direct.heldout_fraction) / section.direct.prompts_per_update))
+        updates = max(
+            1,
+            ceil(size * (1 - section.direct.heldout_fraction) / section.direct.prompts_per_update),
+        )
         turns = ceil(size * section.samples_per_prompt / section.engine_rows)
-        return work, section.rounds * section.direct.epochs * updates, turns / (section.direct.epochs * updates)
+        return (
+            work,
+            section.rounds * section.direct.epochs * updates,
+            turns / (section.direct.epochs * updates),
+        )
     settings, times = dict(section), _trainings(section)
-    size = settings.get("batch_size") or settings.get("solutions_per_update") or settings["prompts_per_update"]
+    size = (
+        settings.get("batch_size")
+        or settings.get("solutions_per_update")
+        or settings["prompts_per_update"]
+    )
     if rows.count is None:
         return f"{section.epochs} passes over rows that nobody has counted", None, None
     learned = (rows.groups or rows.count) * (1 - section.heldout_fraction)
     updates = times * section.epochs * max(1, ceil(learned / size))
     passes = f"{section.epochs} passes" if section.epochs > 1 else "1 pass"
-    return f"{rows.count:,} rows × {passes}{f' × {times} models' if times > 1 else ''} in {updates:,} updates", updates, None
+    return (
+        (
+            f"{rows.count:,} rows × {passes}{f' × {times} models' if times > 1 else ''} in "
+            f"{updates:,} updates"
+        ),
+        updates,
+        None,
+    )
 
 
 def _answers(settings: Mapping[str, Any]) -> str:
@@ -250,10 +356,18 @@ def _answering(
     if isinstance(section, PairsSection):
         answers, prompts = section.samples_per_prompt, section.prompts or rows.count
     else:
-        answers, prompts, models = section.samples * (1 + len(section.temperatures)), rows.count, 1 + len(recipe.policies)
+        answers, prompts, models = (
+            section.samples * (1 + len(section.temperatures)),
+            rows.count,
+            1 + len(recipe.policies),
+        )
     of = f" of {models} models" if models > 1 else ""
     work = f"{prompts or 'all'} prompts × {answers} answers{of}"
-    return work, None if prompts is None else models * ceil(prompts * answers / section.engine_rows), None
+    return (
+        work,
+        None if prompts is None else models * ceil(prompts * answers / section.engine_rows),
+        None,
+    )
 
 
 def _trainings(section: Any) -> int:
@@ -263,42 +377,65 @@ def _trainings(section: Any) -> int:
     return len(section.objectives or ()) or section.members + (section.distill is not None)
 
 
-def row_sizes(recipe: BaseRecipe, names: Sequence[str], prompt_tokens: int | None = None) -> dict[str, RowSizes]:
-    """Lengths and counts of the rows of stages, as far as their files are here; `prompt_tokens` instead of measured prompts."""
+def row_sizes(
+    recipe: BaseRecipe, names: Sequence[str], prompt_tokens: int | None = None
+) -> dict[str, RowSizes]:
+    """Lengths and counts of the rows of stages, as far as their files are here; `prompt_tokens`
+    instead of measured prompts.
+    """
     tokens, sizes = _counter(recipe.model), {}
     for name in names:
         section = recipe.section(name)
         with contextlib.suppress(TetherError):  # the stage itself reports it
             rows = _sized(recipe, section, tokens)
-            sizes[name] = rows if prompt_tokens is None else replace(rows, prompt=prompt_tokens, answer=None)
+            sizes[name] = (
+                rows if prompt_tokens is None else replace(rows, prompt=prompt_tokens, answer=None)
+            )
     return sizes
 
 
 def _counter(model: ModelConfig) -> Callable[[Conversation], int]:
     """Tokens of a conversation, its marks guessed."""
     tokenizer = tokenizer_of(model.source if model.source == TINY else resolve(model)[0])
-    return lambda turns: sum(len(tokenizer(t.content, add_special_tokens=False)["input_ids"]) + MARKS for t in turns)
+    return lambda turns: sum(
+        len(tokenizer(t.content, add_special_tokens=False)["input_ids"]) + MARKS for t in turns
+    )
 
 
 def _sized(recipe: BaseRecipe, section: Section, tokens: Callable[[Conversation], int]) -> RowSizes:
     pairs = recipe.section("pairs")
     system = tokens((user(recipe.model.system_prompt),)) if recipe.model.system_prompt else 0
-    if section.data is None and pairs is not None and section.kind in (Prompt, Comparison, Feedback):
+    if (
+        section.data is None
+        and pairs is not None
+        and section.kind in (Prompt, Comparison, Feedback)
+    ):
         prompts = _measured(pairs.data, Prompt, tokens, system, counts=True)
         if section.kind is Prompt:
             return prompts
         groups = pairs.prompts or prompts.count
         count = pairs.labels or (groups and groups * comb(pairs.samples_per_prompt, 2))
         answers = (
-            min(pairs.samples_per_prompt, 2 * pairs.labels / groups) if pairs.labels and groups else pairs.samples_per_prompt
+            min(pairs.samples_per_prompt, 2 * pairs.labels / groups)
+            if pairs.labels and groups
+            else pairs.samples_per_prompt
         )
         return RowSizes(prompts.prompt, pairs.max_new_tokens, answers, count, groups)
     if section.kind is None or section.data is None:
         return RowSizes()
-    return _measured(section.data, section.kind, tokens, system, counts=not isinstance(section, OnlineSection))
+    return _measured(
+        section.data, section.kind, tokens, system, counts=not isinstance(section, OnlineSection)
+    )
 
 
-def _measured(data: DataConfig, kind: type, tokens: Callable[[Conversation], int], system: int, *, counts: bool) -> RowSizes:
+def _measured(
+    data: DataConfig,
+    kind: type,
+    tokens: Callable[[Conversation], int],
+    system: int,
+    *,
+    counts: bool,
+) -> RowSizes:
     """Mean lengths of the first rows of files; with `counts` all rows are read."""
     if any(path.startswith("hub:") for path in data.paths):
         return RowSizes()
@@ -317,7 +454,9 @@ def _measured(data: DataConfig, kind: type, tokens: Callable[[Conversation], int
         return RowSizes()
     answer = round(fmean(answers)) if answers else None
     own = len(groups) if kind in (Comparison, Feedback) else count
-    return RowSizes(round(fmean(prompts)), answer, len(sides) / own or 2.0, count if counts else None, own)
+    return RowSizes(
+        round(fmean(prompts)), answer, len(sides) / own or 2.0, count if counts else None, own
+    )
 
 
 def _parts(row: Any) -> tuple[Conversation, list[Conversation]]:

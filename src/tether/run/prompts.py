@@ -1,4 +1,6 @@
-"""Prompts that a model can answer: all are encoded before the first is sampled from, and the others are left out and counted."""
+"""Prompts that a model can answer: all are encoded before the first is sampled from, and the others
+are left out and counted.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,17 @@ def faults_of(rows: Iterable[Row], check: Callable[[Row], object]) -> dict[int, 
     return faults
 
 
-def prompt_faults(prompts: Iterable[Prompt], encoder: ChatEncoder, max_new_tokens: int, context_length: int) -> dict[int, str]:
+def prompt_faults(
+    prompts: Iterable[Prompt], encoder: ChatEncoder, max_new_tokens: int, context_length: int
+) -> dict[int, str]:
     """The prompts that the template refuses, or that leave no room for a response.
 
-    Which they are depends on the prompts, the encoder and the lengths alone, so a run that goes on finds the same ones. No ids
-    are kept.
+    Which they are depends on the prompts, the encoder and the lengths alone, so a run that goes on
+    finds the same ones. No ids are kept.
     """
-    return faults_of(prompts, lambda prompt: prompt_ids(encoder, prompt, max_new_tokens, context_length))
+    return faults_of(
+        prompts, lambda prompt: prompt_ids(encoder, prompt, max_new_tokens, context_length)
+    )
 
 
 def without(
@@ -55,7 +61,8 @@ def without(
     noun: str,
     entry: Callable[[Row], Prompt],
 ) -> list[Row]:
-    """The rows that have no fault, in their order; the others go to quarantine and, by reason, to the log.
+    """The rows that have no fault, in their order; the others go to quarantine and, by reason, to
+    the log.
 
     Args:
         name: of the section.
@@ -72,18 +79,29 @@ def without(
         reasons = Counter(reason.partition(": ")[0] for reason in faults.values())
         counts = "; ".join(f"{reason} ({number})" for reason, number in reasons.most_common(3))
         if len(faults) == len(rows):
-            raise DataError(f"[{name}]: none of {len(rows)} {noun} can be used: {counts}. The first: {faults[0]}")
-        _LOG.warning("[%s]: %d of %d %s are left out: %s", name, len(faults), len(rows), noun, counts)
+            raise DataError(
+                f"[{name}]: none of {len(rows)} {noun} can be used: {counts}. The "
+                f"first: {faults[0]}"
+            )
+        _LOG.warning(
+            "[%s]: %d of %d %s are left out: %s", name, len(faults), len(rows), noun, counts
+        )
     return [row for place, row in enumerate(rows) if place not in faults]
 
 
-def usable_prompts(prompts: Sequence[Prompt], faults: Faults, quarantine: Quarantine, name: str) -> list[Prompt]:
+def usable_prompts(
+    prompts: Sequence[Prompt], faults: Faults, quarantine: Quarantine, name: str
+) -> list[Prompt]:
     """`without` of prompts."""
     return without(prompts, faults, quarantine, name, noun="prompts", entry=lambda prompt: prompt)
 
 
 def usable_in(
-    context: Context, prompts: Sequence[Prompt], encoder: ChatEncoder, max_new_tokens: int, context_length: int
+    context: Context,
+    prompts: Sequence[Prompt],
+    encoder: ChatEncoder,
+    max_new_tokens: int,
+    context_length: int,
 ) -> list[Prompt]:
     """The prompts that a stage can sample from; the others are counted in its summary.
 
@@ -96,9 +114,14 @@ def usable_in(
 
 
 def usable_once(
-    context: Context, prompts: Sequence[Prompt], max_new_tokens: int, note: Path, load: Callable[[], LoadedModel]
+    context: Context,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    note: Path,
+    load: Callable[[], LoadedModel],
 ) -> list[Prompt]:
-    """`usable_in` for a stage that does not open its model at every start: the file `note` remembers which are left out.
+    """`usable_in` for a stage that does not open its model at every start: the file `note`
+    remembers which are left out.
 
     Raises:
         DataError: no prompt can be used.
@@ -111,12 +134,23 @@ def usable_once(
         loaded = load()
         faults = prompt_faults(prompts, encoder_of(loaded), max_new_tokens, loaded.context_length)
         note.parent.mkdir(parents=True, exist_ok=True)
-        write_json(note, {"max_new_tokens": max_new_tokens, "faults": {str(place): reason for place, reason in faults.items()}})
+        write_json(
+            note,
+            {
+                "max_new_tokens": max_new_tokens,
+                "faults": {str(place): reason for place, reason in faults.items()},
+            },
+        )
     return usable_prompts(prompts, faults, context.quarantine, context.name)
 
 
 def usable_premises(
-    files: Sequence[str], count: int | None, encoder: ChatEncoder, context_length: int, quarantine: Quarantine, name: str
+    files: Sequence[str],
+    count: int | None,
+    encoder: ChatEncoder,
+    context_length: int,
+    quarantine: Quarantine,
+    name: str,
 ) -> list[PremisePair]:
     """The pairs of premises in two files that a model can be asked about; see `premise_pairs`.
 
@@ -126,6 +160,13 @@ def usable_premises(
 
     def asked(pairs: list[PremisePair]) -> list[PremisePair]:
         faults = faults_of(pairs, lambda pair: check_pair(encoder, pair, context_length))
-        return without(pairs, faults, quarantine, name, noun="pairs of premises", entry=lambda pair: pair.first)
+        return without(
+            pairs,
+            faults,
+            quarantine,
+            name,
+            noun=("pairs of premises"),
+            entry=lambda pair: pair.first,
+        )
 
     return read_premise_pairs(files, count, asked)

@@ -1,4 +1,6 @@
-"""The same bits twice: a stage in one go, and the same stage interrupted, end with the same weights and records."""
+"""The same bits twice: a stage in one go, and the same stage interrupted, end with the same weights
+and records.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ CLOCKS = ("time", "memory/", "seconds", "peak_rss", "tokens_per_second")
 
 @dataclass(frozen=True)
 class Compared:
-    """What was compared of a stage: how many values there were, and where the first difference is (empty: nowhere)."""
+    """What was compared of a stage: how many values there were, and where the first difference is
+    (empty: nowhere).
+    """
 
     stage: str
     what: str
@@ -42,26 +46,34 @@ class CutError(Exception):
     """The interruption."""
 
 
-def prove(recipe: BaseRecipe, folder: Path, stages: Sequence[str] = (), cuts: Sequence[int] = CUTS) -> list[Compared]:
+def prove(
+    recipe: BaseRecipe, folder: Path, stages: Sequence[str] = (), cuts: Sequence[int] = CUTS
+) -> list[Compared]:
     """Run each stage twice in `folder`, once through and once cut, and compare bit for bit.
 
     On a CPU the kernels are those of a run; an accelerator is restricted to deterministic ones.
 
     Args:
-        stages: default: all that the recipe has. What they stand on is taken from the recipe's run directory where it is
-            finished there, and made in `folder` where it is not.
-        cuts: steps after which the second run is cut, and goes on; the first one stops after their sum.
+        stages: default: all that the recipe has. What they stand on is taken from the recipe's run
+            directory where it is finished there, and made in `folder` where it is not.
+        cuts: steps after which the second run is cut, and goes on; the first one stops after their
+            sum.
 
     Raises:
-        ConfigError: the recipe has no such stage, or it is one that is made of others (rounds), or that trains nothing.
+        ConfigError: the recipe has no such stage, or it is one that is made of others (rounds), or
+            that trains nothing.
         TrainingError: a kernel has no deterministic variant on this device.
     """
-    known = [name for name in recipe.stages if recipe.kind(name).trains and not recipe.kind(name).alone]
+    known = [
+        name for name in recipe.stages if recipe.kind(name).trains and not recipe.kind(name).alone
+    ]
     if not known:
         can = ", ".join(name for name, kind in STAGES.items() if kind.trains and not kind.alone)
         raise ConfigError(f"the recipe has no stage that can be proved; these can: {can}")
     if unknown := [name for name in stages if name not in known]:
-        raise ConfigError(f"the recipe has no stage {unknown[0]!r} that can be proved; it has: {', '.join(known)}")
+        raise ConfigError(
+            f"the recipe has no stage {unknown[0]!r} that can be proved; it has: {', '.join(known)}"
+        )
     ground = _ground(recipe, folder / "ground")
     rows = []
     for name in stages or known:
@@ -71,7 +83,11 @@ def prove(recipe: BaseRecipe, folder: Path, stages: Sequence[str] = (), cuts: Se
             if recipe.deterministic or pick_device(recipe.model.device).type != "cpu"
             else contextlib.nullcontext()
         ):
-            context, whole, cut = _standing(ground, name), folder / f"{name}-whole", folder / f"{name}-cut"
+            context, whole, cut = (
+                _standing(ground, name),
+                folder / f"{name}-whole",
+                folder / f"{name}-cut",
+            )
             _start(section, replace(context, folder=whole), sum(cuts))
             for done in range(1, len(cuts) + 1):
                 _start(section, replace(context, folder=cut), sum(cuts[:done]))
@@ -80,18 +96,26 @@ def prove(recipe: BaseRecipe, folder: Path, stages: Sequence[str] = (), cuts: Se
 
 
 def _ground(recipe: BaseRecipe, folder: Path) -> BaseRecipe:
-    """The same recipe with its run in a folder where what is finished is linked, and the rest can be made."""
+    """The same recipe with its run in a folder where what is finished is linked, and the rest can
+    be made.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name in recipe.stages:
         if (Path(recipe.run) / name / "summary.json").is_file() and not (folder / name).exists():
-            (folder / name).symlink_to((Path(recipe.run) / name).resolve(), target_is_directory=True)
+            (folder / name).symlink_to(
+                (Path(recipe.run) / name).resolve(), target_is_directory=True
+            )
     return recipe.model_copy(update={"run": str(folder), "repeat": None})
 
 
 def _standing(recipe: BaseRecipe, name: str) -> Context:
     """What a stage stands on, made where it is not finished."""
     section = recipe.section(name)
-    for needed in ("sft", "pairs" if section.data is None and section.kind else None, section.scorer):
+    for needed in (
+        "sft",
+        "pairs" if section.data is None and section.kind else None,
+        section.scorer,
+    ):
         if needed is not None and needed != name and recipe.section(needed) is not None:
             run_stage(recipe.section(needed), _standing(recipe, needed))
             free_memory()
@@ -116,9 +140,14 @@ def compare(stage: str, one: Path, other: Path) -> list[Compared]:
 
 
 def _tensors(stage: str, one: Path, other: Path) -> Compared:
-    files = [sorted(p.relative_to(folder) for p in folder.rglob("*.safetensors")) for folder in (one, other)]
+    files = [
+        sorted(p.relative_to(folder) for p in folder.rglob("*.safetensors"))
+        for folder in (one, other)
+    ]
     if files[0] != files[1] or not files[0]:
-        return Compared(stage, TENSORS, 0, f"not the same files: {[str(f) for f in files[0] + files[1]][:4]}")
+        return Compared(
+            stage, TENSORS, 0, f"not the same files: {[str(f) for f in files[0] + files[1]][:4]}"
+        )
     count = 0
     for file in files[0]:
         left, right = load_file(one / file), load_file(other / file)
@@ -126,14 +155,18 @@ def _tensors(stage: str, one: Path, other: Path) -> Compared:
             return Compared(stage, TENSORS, count, f"{file}: not the same tensors")
         for name, tensor in left.items():
             count += tensor.numel()
-            if not torch.equal(*(each.contiguous().view(-1).view(torch.uint8) for each in (tensor, right[name]))):
+            if not torch.equal(
+                *(each.contiguous().view(-1).view(torch.uint8) for each in (tensor, right[name]))
+            ):
                 return Compared(stage, TENSORS, count, f"{file}: {name}")
     return Compared(stage, TENSORS, count)
 
 
 def _records(stage: str, one: Path, other: Path) -> Iterator[Compared]:
     for name in RECORDS:
-        left, right = ([_lasting(row) for row in read_jsonl(folder / name)] for folder in (one, other))
+        left, right = (
+            [_lasting(row) for row in read_jsonl(folder / name)] for folder in (one, other)
+        )
         if left or right:
             yield Compared(stage, name, sum(map(len, left)), _first_difference(left, right))
     if (one / "summary.json").is_file() and (other / "summary.json").is_file():

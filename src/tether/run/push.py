@@ -11,13 +11,16 @@ from tether.core.errors import ConfigError, RunError
 
 ADVICE = {
     401: "The hub does not take this token: `hf auth login` with a new one",
-    403: "This token may not write there: take one with the right to write, of the owner or a member",
+    403: (
+        "This token may not write there: take one with the right to write, of the owner or a member"
+    ),
 }
 """By the status of the hub's answer."""
 
 
 def open_hub(repository: str) -> Any:
-    """The hub's interface (HfApi), of which is known that it answers, and to whom, before anything is computed.
+    """The hub's interface (HfApi), of which is known that it answers, and to whom, before anything
+    is computed.
 
     Args:
         repository: `owner/name`.
@@ -37,7 +40,10 @@ def open_hub(repository: str) -> Any:
     if repository.count("/") != 1:
         raise ConfigError(f"--push {repository!r} needs owner and name, such as me/my-model")
     if not get_token():
-        raise ConfigError("--push needs a token of the hub: `hf auth login` keeps one, or set HF_TOKEN to one that may write")
+        raise ConfigError(
+            "--push needs a token of the hub: `hf auth login` keeps one, or set "
+            "HF_TOKEN to one that may write"
+        )
     api = HfApi()
     with _in_words(f"{repository} cannot be written"):
         api.whoami()
@@ -45,7 +51,8 @@ def open_hub(repository: str) -> Any:
 
 
 def push_folder(api: Any, folder: Path, repository: str, *, private: bool) -> str:
-    """Upload `folder`, its model card included, into a repository that is made where there is none; returns its address.
+    """Upload `folder`, its model card included, into a repository that is made where there is none;
+    returns its address.
 
     Raises:
         ConfigError: it is to be private, and there is a public one of that name.
@@ -54,7 +61,10 @@ def push_folder(api: Any, folder: Path, repository: str, *, private: bool) -> st
     with _in_words(f"{folder} is written, and not uploaded"):
         address = api.create_repo(repository, private=private or None, exist_ok=True)
         if private and not api.repo_info(repository).private:
-            raise ConfigError(f"{repository} exists and is public, so nothing was uploaded: {folder} is written. Name another")
+            raise ConfigError(
+                f"{repository} exists and is public, so nothing was uploaded: "
+                f"{folder} is written. Name another"
+            )
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export of tether")
     return str(address)
 
@@ -73,4 +83,6 @@ def _in_words(what: str) -> Iterator[None]:
         advice = ADVICE.get(status, "Try again with `hf upload`, which goes on where it was")
         raise RunError(f"{what}: the hub answers {status}. {advice}") from error
     except (HTTPError, ConnectionError, TimeoutError) as error:
-        raise RunError(f"{what}: no hub can be reached ({type(error).__name__}). Is the machine online?") from error
+        raise RunError(
+            f"{what}: no hub can be reached ({type(error).__name__}). Is the machine online?"
+        ) from error

@@ -1,4 +1,6 @@
-"""How the ranks of a training come to be: this process starts the others, or all were started by torchrun or run.restarts."""
+"""How the ranks of a training come to be: this process starts the others, or all were started by
+torchrun or run.restarts.
+"""
 
 from __future__ import annotations
 
@@ -38,26 +40,45 @@ LEAVE = 10.0
 
 @contextlib.contextmanager
 def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
-    """Within this block the ranks that a recipe asks for train together; on leaving it those started here have ended.
+    """Within this block the ranks that a recipe asks for train together; on leaving it those
+    started here have ended.
 
-    Where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set (by torchrun or run.restarts), this is one of those. Otherwise it
-    is rank 0, and starts the others, on this machine or where Ray has room.
+    Where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set (by torchrun or run.restarts), this
+    is one of those. Otherwise it is rank 0, and starts the others, on this machine or where Ray has
+    room.
 
     Raises:
-        ConfigError: torchrun has started another number of them, or should restart them, or this machine has fewer GPUs.
+        ConfigError: torchrun has started another number of them, or should restart them, or this
+            machine has fewer GPUs.
         LostRankError: a rank has not come, has ended or is lost; it is named.
     """
-    settings, given, on_gpu = recipe.learner, os.environ.get("WORLD_SIZE"), pick_device(recipe.model.device).type == "cuda"
+    settings, given, on_gpu = (
+        recipe.learner,
+        os.environ.get("WORLD_SIZE"),
+        pick_device(recipe.model.device).type == "cuda",
+    )
     if given is not None and int(given) != settings.ranks:
-        raise ConfigError(f"torchrun has started {given} processes and learner.ranks is {settings.ranks}: make them the same")
+        raise ConfigError(
+            f"torchrun has started {given} processes and learner.ranks is "
+            f"{settings.ranks}: make them the same"
+        )
     if given is not None and "restarts" in settings.model_fields_set and settings.restarts:
-        raise ConfigError("learner.restarts is for ranks that tether starts; torchrun has --max-restarts: leave one of them out")
+        raise ConfigError(
+            "learner.restarts is for ranks that tether starts; torchrun has "
+            "--max-restarts: leave one of them out"
+        )
     if settings.ranks == 1:
         yield
         return
-    local, beside = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", given or str(settings.ranks)))
+    local, beside = (
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", given or str(settings.ranks))),
+    )
     if on_gpu and torch.cuda.device_count() < beside:
-        raise ConfigError(f"learner.ranks puts {beside} ranks on this machine, which has {torch.cuda.device_count()} GPUs")
+        raise ConfigError(
+            f"learner.ranks puts {beside} ranks on this machine, which has "
+            f"{torch.cuda.device_count()} GPUs"
+        )
     if on_gpu:
         torch.cuda.set_device(local)
     torch.set_num_threads(max(1, torch.get_num_threads() // beside))
@@ -69,14 +90,23 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
 
 
 def _found(settings: LearnerConfig) -> Ranks:
-    """The ranks that torchrun has started, by the store at its address, which rank 0 keeps unless torchrun itself does."""
-    rank, address, port = int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    """The ranks that torchrun has started, by the store at its address, which rank 0 keeps unless
+    torchrun itself does.
+    """
+    rank, address, port = (
+        int(os.environ["RANK"]),
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+    )
     keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         limit = timedelta(seconds=settings.timeout)
         store = dist.TCPStore(address, port, is_master=keeps, wait_for_workers=False, timeout=limit)
     except RuntimeError as error:
-        reason = f"cannot reach rank 0 at {address}:{port} within {settings.timeout:g} s ({str(error).splitlines()[0]})"
+        reason = (
+            f"cannot reach rank 0 at {address}:{port} within {settings.timeout:g} s "
+            f"({str(error).splitlines()[0]})"
+        )
         raise RunError(f"rank {rank} of {settings.ranks} {reason}") from None
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Ranks(dist.PrefixStore(f"tether/{start}", store), rank, settings.ranks, settings.timeout)
@@ -93,14 +123,19 @@ def _placed(recipe: BaseRecipe, stages: Sequence[str], ends: contextlib.ExitStac
 
 
 def keep_store() -> dist.TCPStore:
-    """The store in which ranks meet, at an address that all of them reach, for as long as it is held."""
+    """The store in which ranks meet, at an address that all of them reach, for as long as it is
+    held.
+    """
     server = socket.create_server((host_address(), 0))
     host, port = server.getsockname()
-    return dist.TCPStore(host, port, is_master=True, master_listen_fd=server.detach(), wait_for_workers=False)
+    return dist.TCPStore(
+        host, port, is_master=True, master_listen_fd=server.detach(), wait_for_workers=False
+    )
 
 
 def cluster(recipe: BaseRecipe, ends: contextlib.ExitStack) -> Launcher | None:
-    """What places the ranks but the first on other machines, until `ends` closes it; None where all are processes of this one.
+    """What places the ranks but the first on other machines, until `ends` closes it; None where all
+    are processes of this one.
 
     Raises:
         ConfigError: the cluster cannot be reached, or is too small.
@@ -110,7 +145,9 @@ def cluster(recipe: BaseRecipe, ends: contextlib.ExitStack) -> Launcher | None:
         return None
     need = {"GPU": 1.0} if pick_device(recipe.model.device).type == "cuda" else {"CPU": 1.0}
     names = [_name(rank) for rank in range(1, recipe.learner.ranks)]
-    return ends.enter_context(contextlib.closing(launcher(Path(recipe.run), dict.fromkeys(names, need), COMING)))
+    return ends.enter_context(
+        contextlib.closing(launcher(Path(recipe.run), dict.fromkeys(names, need), COMING))
+    )
 
 
 def _name(rank: int) -> str:
@@ -118,9 +155,18 @@ def _name(rank: int) -> str:
 
 
 class PlacedRank:
-    """A rank on a machine that a launcher has chosen, with what is asked of a process of this machine."""
+    """A rank on a machine that a launcher has chosen, with what is asked of a process of this
+    machine.
+    """
 
-    def __init__(self, starter: Launcher, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        starter: Launcher,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+    ) -> None:
         log.unlink(missing_ok=True)
         self.starter, self.name, self.log = starter, name, log
         self.returncode: int | None = None
@@ -171,11 +217,18 @@ def started(
 
     Args:
         start: how often the ranks were started before; those of one start meet.
-        tells: the end of a pipe (a file descriptor) through which the rank tells this process how far it is.
+        tells: the end of a pipe (a file descriptor) through which the rank tells this process how
+            far it is.
         starter: places it; unset: it runs on this machine.
     """
     size = recipe.learner.ranks
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": store.host, "MASTER_PORT": store.port}
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": size,
+        "MASTER_ADDR": store.host,
+        "MASTER_PORT": store.port,
+    }
     place |= {"TORCHELASTIC_RESTART_COUNT": start, "TORCHELASTIC_USE_AGENT_STORE": True}
     if recipe.on != "local":  # alone on its machine, or with a GPU of its own there
         place |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
@@ -183,7 +236,9 @@ def started(
     task = json.dumps(recipe.model_dump(mode="json", exclude_unset=True))
     command = [sys.executable, "-m", __name__, "" if tells is None else str(tells), task, *stages]
     if starter is not None:
-        child: Rank = PlacedRank(starter, _name(rank), command, environment, Path(recipe.run) / "ranks" / f"{rank}.log")
+        child: Rank = PlacedRank(
+            starter, _name(rank), command, environment, Path(recipe.run) / "ranks" / f"{rank}.log"
+        )
     else:
         child = subprocess.Popen(
             command, env={**os.environ, **environment},
@@ -203,10 +258,16 @@ def started(
 
 
 def _attend(process: Rank, rank: int, store: Any) -> None:
-    """Note the end of a process that has not told its reason itself, with the last line that it has written."""
+    """Note the end of a process that has not told its reason itself, with the last line that it has
+    written.
+    """
     lines = b"".join(process.stdout or ()).decode(errors="replace").strip().splitlines()
     process.wait()
-    store.compare_set(f"ended/{rank}", "", f"exit code {process.returncode}; {lines[-1] if lines else 'it said nothing'}")
+    store.compare_set(
+        f"ended/{rank}",
+        "",
+        f"exit code {process.returncode}; {lines[-1] if lines else 'it said nothing'}",
+    )
 
 
 def is_other() -> bool:
@@ -215,7 +276,9 @@ def is_other() -> bool:
 
 
 LOST = 2
-"""The exit code of a rank that has lost another, as learner.ranks has it too; one that ends with an error of its own has 1."""
+"""The exit code of a rank that has lost another, as learner.ranks has it too; one that ends with an
+error of its own has 1.
+"""
 
 
 def _train_along(tells: str, recipe: str, *stages: str) -> None:
@@ -226,7 +289,9 @@ def _train_along(tells: str, recipe: str, *stages: str) -> None:
     begin_program()
     teller = Teller(int(tells)) if tells else None
     try:
-        results = run_recipe(build(recipe_type(), json.loads(recipe)), stages, teller and teller.bar)
+        results = run_recipe(
+            build(recipe_type(), json.loads(recipe)), stages, teller and teller.bar
+        )
         if teller:
             teller.tell("end", results)
     except (Exception, Interrupted) as end:

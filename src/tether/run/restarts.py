@@ -1,7 +1,9 @@
-"""Ranks that come back: this process starts all of them and watches; when one is lost, all begin again from the last checkpoint.
+"""Ranks that come back: this process starts all of them and watches; when one is lost, all begin
+again from the last checkpoint.
 
-Ranks are nothing without each other, and a checkpoint holds all that the next step depends on: so the whole group begins anew,
-and no process group is mended. An error with which a rank ends by itself would come again, and ends the run.
+Ranks are nothing without each other, and a checkpoint holds all that the next step depends on: so
+the whole group begins anew, and no process group is mended. An error with which a rank ends by
+itself would come again, and ends the run.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
     from tether.run.recipe import BaseRecipe
 
 LOG = "ranks.jsonl"
-"""In the run's folder: a line for every rank that was lost (kind, why), and one when the ranks have made a step again."""
+"""In the run's folder: a line for every rank that was lost (kind, why), and one when the ranks have
+made a step again.
+"""
 LOOK_EVERY, GONE = 0.2, -1
 """Seconds between two looks; the status of a rank that was placed on a machine which is lost."""
 
@@ -45,11 +49,14 @@ def watches(settings: LearnerConfig) -> bool:
     return settings.ranks > 1 and settings.restarts > 0 and "WORLD_SIZE" not in os.environ
 
 
-def watched(recipe: BaseRecipe, stages: Sequence[str], progress: Callable[[str], Progress] | None) -> Json:
+def watched(
+    recipe: BaseRecipe, stages: Sequence[str], progress: Callable[[str], Progress] | None
+) -> Json:
     """What rank 0 returns of a run whose ranks begin again together whenever one is lost.
 
     Raises:
-        LostRankError: that happened more often than `learner.restarts`, and no step further in between.
+        LostRankError: that happened more often than `learner.restarts`, and no step further in
+            between.
         Exception, Interrupted: what rank 0 ended with.
     """
     limit, bars, idle = recipe.learner.restarts, Bars(progress, Path(recipe.run) / LOG), 0
@@ -69,15 +76,24 @@ def watched(recipe: BaseRecipe, stages: Sequence[str], progress: Callable[[str],
                 raise end
             idle = 1 if bars.further else idle + 1
             if idle > limit:
-                raise LostRankError(f"{group.why}. The ranks began again {limit} times and got no further. {AGAIN}")
+                raise LostRankError(
+                    f"{group.why}. The ranks began again {limit} times and got no further. {AGAIN}"
+                )
             start += 1
 
 
 class Group:
-    """The processes of one start of the ranks; `ends` kills those that are left: a checkpoint is whole or not there."""
+    """The processes of one start of the ranks; `ends` kills those that are left: a checkpoint is
+    whole or not there.
+    """
 
     def __init__(
-        self, recipe: BaseRecipe, stages: Sequence[str], store: TCPStore, start: int, ends: contextlib.ExitStack
+        self,
+        recipe: BaseRecipe,
+        stages: Sequence[str],
+        store: TCPStore,
+        start: int,
+        ends: contextlib.ExitStack,
     ) -> None:
         self.children: list[Rank] = []
         self.words = ["it said nothing"] * recipe.learner.ranks
@@ -89,12 +105,16 @@ class Group:
             starter = cluster(recipe, ends)
             for rank in range(recipe.learner.ranks):
                 own: Any = {"starter": starter} if rank else {"tells": tells.fileno()}
-                self.children.append(ends.enter_context(started(rank, recipe, stages, store, start, **own)))
+                self.children.append(
+                    ends.enter_context(started(rank, recipe, stages, store, start, **own))
+                )
                 ends.callback(self.children[-1].kill)
                 threading.Thread(target=self._read, args=(rank,), daemon=True).start()
 
     def _read(self, rank: int) -> None:
-        """Keep the last line that a rank wrote; what rank 0 writes is for whoever sees this process."""
+        """Keep the last line that a rank wrote; what rank 0 writes is for whoever sees this
+        process.
+        """
         for line in self.children[rank].stdout or ():
             text = line.decode(errors="replace")
             self.words[rank] = text.strip() or self.words[rank]
@@ -111,7 +131,11 @@ class Group:
                 self.children[0].terminate()  # who tells the others
                 passed_on = True
             ending = min(ending, time.monotonic() + BLAME) if any(codes) else ending
-            if None not in codes or min(code or 0 for code in codes) < 0 or time.monotonic() > ending:
+            if (
+                None not in codes
+                or min(code or 0 for code in codes) < 0
+                or time.monotonic() > ending
+            ):
                 while self._hear(bars):
                     pass
                 return self._verdict(codes, stopping)
@@ -137,18 +161,37 @@ class Group:
         if end is not None and not isinstance(end, LostRankError):
             return end
         killed = [rank for rank, code in enumerate(codes) if code is not None and code < 0]
-        own = [rank for rank, code in enumerate(codes) if code not in (None, 0, LOST) and rank not in killed]
+        own = [
+            rank
+            for rank, code in enumerate(codes)
+            if code not in (None, 0, LOST) and rank not in killed
+        ]
         hangs = [rank for rank, code in enumerate(codes) if code is None]
         self.rank = (killed or own or hangs or [0])[0]
-        self.kind, name = "killed" if killed else "error" if own else "hung", f"rank {self.rank} of {len(codes)}"
+        self.kind, name = (
+            "killed" if killed else "error" if own else "hung",
+            (f"rank {self.rank} of {len(codes)}"),
+        )
         code = codes[self.rank] or -9
-        ended = "its machine is gone" if code == GONE else signal.Signals(-code).name if killed else self.words[self.rank]
-        self.why = f"{name} has ended: {ended}" if killed or own else str(end or f"{name} hangs").removesuffix(f". {AGAIN}")
+        ended = (
+            "its machine is gone"
+            if code == GONE
+            else signal.Signals(-code).name
+            if killed
+            else self.words[self.rank]
+        )
+        self.why = (
+            f"{name} has ended: {ended}"
+            if killed or own
+            else str(end or f"{name} hangs").removesuffix(f". {AGAIN}")
+        )
         return RunError(f"{self.why}. {AGAIN}") if own else LostRankError(f"{self.why}. {AGAIN}")
 
 
 class Bars:
-    """The progress bars of rank 0, shown by the process that watches it; and the log of what happens to the ranks."""
+    """The progress bars of rank 0, shown by the process that watches it; and the log of what
+    happens to the ranks.
+    """
 
     def __init__(self, progress: Callable[[str], Progress] | None, log: Path) -> None:
         self.progress, self.log, self.start = progress, log, 0
@@ -175,13 +218,16 @@ class Bars:
 
 
 class Teller:
-    """The same bars on the side of rank 0: through a pipe, as everything that the rank ends with."""
+    """The same bars on the side of rank 0: through a pipe, as everything that the rank ends
+    with.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.connection = Connection(descriptor, readable=False)
 
     def tell(self, *values: Any) -> None:
-        with contextlib.suppress(OSError):  # who watched has gone, and the store with it: that ends this rank
+        # who watched has gone, and the store with it: that ends this rank
+        with contextlib.suppress(OSError):
             self.connection.send(values)
 
     def tell_end(self, error: BaseException) -> None:

@@ -1,4 +1,6 @@
-"""Reward models in a recipe: one, an ensemble or its average, one an objective, and one apart that only judges."""
+"""Reward models in a recipe: one, an ensemble or its average, one an objective, and one apart that
+only judges.
+"""
 
 from __future__ import annotations
 
@@ -28,37 +30,85 @@ from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel
 from tether.models.saving import save_ensemble
 from tether.preferences.annotators import true_orders
-from tether.run.roles import MEMBER_STRIDE, attach, encoder_of, reward_role, save_trained, scoring_role
+from tether.run.roles import (
+    MEMBER_STRIDE,
+    attach,
+    encoder_of,
+    reward_role,
+    save_trained,
+    scoring_role,
+)
 from tether.run.rows import DataConfig, Lora, Name, TimedSection
 from tether.run.stage import Context, drop_checkpoint, run_stage
-from tether.stages.reward import Distillation, RewardConfig, RewardModeling, evaluate_members, heldout_summary
+from tether.stages.reward import (
+    Distillation,
+    RewardConfig,
+    RewardModeling,
+    evaluate_members,
+    heldout_summary,
+)
 
-TAKEN = {"model", "score", "length", "proxy", "kl", "checkpoints", "best", "skipped", "engine", "policy", "test"}
+TAKEN = {
+    "model",
+    "score",
+    "length",
+    "proxy",
+    "kl",
+    "checkpoints",
+    "best",
+    "skipped",
+    "engine",
+    "policy",
+    "test",
+}
 """Names that folders and columns have already, so that no objective can have them."""
 COUNTS = ("heldout_ties", "updates", "num_prompts", "num_pairs", "num_heldout_pairs", "skipped")
 """What all members have in common."""
 TEST_SEED = 15485863
-"""Added to the seed by which the prompts of a test model are chosen: what is held out of them has the seed itself."""
+"""Added to the seed by which the prompts of a test model are chosen: what is held out of them has
+the seed itself.
+"""
 
 
 class RewardSection(TimedSection, RewardConfig):
     record: ClassVar[type] = Comparison
     objectives: dict[Name, DataConfig] | None = Field(
-        default=None, min_length=2, description="instead of data: by name the comparisons of several reward models"
+        default=None,
+        min_length=2,
+        description=("instead of data: by name the comparisons of several reward models"),
     )
-    test: dict[str, DataConfig] = Field(default_factory=dict, description="further held-out comparisons, evaluated by name")
+    test: dict[str, DataConfig] = Field(
+        default_factory=dict, description=("further held-out comparisons, evaluated by name")
+    )
     test_share: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the prompts whose comparisons train a second model, which only judges"
+        default=0.0,
+        ge=0,
+        lt=1,
+        description=(
+            "share of the prompts whose comparisons train a second model, which only judges"
+        ),
     )
-    lora: Lora = Field(default=LoraConfig(), description="the adapter that learns; false trains the whole model")
+    lora: Lora = Field(
+        default=LoraConfig(), description=("the adapter that learns; false trains the whole model")
+    )
     members: int = Field(
-        default=1, ge=1, description="more than one: an ensemble on one trunk, with seeds and orders of their own"
+        default=1,
+        ge=1,
+        description=("more than one: an ensemble on one trunk, with seeds and orders of their own"),
     )
     average: bool = Field(
-        default=False, description="make one model of the members by averaging their weights, https://arxiv.org/abs/2401.12187"
+        default=False,
+        description=(
+            "make one model of the members by averaging their weights, "
+            "https://arxiv.org/abs/2401.12187"
+        ),
     )
     distill: Combine | None = Field(
-        default=None, description="train one more model, on the same base, on what the members say together, and keep that one"
+        default=None,
+        description=(
+            "train one more model, on the same base, on what the members "
+            "say together, and keep that one"
+        ),
     )
 
     @property
@@ -84,35 +134,53 @@ class RewardSection(TimedSection, RewardConfig):
         if self.lora is False:
             yield "objectives are adapters on one trunk, and lora is false. Leave lora out"
         if not self.heldout_fraction:
-            yield "objectives are brought to one scale on held-out responses: heldout_fraction must be above 0"
-        if taken := [name for name in self.objectives if name in TAKEN or re.match("round-[0-9]", name)]:
+            yield (
+                "objectives are brought to one scale on held-out responses: heldout_fraction "
+                "must be above 0"
+            )
+        if taken := [
+            name for name in self.objectives if name in TAKEN or re.match("round-[0-9]", name)
+        ]:
             yield f"an objective cannot be called {min(taken)!r}: something else in the run is"
 
     def faults(self) -> Iterator[str]:
         yield from self._objective_faults()
         if self.members > 1 and self.lora is False:
-            yield "the members of an ensemble are adapters on one trunk, and lora is false. Leave members or lora out"
+            yield (
+                "the members of an ensemble are adapters on one trunk, and lora is false. Leave "
+                "members or lora out"
+            )
         for name in ("average", "distill"):
             if getattr(self, name) and self.members == 1:
                 yield f"{name} has no effect on one model: set members to 2 or more"
         if self.average and self.distill:
             yield "average and distill both make one model of the members: choose one"
         if self.distill and self.disentangle_length:
-            yield "a student has its teachers' scores and no second head: disentangle_length does not go with distill"
+            yield (
+                "a student has its teachers' scores and no second head: disentangle_length does "
+                "not go with distill"
+            )
         if self.keep_states_gb and (self.lora is False or self.lora.last_layers is None):
             yield (
-                "keep_states_gb keeps what the layers below the first adapter compute, and here every layer learns. Set "
+                "keep_states_gb keeps what the layers below the first adapter compute, and here "
+                "every layer learns. Set "
                 "lora.last_layers, or leave keep_states_gb out"
             )
         if self.disentangle_length and self.lora is not False and self.lora.dropout:
-            yield "disentangle_length scores every response twice, and with lora.dropout they would differ: leave one out"
+            yield (
+                "disentangle_length scores every response twice, and with lora.dropout they "
+                "would differ: leave one out"
+            )
 
 
-def train(section: RewardSection, context: Context, rows: Sequence[Comparison], run: RunDirectory) -> dict[str, Any]:
+def train(
+    section: RewardSection, context: Context, rows: Sequence[Comparison], run: RunDirectory
+) -> dict[str, Any]:
     """Train on top of the model; the result is the role in `model`, or those that are named there.
 
-    With `test_share` a second model, of labels that the first one never sees, goes to `test`. Held-out pairs whose true order is
-    known, those of simulated annotators, are also ranked against that.
+    With `test_share` a second model, of labels that the first one never sees, goes to `test`.
+    Held-out pairs whose true order is known, those of simulated annotators, are also ranked against
+    that.
     """
     if section.objectives is not None:
         return _objectives(section, section.objectives, context)
@@ -120,7 +188,14 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
     test_model: dict[str, Any] = {}
     if section.test_share:
         rows, others = split_by_group(rows, section.test_share, context.seed + TEST_SEED)
-        plain = {"data": None, "test": {}, "test_share": 0.0, "members": 1, "average": False, "distill": None}
+        plain = {
+            "data": None,
+            "test": {},
+            "test_share": 0.0,
+            "members": 1,
+            "average": False,
+            "distill": None,
+        }
         tell = lambda done, total, _: now_doing("training the test model", done, total)  # noqa: E731
         own = replace(context, folder=context.folder / "test", rows=others, progress=tell)
         with shared_time(0, 2):
@@ -131,14 +206,23 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
         stage = RewardMembers(section, context, loaded, run.path)
         summary = {**stage.train(rows), **test_model}
     else:
-        stage = RewardModeling(section, reward_role(loaded, section, context.seed), encoder_of(loaded))
+        stage = RewardModeling(
+            section, reward_role(loaded, section, context.seed), encoder_of(loaded)
+        )
         summary = {**stage.train(rows, run, context.progress), **test_model}
     truth = context.truth
     if truth is None:
-        truth = split_by_group(rows, section.heldout_fraction, section.seed)[1] if section.heldout_fraction else ()
+        truth = (
+            split_by_group(rows, section.heldout_fraction, section.seed)[1]
+            if section.heldout_fraction
+            else ()
+        )
     for name, pairs in true_orders(truth).items():
         summary[name] = stage.evaluate(stage.rankings(pairs)[0])["accuracy"]
-    summary["tests"] = {name: stage.evaluate(stage.rankings(test)[0], sum(c.tie for c in test)) for name, test in tests.items()}
+    summary["tests"] = {
+        name: stage.evaluate(stage.rankings(test)[0], sum(c.tie for c in test))
+        for name, test in tests.items()
+    }
     if isinstance(stage, RewardMembers):
         stage.save()
         if section.distill:
@@ -146,12 +230,16 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
     else:
         save_trained(stage.role, loaded, run.path / "model", kind="reward")
     if here().first:
-        write_seen(run.path / "model", split_by_group(rows, section.heldout_fraction, section.seed)[0])
+        write_seen(
+            run.path / "model", split_by_group(rows, section.heldout_fraction, section.seed)[0]
+        )
     return loaded.noted(summary)
 
 
 def _tests(section: RewardSection, context: Context) -> dict[str, list[Comparison]]:
-    """The rows of each further test, by name; rows that cannot be used count among those of the stage."""
+    """The rows of each further test, by name; rows that cannot be used count among those of the
+    stage.
+    """
     tests = {}
     for name, data in section.test.items():
         tests[name], unread = context.read(data, Comparison, f"test.{name}")
@@ -159,27 +247,42 @@ def _tests(section: RewardSection, context: Context) -> dict[str, list[Compariso
     return tests
 
 
-def _objectives(section: RewardSection, objectives: dict[str, DataConfig], context: Context) -> dict[str, Any]:
-    """Train several reward models on one base, each an ordinary stage in `NAME`, and name them in `model`.
+def _objectives(
+    section: RewardSection, objectives: dict[str, DataConfig], context: Context
+) -> dict[str, Any]:
+    """Train several reward models on one base, each an ordinary stage in `NAME`, and name them in
+    `model`.
 
-    The models are left as they are. What brings their scores to mean 0 and deviation 1 is measured on held-out responses and
-    stands beside their names.
+    The models are left as they are. What brings their scores to mean 0 and deviation 1 is measured
+    on held-out responses and stands beside their names.
 
     Raises:
         TrainingError: a model gives every held-out response the same score, or none was held out.
     """
     summaries: dict[str, dict[str, Any]] = {}
     for number, (name, data) in enumerate(objectives.items()):
-        own = replace(context, folder=context.folder / name, progress=_part(context.progress, number, len(objectives)))
+        own = replace(
+            context,
+            folder=context.folder / name,
+            progress=_part(context.progress, number, len(objectives)),
+        )
         with shared_time(number, len(objectives)):
-            summaries[name] = run_stage(section.model_copy(update={"data": data, "objectives": None}), own)
+            summaries[name] = run_stage(
+                section.model_copy(update={"data": data, "objectives": None}), own
+            )
         free_memory()
         if not summaries[name].get("score_std"):
             raise TrainingError(
-                f"the reward model of {name!r} tells no two held-out responses apart. Train longer, or hold more prompts out"
+                f"the reward model of {name!r} tells no two held-out responses apart. Train "
+                "longer, or hold more prompts out"
             )
-    scales = [{"name": name, "mean": one["score_mean"], "deviation": one["score_std"]} for name, one in summaries.items()]
-    save_ensemble(context.folder / "model", [context.folder / name / "model" for name in summaries], scales)
+    scales = [
+        {"name": name, "mean": one["score_mean"], "deviation": one["score_std"]}
+        for name, one in summaries.items()
+    ]
+    save_ensemble(
+        context.folder / "model", [context.folder / name / "model" for name in summaries], scales
+    )
     return {
         **{f"{name}/heldout_accuracy": one["heldout_accuracy"] for name, one in summaries.items()},
         "objectives": summaries,
@@ -189,10 +292,12 @@ def _objectives(section: RewardSection, objectives: dict[str, DataConfig], conte
 
 @dataclass
 class RewardMembers:
-    """Speaks as `RewardModeling` does, for `section.members` of them: one after another, each in a run directory in `folder`.
+    """Speaks as `RewardModeling` does, for `section.members` of them: one after another, each in a
+    run directory in `folder`.
 
-    Member 0 starts as the model that `members = 1` would train. The others have other weights and see the rows in another order;
-    what is held out is the same. In an ensemble the scores of each have mean 0 and deviation 1 on training responses.
+    Member 0 starts as the model that `members = 1` would train. The others have other weights and
+    see the rows in another order; what is held out is the same. In an ensemble the scores of each
+    have mean 0 and deviation 1 on training responses.
     """
 
     section: RewardSection
@@ -204,12 +309,19 @@ class RewardMembers:
     """The model that the members became, averaged or distilled."""
 
     def train(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
-        """Train the members that are not complete; returns the summary of what they are together."""
+        """Train the members that are not complete; returns the summary of what they are
+        together.
+        """
         split, summaries, count = None, [], self.section.members
-        bars = [_part(self.context.progress, n, count + (self.section.distill is not None)) for n in range(count + 1)]
+        bars = [
+            _part(self.context.progress, n, count + (self.section.distill is not None))
+            for n in range(count + 1)
+        ]
         for number in range(count):
             manifest = {"source": self.loaded.source, "digest": self.loaded.digest}
-            one = RunDirectory.open(self._member(number), {**self._settings, "member": number}, model=manifest)
+            one = RunDirectory.open(
+                self._member(number), {**self._settings, "member": number}, model=manifest
+            )
             stage = self._stage(one, number)
             split = split or stage.split(comparisons)
             if not one.complete:
@@ -223,7 +335,10 @@ class RewardMembers:
             summaries.append(self._distill(split, self.section.distill, bars[-1]))
         for stage in filter(None, (*self.stages, self.one)):
             stage.frozen = None
-        return {**self._summary(split, summaries[:count]), "seconds": sum(one["seconds"] for one in summaries)}
+        return {
+            **self._summary(split, summaries[:count]),
+            "seconds": sum(one["seconds"] for one in summaries),
+        }
 
     def evaluate(self, rankings: Sequence[Ranking], num_ties: int = 0) -> dict[str, Any]:
         """Of the model that the members became, or of the mean of their scores."""
@@ -239,7 +354,10 @@ class RewardMembers:
         if self.one is not None:
             save_trained(self.one.role, self.loaded, self.folder / "model", kind="reward")
         else:
-            save_ensemble(self.folder / "model", [self._member(n) / "model" for n in range(self.section.members)])
+            save_ensemble(
+                self.folder / "model",
+                [self._member(n) / "model" for n in range(self.section.members)],
+            )
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -254,14 +372,22 @@ class RewardMembers:
             attach(self.loaded, run.path / "model", f"reward-{number}")
             role = scoring_role(self.loaded, run.path / "model", f"reward-{number}")
         else:
-            role = reward_role(self.loaded, self.section, self.context.seed, number, one_head=self.section.average)
+            role = reward_role(
+                self.loaded, self.section, self.context.seed, number, one_head=self.section.average
+            )
         order = self.section.seed + MEMBER_STRIDE * number
         stage = RewardModeling(self.section, role, encoder_of(self.loaded), order_seed=order)
         stage.frozen = next((other.frozen for other in self.stages if other.frozen), None)
         self.stages.append(stage)
         return stage
 
-    def _train(self, stage: RewardModeling, split: Split[Ranking], run: RunDirectory, progress: Progress | None) -> None:
+    def _train(
+        self,
+        stage: RewardModeling,
+        split: Split[Ranking],
+        run: RunDirectory,
+        progress: Progress | None,
+    ) -> None:
         summary = stage.fit(split, run, progress)
         if not self.section.average:  # weights are averaged as they were trained
             stage.standardize(split.train)
@@ -280,7 +406,9 @@ class RewardMembers:
         for stage in self.stages:  # only to compare: they have been saved
             stage.standardize(split.train)
 
-    def _distill(self, split: Split[Ranking], combine: Combine, progress: Progress | None) -> dict[str, Any]:
+    def _distill(
+        self, split: Split[Ranking], combine: Combine, progress: Progress | None
+    ) -> dict[str, Any]:
         """One more model, which learns what the members say together; its summary."""
         run = RunDirectory.open(self.folder / "student", self._settings)
         role = reward_role(self.loaded, self.section, self.context.seed, self.section.members)
@@ -291,7 +419,9 @@ class RewardMembers:
         return run.summary()
 
     def _summary(self, split: Split[Ranking], members: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        summary: dict[str, Any] = {"train_loss": statistics.fmean(one["train_loss"] for one in members)}
+        summary: dict[str, Any] = {
+            "train_loss": statistics.fmean(one["train_loss"] for one in members)
+        }
         if split.test:
             summary |= heldout_summary(self.evaluate(split.test))
             if self.one is not None:
@@ -301,4 +431,8 @@ class RewardMembers:
 
 def _part(progress: Progress | None, number: int, count: int) -> Progress | None:
     """Counts the updates of all, as if each had as many."""
-    return None if progress is None else lambda done, total, metrics: progress(number * total + done, count * total, metrics)
+    return (
+        None
+        if progress is None
+        else lambda done, total, metrics: progress(number * total + done, count * total, metrics)
+    )

@@ -1,4 +1,6 @@
-"""The reward of a stage from servers: processes of their own, on this machine or a cluster's, or those that run already."""
+"""The reward of a stage from servers: processes of their own, on this machine or a cluster's, or
+those that run already.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,29 @@ from tether.run.roles import load_scorer, reader_beside
 from tether.run.stage import Context
 from tether.servers.http import JsonServer
 
-SCORING = {"reward_source", "verifiable", "classifier", "function", "process_aggregate", "reward_combine", "uncertainty_weight"}
+SCORING = {
+    "reward_source",
+    "verifiable",
+    "classifier",
+    "function",
+    "process_aggregate",
+    "reward_combine",
+    "uncertainty_weight",
+}
 """The keys of a section by which a server scores."""
 
 
 def reward_settings(section: OnlineSection, context: Context) -> Json:
     """Everything that a server of a stage's reward needs to know."""
     scoring = section.model_dump(mode="json", include=SCORING, exclude_unset=True)
-    scorer = None if section.scorer is None or context.scorer is None else str(context.scorer.resolve())
-    return {"reward": scoring, "scorer": scorer, "model": context.model.model_dump(mode="json", exclude_unset=True)}
+    scorer = (
+        None if section.scorer is None or context.scorer is None else str(context.scorer.resolve())
+    )
+    return {
+        "reward": scoring,
+        "scorer": scorer,
+        "model": context.model.model_dump(mode="json", exclude_unset=True),
+    }
 
 
 def served_reward(section: OnlineSection, context: Context) -> ServedReward:
@@ -42,7 +58,11 @@ def served_reward(section: OnlineSection, context: Context) -> ServedReward:
         ModelError, RunError: see ServedReward.
         ConfigError: the cluster cannot be reached, or is too small.
     """
-    config, settings, folder = section.reward_servers, reward_settings(section, context), context.folder / "reward"
+    config, settings, folder = (
+        section.reward_servers,
+        reward_settings(section, context),
+        context.folder / "reward",
+    )
     assert config is not None
     if not here().first:
         return ServedReward(section.reward_source, None, config, folder, "")
@@ -53,7 +73,11 @@ def served_reward(section: OnlineSection, context: Context) -> ServedReward:
         own = str((folder / "settings.json").resolve())
         return sys.executable, "-m", "tether", "rewards", own, "--host", host, "--port", str(port)
 
-    device = pick_device(context.model.device).type if settings["scorer"] or section.classifier else "cpu"
+    device = (
+        pick_device(context.model.device).type
+        if settings["scorer"] or section.classifier
+        else "cpu"
+    )
     threads = max(1, torch.get_num_threads() // max(1, len(config.names))) if device == "cpu" else 0
     servers = servers_for(config, command, folder, threads, device)
     if section.function is not None:  # calls as in this process
@@ -61,7 +85,9 @@ def served_reward(section: OnlineSection, context: Context) -> ServedReward:
     return ServedReward(section.reward_source, servers, config, folder, digest(settings["reward"]))
 
 
-def settings_server(settings: Json, address: tuple[str, int], stacks: Path | None = None, token: str | None = None) -> JsonServer:
+def settings_server(
+    settings: Json, address: tuple[str, int], stacks: Path | None = None, token: str | None = None
+) -> JsonServer:
     """A server that scores by these settings.
 
     Raises:
@@ -78,19 +104,30 @@ def settings_server(settings: Json, address: tuple[str, int], stacks: Path | Non
     return reward_server(source, digest(settings["reward"]), address, token)
 
 
-def server_of(recipe: str, stage: str | None, address: tuple[str, int], token: str | None = None) -> JsonServer:
-    """A server for a stage of a recipe, or by the settings that a run wrote (`reward/settings.json` in a stage's folder).
+def server_of(
+    recipe: str, stage: str | None, address: tuple[str, int], token: str | None = None
+) -> JsonServer:
+    """A server for a stage of a recipe, or by the settings that a run wrote (`reward/settings.json`
+    in a stage's folder).
 
     Raises:
-        ConfigError: the recipe has no such stage, or several of them that sample and none is named; the errors of above.
+        ConfigError: the recipe has no such stage, or several of them that sample and none is named;
+            the errors of above.
     """
-    from tether.run.recipe import read_recipe, stands_on  # which imports the stages, and these servers
+    # which imports the stages, and these servers
+    from tether.run.recipe import read_recipe, stands_on
 
     if recipe.endswith(".json"):
-        return settings_server(read_json(Path(recipe)), address, Path(recipe).with_name("stacks.txt"), token)
+        return settings_server(
+            read_json(Path(recipe)), address, Path(recipe).with_name("stacks.txt"), token
+        )
     config = read_recipe(recipe)
     names = [name for name in config.stages if isinstance(config.section(name), OnlineSection)]
     if stage not in names and (stage or len(names) != 1):
-        raise ConfigError(f"which stage's reward? {recipe} has these that sample: {', '.join(names) or 'none'}")
+        raise ConfigError(
+            f"which stage's reward? {recipe} has these that sample: {', '.join(names) or 'none'}"
+        )
     context = stands_on(config, stage or names[0])
-    return settings_server(reward_settings(config.section(stage or names[0]), context), address, token=token)
+    return settings_server(
+        reward_settings(config.section(stage or names[0]), context), address, token=token
+    )

@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MEMBER_STRIDE = 1000
-"""Between the seeds of an ensemble's members, so that ensembles of neighbouring seeds have none in common."""
+"""Between the seeds of an ensemble's members, so that ensembles of neighbouring seeds have none in
+common.
+"""
 
 
 def encoder_of(loaded: LoadedModel) -> ChatEncoder:
@@ -78,7 +80,8 @@ def save_trained(role: Role, loaded: LoadedModel, folder: Path, *, kind: str) ->
 
 @torch.no_grad()
 def whole(role: Role, loaded: LoadedModel, seed: int = 0) -> Role:
-    """A role on a model of which nothing is cut: itself, or, on the first rank, a model read anew with what was trained.
+    """A role on a model of which nothing is cut: itself, or, on the first rank, a model read anew
+    with what was trained.
 
     Other ranks, all of which must ask, have only given their parts of it.
     """
@@ -99,14 +102,25 @@ def whole(role: Role, loaded: LoadedModel, seed: int = 0) -> Role:
 
 
 def reward_role(
-    loaded: LoadedModel, section: RewardSection | ProcessSection, seed: int, member: int | None = None, *, one_head: bool = False
+    loaded: LoadedModel,
+    section: RewardSection | ProcessSection,
+    seed: int,
+    member: int | None = None,
+    *,
+    one_head: bool = False,
 ) -> Role:
-    """The trunk with a head; `member` numbers those of an ensemble, each with an adapter of another seed.
+    """The trunk with a head; `member` numbers those of an ensemble, each with an adapter of another
+    seed.
 
-    Heads have other seeds too, unless weights will be averaged (`one_head`): an adapter means nothing to another head.
+    Heads have other seeds too, unless weights will be averaged (`one_head`): an adapter means
+    nothing to another head.
     """
     own = seed + MEMBER_STRIDE * (member or 0)
-    how = {"dropout": section.head_dropout, "outputs": section.outputs, "seed": seed if one_head else own}
+    how = {
+        "dropout": section.head_dropout,
+        "outputs": section.outputs,
+        "seed": seed if one_head else own,
+    }
     name = "reward" if member is None else f"reward-{member}"
     return new_role(loaded, name, section.lora, seed=own, head=new_head(loaded, zero=False, **how))
 
@@ -116,8 +130,12 @@ def new_head(loaded: LoadedModel, **how: Any) -> ScalarHead:
     return ScalarHead(Role(loaded.model).width, **how).to(loaded.model.device)
 
 
-def new_role(loaded: LoadedModel, name: str, lora: Lora, *, seed: int, head: ScalarHead | None = None) -> Role:
-    """A role that will learn: an adapter of its own, called `name`, on this trunk, or (`lora` false) the whole model."""
+def new_role(
+    loaded: LoadedModel, name: str, lora: Lora, *, seed: int, head: ScalarHead | None = None
+) -> Role:
+    """A role that will learn: an adapter of its own, called `name`, on this trunk, or (`lora`
+    false) the whole model.
+    """
     if lora is False:
         return Role(loaded.model, head=head)
     loaded.model = add_adapter(loaded.model, name, lora, seed=seed, scores=head is not None)
@@ -125,54 +143,87 @@ def new_role(loaded: LoadedModel, name: str, lora: Lora, *, seed: int, head: Sca
 
 
 def attach(loaded: LoadedModel, folder: Path, name: str) -> None:
-    """Put the adapter in `folder` on this trunk, if it belongs to it. A role of it is made when all adapters are there."""
+    """Put the adapter in `folder` on this trunk, if it belongs to it. A role of it is made when all
+    adapters are there.
+    """
     role = read_role(folder)
     if role["adapter"] is None:
-        raise MissingFileError(f"{folder} holds a whole model, not an adapter. Use roles = 'separate'.")
+        raise MissingFileError(
+            f"{folder} holds a whole model, not an adapter. Use roles = 'separate'."
+        )
     check_same_trunk(role, loaded, encoder_of(loaded).describe(), folder)
     loaded.model = attach_adapter(loaded.model, folder, name)
 
 
 def scoring_role(loaded: LoadedModel, folder: Path, name: str | None) -> Role:
-    """The trained head in `folder` on this trunk, under the adapter `name` (None: the trunk itself was trained)."""
-    return Role(loaded.model, name, load_head(folder, pick_device(loaded.config.device), Role(loaded.model).width))
+    """The trained head in `folder` on this trunk, under the adapter `name` (None: the trunk itself
+    was trained).
+    """
+    return Role(
+        loaded.model,
+        name,
+        load_head(folder, pick_device(loaded.config.device), Role(loaded.model).width),
+    )
 
 
 def scorer_folders(folder: Path | None) -> dict[str, Path]:
     """The names of the adapters that score, and the folder of each."""
     folders = [] if folder is None else member_folders(folder)
-    return {f"reward-{number}" if len(folders) > 1 else "reward": path for number, path in enumerate(folders)}
+    return {
+        f"reward-{number}" if len(folders) > 1 else "reward": path
+        for number, path in enumerate(folders)
+    }
 
 
 def frozen_model(settings: ModelConfig, seed: int, offload: bool) -> Any:
     """A model that will not be trained."""
     if not offload:
         return open_model(settings, seed=seed).model
-    return keep_on_host(open_model(settings, seed=seed, on_host=True).model, pick_device(settings.device))
+    return keep_on_host(
+        open_model(settings, seed=seed, on_host=True).model, pick_device(settings.device)
+    )
 
 
-def load_scorer(folder: Path, settings: ModelConfig | None = None, offload: bool = False) -> tuple[tuple[Role, ...], LoadedModel]:
-    """A trained reward model, or all members of an ensemble, on a base of their own, with the encoding that they were trained in;
-    without settings, in the dtype, too."""
+def load_scorer(
+    folder: Path, settings: ModelConfig | None = None, offload: bool = False
+) -> tuple[tuple[Role, ...], LoadedModel]:
+    """A trained reward model, or all members of an ensemble, on a base of their own, with the
+    encoding that they were trained in; without settings, in the dtype, too.
+    """
     folders = scorer_folders(folder)
     description = read_role(next(iter(folders.values())))
     if description["kind"] == "policy":
-        raise ModelError(f"{folder} is a policy, which gives no scores. Give the folder of a reward model.")
+        raise ModelError(
+            f"{folder} is a policy, which gives no scores. Give the folder of a reward model."
+        )
     on_base = {"source": description["base"], "fallback": None, "quantize": description["quantize"]}
-    on_base |= {"chat_template": None, "stop_tokens": (), "system_prompt": description["encoding"]["system_prompt"]}
-    model = settings.model_copy(update=on_base) if settings else _settings(description["base"], description, None)
-    loaded = _speaking(description, open_model(model, seed=description["base_seed"], on_host=offload))
+    on_base |= {
+        "chat_template": None,
+        "stop_tokens": (),
+        "system_prompt": description["encoding"]["system_prompt"],
+    }
+    model = (
+        settings.model_copy(update=on_base)
+        if settings
+        else _settings(description["base"], description, None)
+    )
+    loaded = _speaking(
+        description, open_model(model, seed=description["base_seed"], on_host=offload)
+    )
     whole = description["adapter"] is None
     if not whole:
         for name, path in folders.items():
             attach(loaded, path, name)
     if offload:
         keep_on_host(loaded.model, pick_device(model.device))
-    return tuple(scoring_role(loaded, path, None if whole else name) for name, path in folders.items()), loaded
+    return tuple(
+        scoring_role(loaded, path, None if whole else name) for name, path in folders.items()
+    ), loaded
 
 
 def reader_of(folder: Path, tokenizer: Any, encoding: Mapping[str, Any]) -> ChatEncoder | None:
-    """The encoder of a trained scorer, where it does not read a policy's ids as the policy writes them; None: it does.
+    """The encoder of a trained scorer, where it does not read a policy's ids as the policy writes
+    them; None: it does.
 
     Args:
         encoding: of the policy, as far as it is known.
@@ -182,15 +233,26 @@ def reader_of(folder: Path, tokenizer: Any, encoding: Mapping[str, Any]) -> Chat
     alike = all(description["encoding"].get(key) == value for key, value in encoding.items())
     if alike and same_tokens(own, tokenizer):
         return None
-    once(logger.info, "%s has another tokenizer, template or system message than the policy: it reads answers as text", folder)
+    once(
+        logger.info,
+        "%s has another tokenizer, template or system message than the policy: it "
+        "reads answers as text",
+        folder,
+    )
     return ChatEncoder.described(own, dict(description["encoding"]))
 
 
 def reader_beside(folder: Path, settings: ModelConfig) -> ChatEncoder | None:
     """The same for a policy that is known by its settings alone."""
     tokenizer, speech = tokenizer_of(settings.source), read_speech(settings.source)
-    template = Path(settings.chat_template).read_text(encoding="utf-8") if settings.chat_template else None
-    system = speech["system_prompt"] if speech and settings.system_prompt is None else settings.system_prompt
+    template = (
+        Path(settings.chat_template).read_text(encoding="utf-8") if settings.chat_template else None
+    )
+    system = (
+        speech["system_prompt"]
+        if speech and settings.system_prompt is None
+        else settings.system_prompt
+    )
     named = ChatEncoder(tokenizer, (0,), template, system).describe()
     return reader_of(folder, tokenizer, {key: named[key] for key in ("template", "system_prompt")})
 
@@ -198,7 +260,11 @@ def reader_beside(folder: Path, settings: ModelConfig) -> ChatEncoder | None:
 def trained_scorer(path: str) -> Path | None:
     """The folder of the reward model that a run, a stage or its own folder holds; None: none."""
     folder = Path(path).expanduser()
-    candidates = (*(stage_folder(folder, name) / "model" for name in making("reward")), folder / "model", folder)
+    candidates = (
+        *(stage_folder(folder, name) / "model" for name in making("reward")),
+        folder / "model",
+        folder,
+    )
     return next(filter(is_scorer, candidates), None)
 
 
@@ -209,15 +275,25 @@ def is_scorer(folder: Path) -> bool:
 
 def objective_names(folder: Path) -> list[str]:
     """Those that a finished reward stage has trained into `folder`."""
-    return [row["name"] for row in read_json(folder / OBJECTIVES)["members"]] if (folder / OBJECTIVES).is_file() else []
+    return (
+        [row["name"] for row in read_json(folder / OBJECTIVES)["members"]]
+        if (folder / OBJECTIVES).is_file()
+        else []
+    )
 
 
 def newest_policy(folder: Path) -> Path | None:
-    """The folder of the trained policy in a run, a stage or a role's own folder; of several rounds the last one's."""
+    """The folder of the trained policy in a run, a stage or a role's own folder; of several rounds
+    the last one's.
+    """
     for place in (folder, *sorted(folder.glob(ROUNDS), reverse=True)):
         stages = [place / name for name, kind in STAGES.items() if kind.trains_policy]
         stages = sorted(stages, key=_started, reverse=True)
-        results = [path for stage in stages for path in sorted(stage.glob(STAGES[stage.name].results), reverse=True)]
+        results = [
+            path
+            for stage in stages
+            for path in sorted(stage.glob(STAGES[stage.name].results), reverse=True)
+        ]
         for path in (*results, place / "policy", place):
             if is_role(path) and read_role(path)["kind"] == "policy":
                 return path
@@ -231,11 +307,14 @@ def _started(stage: Path) -> tuple[str, int]:
     return began, list(STAGES).index(stage.name)
 
 
-def load_policy(path: str, settings: ModelConfig | None = None, seed: int = 0) -> tuple[Role, LoadedModel]:
+def load_policy(
+    path: str, settings: ModelConfig | None = None, seed: int = 0
+) -> tuple[Role, LoadedModel]:
     """A policy to talk to: a model source, a run directory, or the folder of a trained role.
 
     Args:
-        seed: of a random model that no run has trained; a trained role's base has the seed with which it was trained.
+        seed: of a random model that no run has trained; a trained role's base has the seed with
+            which it was trained.
 
     Raises:
         ConfigError, MissingFileError: there is nothing of the kind.
@@ -253,38 +332,61 @@ def load_policy(path: str, settings: ModelConfig | None = None, seed: int = 0) -
         return Role(loaded.model, "policy"), loaded
     if (scorer := next(filter(is_role, (folder, folder / "model")), None)) is not None:
         raise ModelError(
-            f"{path} is a {read_role(scorer)['kind']} model, which scores and does not answer. Give the folder of a policy."
+            f"{path} is a {read_role(scorer)['kind']} model, which scores and does not answer. "
+            "Give the folder of a policy."
         )
-    plain = next((p for p in (folder / "model", folder / "sft" / "model") if (p / "config.json").is_file()), path)
+    plain = next(
+        (p for p in (folder / "model", folder / "sft" / "model") if (p / "config.json").is_file()),
+        path,
+    )
     values = _settings(str(plain), None, settings)
     if settings is None and (speech := read_speech(plain)) is not None:
-        values = build(ModelConfig, {**values.model_dump(), "dtype": speech["dtype"]}, where="model")
+        values = build(
+            ModelConfig, {**values.model_dump(), "dtype": speech["dtype"]}, where="model"
+        )
     loaded = open_model(values, seed=seed)
     return Role(loaded.model), loaded
 
 
 def _speaking(role: RoleDescription, loaded: LoadedModel) -> LoadedModel:
-    """The base with the template and stop tokens that the role was trained with: nobody else says what they are."""
-    return replace(loaded, template=role["encoding"]["template"], stop_ids=tuple(role["encoding"]["stop_ids"]))
+    """The base with the template and stop tokens that the role was trained with: nobody else says
+    what they are.
+    """
+    return replace(
+        loaded, template=role["encoding"]["template"], stop_ids=tuple(role["encoding"]["stop_ids"])
+    )
 
 
-def _settings(source: str, role: RoleDescription | None, settings: ModelConfig | None) -> ModelConfig:
-    """How a role was trained overrides how a model is asked for; another folder than the one asked for has its own template."""
+def _settings(
+    source: str, role: RoleDescription | None, settings: ModelConfig | None
+) -> ModelConfig:
+    """How a role was trained overrides how a model is asked for; another folder than the one asked
+    for has its own template.
+    """
     values = {**(settings.model_dump() if settings else {}), "source": source}
     if settings is None or Path(source).resolve() != Path(settings.source).resolve():
         values.update(fallback=None, chat_template=None)
     if role is not None:
-        values.update(system_prompt=role["encoding"]["system_prompt"], dtype=role["dtype"], quantize=role["quantize"])
+        values.update(
+            system_prompt=role["encoding"]["system_prompt"],
+            dtype=role["dtype"],
+            quantize=role["quantize"],
+        )
     return build(ModelConfig, values, where="model")
 
 
 Roles = tuple[Role, Role | None, Role | None, tuple[Role, ...]]
-"""Policy, reference, value, and what scores: nothing, one reward model, or the members of an ensemble."""
+"""Policy, reference, value, and what scores: nothing, one reward model, or the members of an
+ensemble.
+"""
 
 
-def sampling_roles(section: SamplingSection, loaded: LoadedModel, reward_folder: Path | None, seed: int) -> Roles:
-    """The roles of a stage that samples: adapters on one trunk, whose reference is the trunk with all of them off, or a model
-    each."""
+def sampling_roles(
+    section: SamplingSection, loaded: LoadedModel, reward_folder: Path | None, seed: int
+) -> Roles:
+    """The roles of a stage that samples: adapters on one trunk, whose reference is the trunk with
+    all of them off, or a model each.
+    """
     if section.roles == "separate":
         return _separate_roles(section, loaded, reward_folder, seed)
     folders, start = scorer_folders(reward_folder), value_of(section)
@@ -297,13 +399,26 @@ def sampling_roles(section: SamplingSection, loaded: LoadedModel, reward_folder:
     value = scorers.pop("value", None)
     if start and value is None:
         value = Role(loaded.model, "policy", new_head(loaded))
-    return policy, Role(loaded.model) if section.needs_reference else None, value, tuple(scorers.values())
+    return (
+        policy,
+        Role(loaded.model) if section.needs_reference else None,
+        value,
+        tuple(scorers.values()),
+    )
 
 
-def _separate_roles(section: SamplingSection, loaded: LoadedModel, reward_folder: Path | None, seed: int) -> Roles:
+def _separate_roles(
+    section: SamplingSection, loaded: LoadedModel, reward_folder: Path | None, seed: int
+) -> Roles:
     settings, start = loaded.config, value_of(section)
-    reference = Role(frozen_model(settings, seed, section.offload)) if section.needs_reference else None
-    reward = load_scorer(reward_folder, settings, section.offload)[0] if reward_folder is not None else ()
+    reference = (
+        Role(frozen_model(settings, seed, section.offload)) if section.needs_reference else None
+    )
+    reward = (
+        load_scorer(reward_folder, settings, section.offload)[0]
+        if reward_folder is not None
+        else ()
+    )
     value = None
     if start == "reward" and reward_folder is not None:
         ((value,), _) = load_scorer(reward_folder, settings)

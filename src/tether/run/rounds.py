@@ -1,12 +1,14 @@
-"""Direct methods in rounds: the policy answers, its answers become pairs, it learns from them, and answers again.
+"""Direct methods in rounds: the policy answers, its answers become pairs, it learns from them, and
+answers again.
 
-Iterative DPO (Xu et al. 2023, https://arxiv.org/abs/2312.16682; Dong et al. 2024, https://arxiv.org/abs/2405.07863): a reward
-orders several answers. Self-play, SPIN (Chen et al. 2024, https://arxiv.org/abs/2401.01335): a demonstration is preferred to the
-policy's own answer.
+Iterative DPO (Xu et al. 2023, https://arxiv.org/abs/2312.16682; Dong et al. 2024,
+https://arxiv.org/abs/2405.07863): a reward orders several answers. Self-play, SPIN (Chen et al.
+2024, https://arxiv.org/abs/2401.01335): a demonstration is preferred to the policy's own answer.
 
-A policy under an adapter keeps this adapter through all rounds, and the adapter as it was at a round's start, frozen, is the
-round's reference: nothing is merged, so nothing is rounded away, and a round leaves an adapter behind, not a model. Pairs hold
-the token ids that were sampled, so that these are trained, not what their text would become.
+A policy under an adapter keeps this adapter through all rounds, and the adapter as it was at a
+round's start, frozen, is the round's reference: nothing is merged, so nothing is rounded away, and
+a round leaves an adapter behind, not a model. Pairs hold the token ids that were sampled, so that
+these are trained, not what their text would become.
 """
 
 from __future__ import annotations
@@ -26,7 +28,17 @@ from tether.core.budget import TimeLimit, limited_by, time_limit
 from tether.core.errors import DataError
 from tether.core.protocols import Engine, count_of, doing, now_doing
 from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_jsonl
-from tether.core.types import Demonstration, Json, Problem, Prompt, Rollout, RolloutGroup, Sampling, Score, assistant
+from tether.core.types import (
+    Demonstration,
+    Json,
+    Problem,
+    Prompt,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    Score,
+    assistant,
+)
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking, Split
 from tether.data.sources import group_of, split_by_group
@@ -57,22 +69,33 @@ class RoundsSection(RewardedSection):
     """Settings of the rounds; `direct` are those of the training in each. Lengths are in tokens."""
 
     method: Literal["iterative", "spin"] = Field(
-        default="iterative", description="pairs of samples ordered by a reward, or demonstrations over samples"
+        default="iterative",
+        description=("pairs of samples ordered by a reward, or demonstrations over samples"),
     )
     rounds: int = Field(default=3, ge=1, description="how often to sample and train")
     reference: Literal["round", "fixed"] = Field(
         default="round", description="the policy at the round's start, or before the first"
     )
-    prompts_per_round: int | None = Field(default=None, ge=1, description="unset: all of them in every round")
-    samples_per_prompt: int = Field(default=8, ge=2, description="iterative: the best and the worst of them are a pair")
+    prompts_per_round: int | None = Field(
+        default=None, ge=1, description=("unset: all of them in every round")
+    )
+    samples_per_prompt: int = Field(
+        default=8, ge=2, description=("iterative: the best and the worst of them are a pair")
+    )
     max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
     temperature: float = Field(default=1.0, gt=0, description="of sampling")
     missing_stop_penalty: float = Field(
-        default=0.0, ge=0, description="iterative: taken off the score of a response that did not end in time"
+        default=0.0,
+        ge=0,
+        description=("iterative: taken off the score of a response that did not end in time"),
     )
     engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
-    lora: SteadyLora = Field(default=LoraConfig(), description="the adapter that learns; false trains the whole model")
-    direct: DirectConfig = Field(default=DirectConfig(), description="settings of the training in each round")
+    lora: SteadyLora = Field(
+        default=LoraConfig(), description=("the adapter that learns; false trains the whole model")
+    )
+    direct: DirectConfig = Field(
+        default=DirectConfig(), description=("settings of the training in each round")
+    )
 
     @property
     def scorer(self) -> str | None:
@@ -80,7 +103,13 @@ class RoundsSection(RewardedSection):
 
     @property
     def kind(self) -> type | None:
-        return Demonstration if self.method == "spin" else Prompt if self.verifiable is None else Problem
+        return (
+            Demonstration
+            if self.method == "spin"
+            else Prompt
+            if self.verifiable is None
+            else Problem
+        )
 
     @property
     def learning(self) -> DirectConfig:
@@ -101,15 +130,23 @@ class RoundsSection(RewardedSection):
             idle = ("missing_stop_penalty", "samples_per_prompt", *REWARD_KEYS)
             yield from self.idle(*idle, because=because, table="rounds.")
             if self.reference == "fixed" or self.direct.loss != "dpo":
-                yield "rounds.method = 'spin' is played against the round's own start with rounds.direct.loss = 'dpo'"
+                yield (
+                    "rounds.method = 'spin' is played against the round's own start with "
+                    "rounds.direct.loss = 'dpo'"
+                )
         if self.verifiable is not None and self.verifiable.kind == "reasoning-gym":
-            yield "verifiable.kind = 'reasoning-gym' makes its own prompts, and [rounds] takes them from data: use another kind"
+            yield (
+                "verifiable.kind = 'reasoning-gym' makes its own prompts, and [rounds] takes "
+                "them from data: use another kind"
+            )
         if not self.direct.needs_reference:
             because = f"with rounds.direct.loss = '{self.direct.loss}', which asks none"
             yield from self.idle("reference", because=because, table="rounds.")
 
 
-def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: RunDirectory) -> dict[str, Any]:
+def train(
+    section: RoundsSection, context: Context, rows: Sequence[Any], run: RunDirectory
+) -> dict[str, Any]:
     """Run what is left of the rounds; each leaves its pairs and its policy in `round-NN`.
 
     Raises:
@@ -118,13 +155,18 @@ def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: Ru
     config = {"rounds": section, "model": context.model, "seed": context.seed}
     rows = [problem_prompt(row) if isinstance(row, Problem) else row for row in rows]
     if section.method == "iterative":
-        load, note = partial(open_model, context.model, seed=context.seed), run.path / "left_out.json"
+        load, note = (
+            partial(open_model, context.model, seed=context.seed),
+            run.path / "left_out.json",
+        )
         rows = usable_once(context, rows, section.max_new_tokens, note, load)
     manifest = read_json(run.path / "manifest.json")
     noted = {key: manifest[key] for key in ("data", "rows") if key in manifest}
     summaries, previous, limit = [], None, time_limit()
     for number in range(section.rounds):
-        one = RunDirectory.open(run.path / f"round-{number + 1:02d}", {**config, "round": number + 1}, **noted)
+        one = RunDirectory.open(
+            run.path / f"round-{number + 1:02d}", {**config, "round": number + 1}, **noted
+        )
         if number and not one.complete and limit.over():
             break
         if one.complete:
@@ -136,7 +178,11 @@ def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: Ru
         limit.pace.add(summaries[-1]["seconds"])
         limit.begin(number + 1, section.rounds)
         previous = one.path / "policy"
-    return {"rounds": summaries, "policy": f"round-{len(summaries):02d}/policy", **_totals(summaries)}
+    return {
+        "rounds": summaries,
+        "policy": f"round-{len(summaries):02d}/policy",
+        **_totals(summaries),
+    }
 
 
 def _totals(rounds: Sequence[Json]) -> Json:
@@ -144,13 +190,17 @@ def _totals(rounds: Sequence[Json]) -> Json:
     last = rounds[-1]
     sums = {key: sum(one[key] for one in rounds) for key in ("num_pairs", "updates", "seconds")}
     return {
-        key: last[key] for key in ("train_loss", "heldout_loss", "heldout_accuracy", "heldout_margin_mean") if key in last
+        key: last[key]
+        for key in ("train_loss", "heldout_loss", "heldout_accuracy", "heldout_margin_mean")
+        if key in last
     } | sums
 
 
 @dataclass
 class _Round:
-    """From the policy in the folder `previous` (None: from the model itself) to that in the round's own folder."""
+    """From the policy in the folder `previous` (None: from the model itself) to that in the round's
+    own folder.
+    """
 
     section: RoundsSection
     context: Context
@@ -160,7 +210,12 @@ class _Round:
 
     def play(self, rows: Sequence[Any]) -> None:
         """Sample unless that is done, train, and leave policy and summary."""
-        run, config, path, start = self.run, self.section.direct, self.run.path / "pairs.jsonl", time.perf_counter()
+        run, config, path, start = (
+            self.run,
+            self.section.direct,
+            self.run.path / "pairs.jsonl",
+            time.perf_counter(),
+        )
         loaded, policy = self._policy()
         note_machine(run, loaded)
         encoder = encoder_of(loaded)
@@ -168,7 +223,11 @@ class _Round:
             doing(self.context.progress, f"sampling for round {self.number + 1}")
             engine = local_engine(policy, loaded, max_rows=self.section.engine_rows)
             spin = self.section.method == "spin"
-            made, counts = self._against_samples(rows, engine, encoder) if spin else self._ordered(rows, engine)
+            made, counts = (
+                self._against_samples(rows, engine, encoder)
+                if spin
+                else self._ordered(rows, engine)
+            )
             counts["seconds"] = time.perf_counter() - start
             run.update_manifest(sampling=counts)
             write_jsonl(path, made)
@@ -177,16 +236,30 @@ class _Round:
         most = min(config.max_length, encoder.context_length)
         pairs = [ranking for ranking in rankings if max(map(len, ranking.sequences)) <= most]
         split = Split(*split_by_group(pairs, config.heldout_fraction, config.seed), {})
-        sampled = {**read_json(run.path / "manifest.json")["sampling"], "too_long": len(rankings) - len(pairs)}
+        sampled = {
+            **read_json(run.path / "manifest.json")["sampling"],
+            "too_long": len(rankings) - len(pairs),
+        }
         if not split.train:
-            raise DataError(f"{run.path} has no pair to train on: {sampled}. Look at the reward's scores, or sample more.")
-        summary = Direct(config, policy, self._reference(loaded, policy), encoder).fit(split, run, self.context.progress)
+            raise DataError(
+                f"{run.path} has no pair to train on: {sampled}. Look at the reward's "
+                "scores, or sample more."
+            )
+        summary = Direct(config, policy, self._reference(loaded, policy), encoder).fit(
+            split, run, self.context.progress
+        )
         save_trained(policy, loaded, run.path / "policy", kind="policy")
-        run.finish(loaded.noted({**summary, "sampling": sampled, "seconds": summary["seconds"] + sampled["seconds"]}))
+        run.finish(
+            loaded.noted(
+                {**summary, "sampling": sampled, "seconds": summary["seconds"] + sampled["seconds"]}
+            )
+        )
         drop_checkpoint(run)
 
     def _opened(self, policy: Path | None) -> LoadedModel:
-        """The model that stands under a policy's adapter, or the policy itself where it was trained whole."""
+        """The model that stands under a policy's adapter, or the policy itself where it was trained
+        whole.
+        """
         if policy is None or self.section.lora is not False:
             return open_model(self.context.model, seed=self.context.seed)
         return open_model(on_folder(self.context.model, policy / "model"), seed=self.context.seed)
@@ -200,8 +273,13 @@ class _Round:
         return loaded, Role(loaded.model, "policy")
 
     def _reference(self, loaded: LoadedModel, policy: Role) -> Role | None:
-        """The policy at this round's start, or before the first: the bare trunk, another adapter on it, or another model."""
-        config, start = self.section.direct, self.previous if self.section.reference == "round" else None
+        """The policy at this round's start, or before the first: the bare trunk, another adapter on
+        it, or another model.
+        """
+        config, start = (
+            self.section.direct,
+            self.previous if self.section.reference == "round" else None,
+        )
         if not config.needs_reference:
             return None
         if self.section.lora is False:
@@ -212,32 +290,55 @@ class _Round:
         return Role(loaded.model, None if start is None else "reference")
 
     def _places(self, count: int) -> dict[int, int]:
-        """This round's part of endless epochs over `count` rows: place -> row. A sample's randomness depends on its place."""
+        """This round's part of endless epochs over `count` rows: place -> row. A sample's
+        randomness depends on its place.
+        """
         size = self.section.prompts_per_round or count
         places = range(self.number * size, (self.number + 1) * size)
         return dict(zip(places, endless(count, places, self.context.seed), strict=True))
 
-    def _groups(self, prompts: Mapping[int, Prompt], engine: Engine, num_samples: int) -> list[RolloutGroup]:
+    def _groups(
+        self, prompts: Mapping[int, Prompt], engine: Engine, num_samples: int
+    ) -> list[RolloutGroup]:
         """Answers to prompts, by their places."""
         tell = count_of(f"sampling for round {self.number + 1}", len(prompts) * num_samples)
-        how: dict[str, Any] = {"num_samples": num_samples, "seed": self.context.seed, "ordinals": list(prompts), "progress": tell}
+        how: dict[str, Any] = {
+            "num_samples": num_samples,
+            "seed": self.context.seed,
+            "ordinals": list(prompts),
+            "progress": tell,
+        }
         return engine.generate([*prompts.values()], self.section.sampling, **how)
 
     def _ordered(self, rows: Sequence[Prompt], engine: Engine) -> Made:
-        """The best and the worst of several samples a prompt; counts, and the mean score of all samples."""
+        """The best and the worst of several samples a prompt; counts, and the mean score of all
+        samples.
+        """
         samples, penalty = self.section.samples_per_prompt, self.section.missing_stop_penalty
-        groups = self._groups({place: rows[row] for place, row in self._places(len(rows)).items()}, engine, samples)
+        groups = self._groups(
+            {place: rows[row] for place, row in self._places(len(rows)).items()}, engine, samples
+        )
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         scores, reasons = self._scored(rollouts)
         pairs, skipped = best_and_worst(rollouts, scores, samples, missing_stop_penalty=penalty)
-        made = [_row(pair.best, pair.worst, chosen_score=pair.best_score, rejected_score=pair.worst_score) for pair in pairs]
+        made = [
+            _row(
+                pair.best, pair.worst, chosen_score=pair.best_score, rejected_score=pair.worst_score
+            )
+            for pair in pairs
+        ]
         values = [score.value for score in scores if score.value is not None]
-        looks = {"proxy": statistics.fmean(values), "proxy_std": statistics.pstdev(values)} if values else {"proxy": None}
+        looks = (
+            {"proxy": statistics.fmean(values), "proxy_std": statistics.pstdev(values)}
+            if values
+            else {"proxy": None}
+        )
         failed = {"failed_rewards_by_reason": reasons} if reasons else {}
         return made, {"pairs": len(made), **skipped, **looks, **_looks(rollouts), **failed}
 
     def _scored(self, rollouts: Sequence[Rollout]) -> tuple[list[Score], dict[str, int]]:
-        """Scores of all samples, the samples of a prompt together, and the reasons of failures; the reward is let go after.
+        """Scores of all samples, the samples of a prompt together, and the reasons of failures; the
+        reward is let go after.
 
         Raises:
             RewardError: too many scores failed.
@@ -245,15 +346,25 @@ class _Round:
         section, context = self.section, self.context
         reward = reward_apart(section, context.scorer, context.model, context.seed)
         limit = FailureLimit(reward, section.max_failed)
-        size = section.samples_per_prompt * max(1, section.engine_rows // section.samples_per_prompt)
+        size = section.samples_per_prompt * max(
+            1, section.engine_rows // section.samples_per_prompt
+        )
         with contextlib.closing(limit):
             limit.keep_stacks(self.run.path / "stacks.txt")
             now_doing(f"scoring {len(rollouts)} answers")
-            scores = [score for start in range(0, len(rollouts), size) for score in limit.score(rollouts[start : start + size])]
+            scores = [
+                score
+                for start in range(0, len(rollouts), size)
+                for score in limit.score(rollouts[start : start + size])
+            ]
         return scores, dict(limit.reasons.most_common(10))
 
-    def _against_samples(self, rows: Sequence[Demonstration], engine: LocalEngine, encoder: ChatEncoder) -> Made:
-        """Each demonstration over one sample; those that cannot be encoded, or were sampled to the letter, are counted."""
+    def _against_samples(
+        self, rows: Sequence[Demonstration], engine: LocalEngine, encoder: ChatEncoder
+    ) -> Made:
+        """Each demonstration over one sample; those that cannot be encoded, or were sampled to the
+        letter, are counted.
+        """
         shown, unusable = {}, 0
         for place, row in self._places(len(rows)).items():
             turns = rows[row].messages
@@ -263,9 +374,18 @@ class _Round:
                 shown[place] = replace(as_rollout(turns, encoder), prompt=prompt)
             except DataError:
                 unusable += 1
-        groups = self._groups({place: rollout.prompt for place, rollout in shown.items()}, engine, 1)
-        pairs = [(rollout, group.rollouts[0]) for rollout, group in zip(shown.values(), groups, strict=True)]
-        made = [_row(rollout, sample) for rollout, sample in pairs if rollout.response_ids != sample.response_ids]
+        groups = self._groups(
+            {place: rollout.prompt for place, rollout in shown.items()}, engine, 1
+        )
+        pairs = [
+            (rollout, group.rollouts[0])
+            for rollout, group in zip(shown.values(), groups, strict=True)
+        ]
+        made = [
+            _row(rollout, sample)
+            for rollout, sample in pairs
+            if rollout.response_ids != sample.response_ids
+        ]
         counts = {"pairs": len(made), "unusable": unusable, "tied": len(pairs) - len(made)}
         return made, counts | _looks([sample for _, sample in pairs])
 
@@ -279,7 +399,9 @@ def _looks(rollouts: Sequence[Rollout]) -> Json:
 
 
 def _row(chosen: Rollout, rejected: Rollout, **scores: float) -> Json:
-    """A line of pairs.jsonl: a published layout of comparisons, with the token ids beside the texts."""
+    """A line of pairs.jsonl: a published layout of comparisons, with the token ids beside the
+    texts.
+    """
     prompt, sides = chosen.prompt, {"chosen": chosen, "rejected": rejected}
     return {
         **{"id": prompt.id, "group": group_of(prompt), "prompt": turn_rows(prompt.messages)},
@@ -291,5 +413,8 @@ def _row(chosen: Rollout, rejected: Rollout, **scores: float) -> Json:
 
 
 def _ranking(row: Json, encoder: ChatEncoder) -> Ranking:
-    sides = tuple(encoder.rollout(tuple(row["prompt_ids"]), tuple(row[f"{name}_ids"])) for name in ("chosen", "rejected"))
+    sides = tuple(
+        encoder.rollout(tuple(row["prompt_ids"]), tuple(row[f"{name}_ids"]))
+        for name in ("chosen", "rejected")
+    )
     return Ranking(row["group"], sides, (0,), (1,), (1.0,), (0.0,))

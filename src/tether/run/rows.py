@@ -36,23 +36,33 @@ Folder = Annotated[str, AfterValidator(_folder)]
 
 
 class DataConfig(Config):
-    """Files, folders, `hub:owner/name:split` or `tether:prompts` and its like, and how to read them."""
+    """Files, folders, `hub:owner/name:split` or `tether:prompts` and its like, and how to read
+    them.
+    """
 
     path: str | tuple[str, ...] = Field(
-        description="a file, a folder, hub:owner/name:split, tether:prompts and its like, or a list of these"
+        description=(
+            "a file, a folder, hub:owner/name:split, tether:prompts and its like, or a "
+            "list of these"
+        )
     )
     format: str = Field(default="auto", description="a name of docs/data.md; auto finds out")
     columns: dict[str, str] | None = Field(
         default=None,
-        description="names of a format for your columns: {prompt = 'question', answer = 'reward_model.ground_truth'}; dots lead "
+        description="names of a format for your columns: {prompt = 'question', answer = "
+        "'reward_model.ground_truth'}; dots lead "
         "into objects, numbers into lists",
     )
     limit: int | None = Field(default=None, ge=1, description="read only the first rows")
-    strict: bool = Field(default=False, description="a row that cannot be used is an error, not set aside")
+    strict: bool = Field(
+        default=False, description=("a row that cannot be used is an error, not set aside")
+    )
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The sources, with environment variables, the home folder (`~`) and the folder of `tether:` filled in."""
+        """The sources, with environment variables, the home folder (`~`) and the folder of
+        `tether:` filled in.
+        """
         given = (self.path,) if isinstance(self.path, str) else self.path
         return tuple(
             str(PACKAGED / f"{p.removeprefix('tether:')}.jsonl")
@@ -66,10 +76,13 @@ class DataConfig(Config):
         for path in self.paths:
             if path.startswith("$"):
                 raise MissingFileError(
-                    f"data path {path}: that environment variable is not set. Set it to the folder of your data."
+                    f"data path {path}: that environment variable is not set. Set it to the "
+                    "folder of your data."
                 )
             if not path.startswith("hub:") and not Path(path).exists():
-                raise MissingFileError(f"data not found: {path}. Give a file, a folder, or hub:owner/name:split.")
+                raise MissingFileError(
+                    f"data not found: {path}. Give a file, a folder, or hub:owner/name:split."
+                )
         return self
 
 
@@ -79,15 +92,20 @@ Lora = LoraConfig | Literal[False]
 def _without_dropout(lora: Lora) -> Lora:
     if lora is not False and lora.dropout:
         raise ValueError(
-            "lora.dropout has no effect here: what is sampled, compared and trained is one policy, without dropout. Leave it out"
+            "lora.dropout has no effect here: what is sampled, compared and trained is one "
+            "policy, without dropout. Leave it out"
         )
     return lora
 
 
 SteadyLora = Annotated[Lora, AfterValidator(_without_dropout)]
-"""Of the stages whose losses compare several passes over the same tokens: dropout would make those differ by itself."""
+"""Of the stages whose losses compare several passes over the same tokens: dropout would make those
+differ by itself.
+"""
 
-OFFLOAD = "keep the layers of frozen models of their own in host memory; one at a time visits the device"
+OFFLOAD = (
+    "keep the layers of frozen models of their own in host memory; one at a time visits the device"
+)
 
 
 class Section(Config):
@@ -127,17 +145,20 @@ class TimedSection(Section):
 
     budget: Budget = Field(
         default=None,
-        description="minutes after which the training ends, at a whole step; its learning rate is drawn over the steps that fit; "
+        description="minutes after which the training ends, at a whole step; its learning rate is "
+        "drawn over the steps that fit; "
         "may change from start to start",
     )
 
 
-def load_rows(data: DataConfig, kind: type, quarantine: Quarantine, *, whole: bool = False) -> list[Any]:
+def load_rows(
+    data: DataConfig, kind: type, quarantine: Quarantine, *, whole: bool = False
+) -> list[Any]:
     """The rows of a data section as `kind`.
 
     Args:
-        whole: prompts keep the columns of their rows (`Prompt.row`), under the same names in each; a column that a row lacks is
-            None there.
+        whole: prompts keep the columns of their rows (`Prompt.row`), under the same names in each;
+            a column that a row lacks is None there.
     """
     records = read(data.paths, kind, quarantine=quarantine, **data.model_dump(exclude={"path"}))
     if not issubclass(kind, Prompt | Problem):
@@ -148,13 +169,17 @@ def load_rows(data: DataConfig, kind: type, quarantine: Quarantine, *, whole: bo
     names = dict.fromkeys(name for prompt in prompts for name in prompt.row)
     for name in names:  # functions get them
         del quarantine.unused[name]
-    return [p if p.row.keys() == names.keys() else replace(p, row={**names, **p.row}) for p in prompts]
+    return [
+        p if p.row.keys() == names.keys() else replace(p, row={**names, **p.row}) for p in prompts
+    ]
 
 
 def calls_functions(settings: Config) -> bool:
     """True if a function of the user's scores answers here, as a reward or as a judge."""
     inner = (getattr(settings, name) for name in type(settings).model_fields)
-    return "call" in type(settings).model_fields or any(isinstance(value, Config) and calls_functions(value) for value in inner)
+    return "call" in type(settings).model_fields or any(
+        isinstance(value, Config) and calls_functions(value) for value in inner
+    )
 
 
 def named(data: DataConfig | None, name: str) -> DataConfig:
@@ -178,7 +203,13 @@ def check_data(name: str, section: Section) -> None:
     if section.kind is not None:
         named(section.data, name)
     for data in filter(None, (section.data, *section.others())):
-        look(data.paths, section.kind or section.record, format=data.format, strict=data.strict, columns=data.columns)
+        look(
+            data.paths,
+            section.kind or section.record,
+            format=data.format,
+            strict=data.strict,
+            columns=data.columns,
+        )
 
 
 def overlaid(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Seconds of the parts of a stage, worked out from a model's shape, the rates of a device and the lengths of rows."""
+"""Seconds of the parts of a stage, worked out from a model's shape, the rates of a device and the
+lengths of rows.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,19 @@ from tether.run.devices import Device
 from tether.run.judges import FunctionJudge
 
 PASS, TOKEN = (2500, 2500), (1000, 500)
-"""Small operations' worth of time of a forward pass, and of a token of all rows: at any size of model, and a layer."""
+"""Small operations' worth of time of a forward pass, and of a token of all rows: at any size of
+model, and a layer.
+"""
 OPENING = 5e5
 """The same of a stage's start: model, adapters and engine are made."""
 DISK, LOADING = 2e9, 0.005
-"""Of adapters for servers: bytes a second of their folder, written once and read by each; seconds to load and probe one."""
+"""Of adapters for servers: bytes a second of their folder, written once and read by each; seconds
+to load and probe one.
+"""
 GOLD = "tether.quickstart.judges:gold"
-"""The packaged judge that reads each answer with a model; of a user's function nothing is known before it is called."""
+"""The packaged judge that reads each answer with a model; of a user's function nothing is known
+before it is called.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,9 @@ class Speeds:
     trunk: int
 
     def passes(self, tokens: int, counted: int, passes: float = 1.0, cuts: int = 0) -> float:
-        """`passes` forward passes over tokens, in so many cuts; the output layer over counted ones only."""
+        """`passes` forward passes over tokens, in so many cuts; the output layer over counted ones
+        only.
+        """
         body = self.parameters - self.head * (1 if self.tied else 2)
         products = 2 * passes * (body * tokens + self.head * counted) / self.device.products
         return products + passes * cuts * self.starts(PASS)
@@ -81,20 +91,32 @@ class Speeds:
         return self.passes(read, answers * tokens, 1.0, ceil(read / MICRO_BATCH_TOKENS))
 
     def measurement(self, section: Any, prompt: int) -> tuple[float, float]:
-        """One measurement of a stage on held-out prompts; and the controls beside the first: other decoding, best of n."""
-        evaluate, tokens, reads = section.evaluate, section.max_new_tokens, reads_answers(section.evaluate.judge, section)
+        """One measurement of a stage on held-out prompts; and the controls beside the first: other
+        decoding, best of n.
+        """
+        evaluate, tokens, reads = (
+            section.evaluate,
+            section.max_new_tokens,
+            reads_answers(section.evaluate.judge, section),
+        )
 
         def answered(answers: int) -> float:
             rows = min(answers, section.engine_rows)
             turns = ceil(answers / section.engine_rows) if answers else 0
-            return turns * tokens * self.decoding(rows) + reads * self.reading(answers, prompt, tokens)
+            return turns * tokens * self.decoding(rows) + reads * self.reading(
+                answers, prompt, tokens
+            )
 
         once = answered(evaluate.prompts * evaluate.samples_per_prompt)
-        return once, answered(min(64, evaluate.prompts) * max(evaluate.best_of, default=0)) + len(evaluate.temperatures) * once
+        return once, answered(min(64, evaluate.prompts) * max(evaluate.best_of, default=0)) + len(
+            evaluate.temperatures
+        ) * once
 
 
 def reads_answers(judge: Any, section: Any) -> bool:
-    """Whether each answer is read by a model of which the time is known: of a user's function, none is."""
+    """Whether each answer is read by a model of which the time is known: of a user's function, none
+    is.
+    """
     if isinstance(judge, FunctionJudge):
         return judge.call == GOLD
     return section.scorer is not None if judge == "reward" else judge != "people"

@@ -1,4 +1,5 @@
-"""How a stage is run: opened or gone on with in its folder, given its rows, trained, and finished with a summary.
+"""How a stage is run: opened or gone on with in its folder, given its rows, trained, and finished
+with a summary.
 
 Below that the folder of the whole run: what was started there, and what its stages stand on.
 """
@@ -49,10 +50,13 @@ class Context:
         model: what the stage starts from.
         scorer: the folder of the trained model that scores.
         rows: instead of those that the section's data names.
-        truth: pairs whose true order is known, to rank by a reward model; unset: those among the held-out rows.
-        round, earlier: of a recipe that repeats: the number of this round, and the folders of those before it.
+        truth: pairs whose true order is known, to rank by a reward model; unset: those among the
+            held-out rows.
+        round, earlier: of a recipe that repeats: the number of this round, and the folders of those
+            before it.
         policy: whoever answers to collect pairs; unset: the model.
-        policies: the trained ones, by name, and how they sampled: for whoever compares them with the model.
+        policies: the trained ones, by name, and how they sampled: for whoever compares them with
+            the model.
         quarantine: rows and prompts that the stage cannot use, for its summary.
     """
 
@@ -83,40 +87,61 @@ class Context:
         return loaded
 
     def read(
-        self, data: DataConfig | None, kind: type, name: str = "", *, whole: bool = False, used: Iterable[str] = ()
+        self,
+        data: DataConfig | None,
+        kind: type,
+        name: str = "",
+        *,
+        whole: bool = False,
+        used: Iterable[str] = (),
     ) -> tuple[list[Any], Quarantine]:
-        """Rows of a data section, and what had to be set aside; `whole` as in `load_rows`. `used` names more columns in use."""
+        """Rows of a data section, and what had to be set aside; `whole` as in `load_rows`. `used`
+        names more columns in use.
+        """
         name = name or self.name
         quarantine = self.fresh_quarantine(name)
         rows = load_rows(named(data, name), kind, quarantine, whole=whole)
         for column in used:
             del quarantine.unused[column]
         packaged = data is not None and all(Path(path).parent == PACKAGED for path in data.paths)
-        if quarantine.unused and not packaged:  # of the rows that come with tether ids and kinds are for people
-            once(logging.getLogger("tether.data").warning, UNUSED_COLUMNS, f"[{name}]", quarantine.unused_columns())
+        # of the rows that come with tether ids and kinds are for people
+        if quarantine.unused and not packaged:
+            once(
+                logging.getLogger("tether.data").warning,
+                UNUSED_COLUMNS,
+                f"[{name}]",
+                quarantine.unused_columns(),
+            )
         return rows, quarantine
 
     def fresh_quarantine(self, name: str) -> Quarantine:
-        """An empty one, with a file in the stage's folder: a stage that goes on reads all rows again."""
+        """An empty one, with a file in the stage's folder: a stage that goes on reads all rows
+        again.
+        """
         path = self.folder / f"quarantine-{file_part(name)}.jsonl"
         path.unlink(missing_ok=True)
         return Quarantine(path)
 
 
 def note_machine(run: RunDirectory, loaded: LoadedModel, **more: Any) -> None:
-    """Write into the manifest what a stage computes with; of a stage that goes on with something else, the model notes what."""
+    """Write into the manifest what a stage computes with; of a stage that goes on with something
+    else, the model notes what.
+    """
     before, now = read_json(run.path / "manifest.json"), loaded.manifest()
     pairs = zip(_decisive(before), _decisive({**environment(), **now}), strict=True)
     if changes := [f"{new} after {old}" for old, new in pairs if old and old != new]:
         loaded.note(
-            f"{run.path.name} goes on with {'; '.join(changes)}: numbers are rounded otherwise from here on, and the end is not "
+            f"{run.path.name} goes on with {'; '.join(changes)}: numbers are rounded otherwise "
+            "from here on, and the end is not "
             "that of a run in one go (docs/determinism.md)"
         )
     run.update_manifest(**now, **more)
 
 
 def _decisive(noted: Mapping[str, Any]) -> list[str]:
-    """The part of a manifest that decides how numbers are rounded, in words; empty ones where it says nothing."""
+    """The part of a manifest that decides how numbers are rounded, in words; empty ones where it
+    says nothing.
+    """
     model, threads, kernels = noted.get("model"), noted.get("threads"), noted.get("cpu_kernels")
     own = [name for name in kernels or () if name != "allocator"]  # which rounds nothing
     return [
@@ -124,7 +149,11 @@ def _decisive(noted: Mapping[str, Any]) -> list[str]:
         f"{noted.get('processor')}",
         f"{threads} thread{'s' * (threads != 1)}" if threads else "",
         f"{model['dtype']} on {model['device']}" if model else "",
-        "" if kernels is None else f"CPU kernels for {' and '.join(own)}" if own else "no CPU kernels",
+        ""
+        if kernels is None
+        else f"CPU kernels for {' and '.join(own)}"
+        if own
+        else ("no CPU kernels"),
     ]
 
 
@@ -174,14 +203,19 @@ def _opened(section: Section, context: Context) -> RunDirectory:
     return run
 
 
-def _finished(run: RunDirectory, section: Section, summary: dict[str, Any], quarantine: Quarantine) -> dict[str, Any]:
+def _finished(
+    run: RunDirectory, section: Section, summary: dict[str, Any], quarantine: Quarantine
+) -> dict[str, Any]:
     """Write the summary, with what the detectors noticed and whether anything moved at all."""
     steps, alarms = run.metrics(), run.alarms()
     if not {alarm["detector"] for alarm in alarms} & {"kl_stuck", "unmoved"}:
         still = check_movement(steps, section.learning.model_dump(mode="json"), summary)
         findings = [still] if isinstance(still, Finding) else []
         words = [(f"{r.message.rstrip('.')}: {r.evidence}", r.advice) for r in findings]
-        run.alarm(Alarm("unmoved", steps[-1]["step"], 1.0, 1.0, message, advice) for message, advice in words)
+        run.alarm(
+            Alarm("unmoved", steps[-1]["step"], 1.0, 1.0, message, advice)
+            for message, advice in words
+        )
     if steps:
         summary["alarms"] = run.alarms()
     summary["quarantine"] = quarantine.summary()
@@ -200,8 +234,8 @@ def _finished(run: RunDirectory, section: Section, summary: dict[str, Any], quar
 def remember(root: Path, recipe: Config, stages: Sequence[str]) -> None:
     """Note in `root` what was started there, for `tether resume`.
 
-    From here on no other process works in `root`, until `release`. What contradicts a run that has begun there is not noted: the
-    run will say what differs, and the note stays right.
+    From here on no other process works in `root`, until `release`. What contradicts a run that has
+    begun there is not noted: the run will say what differs, and the note stays right.
     """
     root.mkdir(parents=True, exist_ok=True)
     hold(root)
@@ -210,12 +244,23 @@ def remember(root: Path, recipe: Config, stages: Sequence[str]) -> None:
     begun = [name for name in before["stages"] if (root / name / "config.json").is_file()]
     fixed = ("model", "seed", *begun) if begun else ()
     if all(_lasting(before["config"].get(name)) == _lasting(settings.get(name)) for name in fixed):
-        write_json(path, {"command": "stages", "stages": [*dict.fromkeys((*begun, *stages))], "config": settings})
+        write_json(
+            path,
+            {
+                "command": "stages",
+                "stages": [*dict.fromkeys((*begun, *stages))],
+                "config": settings,
+            },
+        )
 
 
 def _lasting(settings: Any) -> Any:
     """The settings of a section that stay from start to start."""
-    return {key: value for key, value in settings.items() if key != BUDGET} if isinstance(settings, dict) else settings
+    return (
+        {key: value for key, value in settings.items() if key != BUDGET}
+        if isinstance(settings, dict)
+        else settings
+    )
 
 
 def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
@@ -229,7 +274,8 @@ def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
     if (root := run_of(place)) is not None:
         return root, read_json(root / "command.json")
     raise RunError(
-        f"{place} is not in a run directory that a command of tether made. Give such a folder; a run that your own code opened "
+        f"{place} is not in a run directory that a command of tether made. Give such a folder; a "
+        "run that your own code opened "
         "goes on when that code runs again."
     )
 
@@ -251,7 +297,8 @@ def check_base(root: Path, folder: Path) -> None:
         stood_on = read_json(own).get("model", {}).get("digest")
         if made and stood_on and made != stood_on:
             raise RunError(
-                f"{folder} was trained on another SFT model than the one that is in {root / 'sft'} now. Delete "
+                f"{folder} was trained on another SFT model than the one that is in "
+                f"{root / 'sft'} now. Delete "
                 f"{folder} to train it again, and every stage that stands on it."
             )
 

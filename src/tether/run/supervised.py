@@ -1,4 +1,6 @@
-"""Stages that learn from rows alone: demonstrations, judged steps of solutions, comparisons, single verdicts."""
+"""Stages that learn from rows alone: demonstrations, judged steps of solutions, comparisons, single
+verdicts.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,16 @@ from tether.stages.sft import SFT, SFTConfig
 
 class SFTSection(TimedSection, SFTConfig):
     record: ClassVar[type] = Demonstration
-    lora: Lora = Field(default=LoraConfig(), description="the adapter that learns; false trains the whole model")
+    lora: Lora = Field(
+        default=LoraConfig(), description=("the adapter that learns; false trains the whole model")
+    )
 
 
 class ProcessSection(TimedSection, ProcessRewardConfig):
     record: ClassVar[type] = StepLabels
-    lora: Lora = Field(default=LoraConfig(), description="the adapter that learns; false trains the whole model")
+    lora: Lora = Field(
+        default=LoraConfig(), description=("the adapter that learns; false trains the whole model")
+    )
 
     @property
     def further_columns(self) -> tuple[str, ...]:
@@ -40,7 +46,8 @@ class ProcessSection(TimedSection, ProcessRewardConfig):
 
 
 class _OwnReference(TimedSection):
-    """A stage that learns from rows against a reference, which is a model of its own where the policy is trained whole.
+    """A stage that learns from rows against a reference, which is a model of its own where the
+    policy is trained whole.
 
     It has keys of its own alone: those of ReferencedConfig would hide what a stage says of them.
     """
@@ -50,13 +57,19 @@ class _OwnReference(TimedSection):
         precomputed: bool
 
     lora: SteadyLora = Field(
-        default=LoraConfig(), description="the adapter that learns; false trains the whole model, beside a frozen copy"
+        default=LoraConfig(),
+        description=("the adapter that learns; false trains the whole model, beside a frozen copy"),
     )
     offload: bool = Field(default=False, description=OFFLOAD)
 
     def faults(self) -> Iterator[str]:
-        if self.offload and (self.lora is not False or not self.needs_reference or self.precomputed):
-            yield "offload moves a reference of its own; there is one with lora = false and a loss that asks it anew"
+        if self.offload and (
+            self.lora is not False or not self.needs_reference or self.precomputed
+        ):
+            yield (
+                "offload moves a reference of its own; there is one with lora = false and a "
+                "loss that asks it anew"
+            )
 
 
 class DirectSection(_OwnReference, DirectConfig):
@@ -72,8 +85,12 @@ MERGE_LOSES = 0.05
 SupervisedSection = SFTSection | ProcessSection | DirectSection | KTOSection
 
 
-def train(section: SupervisedSection, context: Context, rows: Sequence[Any], run: RunDirectory) -> dict[str, Any]:
-    """Train on top of the model; the result is a model that all else starts from (SFT), or the role in `model` or `policy`."""
+def train(
+    section: SupervisedSection, context: Context, rows: Sequence[Any], run: RunDirectory
+) -> dict[str, Any]:
+    """Train on top of the model; the result is a model that all else starts from (SFT), or the role
+    in `model` or `policy`.
+    """
     loaded = context.load(run)
     stage = _stage(section, context, loaded)
     summary = stage.train(rows, run, context.progress)
@@ -88,8 +105,12 @@ def train(section: SupervisedSection, context: Context, rows: Sequence[Any], run
     return loaded.noted(summary)
 
 
-def _stage(section: SupervisedSection, context: Context, loaded: LoadedModel) -> SFT | ProcessRewardModeling | Direct | KTO:
-    """What trains. The reference of a policy under an adapter is the bare trunk; of one trained whole, a model of its own."""
+def _stage(
+    section: SupervisedSection, context: Context, loaded: LoadedModel
+) -> SFT | ProcessRewardModeling | Direct | KTO:
+    """What trains. The reference of a policy under an adapter is the bare trunk; of one trained
+    whole, a model of its own.
+    """
     encoder, seed = encoder_of(loaded), context.seed
     if isinstance(section, ProcessSection):
         return ProcessRewardModeling(section, reward_role(loaded, section, seed), encoder)
@@ -98,8 +119,11 @@ def _stage(section: SupervisedSection, context: Context, loaded: LoadedModel) ->
     policy = new_role(loaded, "policy", section.lora, seed=seed)
     reference = None
     if section.needs_reference:
-        on_trunk = section.lora is not False or section.precomputed  # precomputed: asked before it changes
-        reference = Role(policy.model if on_trunk else frozen_model(context.model, seed, section.offload))
+        # precomputed: asked before it changes
+        on_trunk = section.lora is not False or section.precomputed
+        reference = Role(
+            policy.model if on_trunk else frozen_model(context.model, seed, section.offload)
+        )
     if isinstance(section, DirectSection):
         return Direct(section, policy, reference, encoder)
     assert reference is not None
@@ -107,7 +131,9 @@ def _stage(section: SupervisedSection, context: Context, loaded: LoadedModel) ->
 
 
 def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) -> Role:
-    """A plain transformers folder `model`, adapters merged: the reference of all that follows. Returns the merged role."""
+    """A plain transformers folder `model`, adapters merged: the reference of all that follows.
+    Returns the merged role.
+    """
     role = whole(dequantized(role), loaded, seed)
     if here().first:
         merged = role.model.merge_and_unload() if role.adapter is not None else role.model
@@ -120,9 +146,11 @@ def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) 
 
 
 def _loss_of_merged(stage: SFT, merged: Role, summary: Json, loaded: LoadedModel) -> Json:
-    """The held-out loss of the model that was saved, where its merged weights were rounded to less than float32.
+    """The held-out loss of the model that was saved, where its merged weights were rounded to less
+    than float32.
 
-    Rounding to nearest gives a weight back where an adapter changes it by less than half a step of its dtype.
+    Rounding to nearest gives a weight back where an adapter changes it by less than half a step of
+    its dtype.
     """
     before, after = summary["eval_loss_before"], summary["eval_loss"]
     adapted = stage.config.lora is not False if isinstance(stage.config, SFTSection) else False
@@ -132,8 +160,10 @@ def _loss_of_merged(stage: SFT, merged: Role, summary: Json, loaded: LoadedModel
     lost = (loss - after) / (before - after) if before > after else 0.0
     if lost > MERGE_LOSES:
         loaded.note(
-            f"{lost:.0%} of what fine-tuning gained is lost where the adapter is merged into {str(merged.model.dtype)[6:]} "
-            f"weights: the held-out loss is {before:.4f} before training, {after:.4f} after it, and {loss:.4f} with the merged "
+            f"{lost:.0%} of what fine-tuning gained is lost where the adapter is merged into "
+            f"{str(merged.model.dtype)[6:]} "
+            f"weights: the held-out loss is {before:.4f} before training, {after:.4f} after it, "
+            f"and {loss:.4f} with the merged "
             "model, from which later stages start. Set model.dtype = 'float32' or sft.lora = false"
         )
     return {"eval_loss_merged": loss}

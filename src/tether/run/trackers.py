@@ -16,7 +16,10 @@ from tether.core.protocols import Tracker
 from tether.core.types import Json
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
-TrackerNames = Annotated[tuple[TrackerName, ...], BeforeValidator(lambda names: [names] if isinstance(names, str) else names)]
+TrackerNames = Annotated[
+    tuple[TrackerName, ...],
+    BeforeValidator(lambda names: [names] if isinstance(names, str) else names),
+]
 
 EVENTS = "TENSORBOARD_LOGGING_DIR"
 """The variable that names another folder for TensorBoard's files than the run directory."""
@@ -27,9 +30,9 @@ BY_NAME = ("tensorboard", "trackio")
 class TrackedRun(NamedTuple):
     """What a tracker has to know of a run directory.
 
-    `name`: of the stage, with the folders above it (`round-01/ppo`); `group`: of the whole run; `own`: letters and digits that
-    no other folder has, also where names are alike; `id`: the tracker's name for this run, None at the beginning; `step`: the
-    last that it has.
+    `name`: of the stage, with the folders above it (`round-01/ppo`); `group`: of the whole run;
+    `own`: letters and digits that no other folder has, also where names are alike; `id`: the
+    tracker's name for this run, None at the beginning; `step`: the last that it has.
     """
 
     folder: Path
@@ -58,7 +61,9 @@ def check_trackers(names: Sequence[TrackerName]) -> None:
 
 def start_tracker(name: TrackerName, run: TrackedRun) -> Tracker:
     """The tracker of this name, at the beginning of a run or where it was left."""
-    return {"tensorboard": TensorBoard, "wandb": _wandb, "mlflow": MLflow, "trackio": _trackio}[name](run)
+    return {"tensorboard": TensorBoard, "wandb": _wandb, "mlflow": MLflow, "trackio": _trackio}[
+        name
+    ](run)
 
 
 class TensorBoard:
@@ -85,7 +90,11 @@ class TensorBoard:
         self.writer.flush()
 
     def alarm(self, alarm: Json) -> None:
-        self.writer.add_text("alarms", f"**{alarm['detector']}**: {alarm['message']} {alarm['advice']}", alarm["step"])
+        self.writer.add_text(
+            "alarms",
+            f"**{alarm['detector']}**: {alarm['message']} {alarm['advice']}",
+            alarm["step"],
+        )
         self.writer.flush()
 
     def close(self, complete: bool) -> None:
@@ -110,7 +119,9 @@ class Wandb:
         self.run.log({"samples": self.table(rows)}, step=step)
 
     def alarm(self, alarm: Json) -> None:
-        self.run.alert(alarm["detector"], f"{alarm['message']} {alarm['advice']}", level=self.warning)
+        self.run.alert(
+            alarm["detector"], f"{alarm['message']} {alarm['advice']}", level=self.warning
+        )
 
     def close(self, complete: bool) -> None:
         self.run.finish()
@@ -128,12 +139,19 @@ def _wandb(run: TrackedRun) -> Wandb:
     }
     try:
         resume = "allow" if run.id else None
-        begun = wandb.init(config=run.config, id=run.id, resume=resume, reinit="create_new", **settings)
+        begun = wandb.init(
+            config=run.config, id=run.id, resume=resume, reinit="create_new", **settings
+        )
     except Exception:
         with contextlib.suppress(Exception):
-            wandb.teardown()  # a service of wandb that has died is forgotten, and the next start makes another
+            # a service of wandb that has died is forgotten, and the next start makes another
+            wandb.teardown()
         raise
-    return Wandb(begun, lambda rows: wandb.Table([*rows[0]], [[row.get(c) for c in rows[0]] for row in rows]), "WARN")
+    return Wandb(
+        begun,
+        lambda rows: wandb.Table([*rows[0]], [[row.get(c) for c in rows[0]] for row in rows]),
+        "WARN",
+    )
 
 
 def _trackio(run: TrackedRun) -> Wandb:
@@ -142,7 +160,14 @@ def _trackio(run: TrackedRun) -> Wandb:
 
     project = os.environ.get("TRACKIO_PROJECT", "tether")
     quiet: dict[str, bool] = dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
-    begun = trackio.init(project=project, name=run.unique, group=run.group, config=run.config, resume="allow", **quiet)
+    begun = trackio.init(
+        project=project,
+        name=run.unique,
+        group=run.group,
+        config=run.config,
+        resume="allow",
+        **quiet,
+    )
     return Wandb(begun, lambda rows: trackio.Table(data=[*rows]), trackio.AlertLevel.WARN)
 
 
@@ -161,11 +186,16 @@ class MLflow:
         experiment = self.client.get_experiment_by_name(name)
         place = experiment.experiment_id if experiment else self.client.create_experiment(name)
         title = f"{os.environ.get('MLFLOW_RUN_NAME', run.group)}/{run.name}"
-        self.id = self.client.create_run(place, run_name=title, tags={"group": run.group}).info.run_id
+        self.id = self.client.create_run(
+            place, run_name=title, tags={"group": run.group}
+        ).info.run_id
         self.client.log_dict(self.id, run.config, "config.json")
 
     def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
-        values = [self.entities.Metric(name, value, int(at * 1000), step) for name, value in metrics.items()]
+        values = [
+            self.entities.Metric(name, value, int(at * 1000), step)
+            for name, value in metrics.items()
+        ]
         for first in range(0, len(values), 1000):
             self.client.log_batch(self.id, values[first : first + 1000])
 
@@ -174,7 +204,9 @@ class MLflow:
         self.client.log_table(self.id, table, f"samples/step-{step:06d}.json")
 
     def alarm(self, alarm: Json) -> None:
-        self.client.log_dict(self.id, alarm, f"alarms/step-{alarm['step']:06d}-{alarm['detector']}.json")
+        self.client.log_dict(
+            self.id, alarm, f"alarms/step-{alarm['step']:06d}-{alarm['detector']}.json"
+        )
 
     def close(self, complete: bool) -> None:
         self.client.set_terminated(self.id, "FINISHED" if complete else "KILLED")
@@ -188,4 +220,8 @@ def markdown_table(rows: Sequence[Json]) -> str:
         return f"| {' | '.join(words)} |\n"
 
     columns = list(rows[0])
-    return line(columns) + line(["---"] * len(columns)) + "".join(line([row.get(c, "") for c in columns]) for row in rows)
+    return (
+        line(columns)
+        + line(["---"] * len(columns))
+        + "".join(line([row.get(c, "") for c in columns]) for row in rows)
+    )

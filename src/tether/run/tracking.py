@@ -1,7 +1,8 @@
-"""What a run writes into its folders is sent to trackers, by a thread for each: no stage knows of them.
+"""What a run writes into its folders is sent to trackers, by a thread for each: no stage knows of
+them.
 
-The run's files are the queue. A tracker that is slow, hangs or is down holds nothing up and loses nothing: what it has not
-taken is sent when it answers again, or when the run is resumed.
+The run's files are the queue. A tracker that is slow, hangs or is down holds nothing up and loses
+nothing: what it has not taken is sent when it answers again, or when the run is resumed.
 """
 
 from __future__ import annotations
@@ -23,10 +24,19 @@ from tether.core.protocols import Tracker
 from tether.core.rundir import RECORDS, is_control, read_json, write_json
 from tether.core.types import Json
 from tether.evaluation.peaks import without_none
-from tether.run.trackers import BY_NAME, EVENTS, TrackedRun, TrackerName, check_trackers, start_tracker
+from tether.run.trackers import (
+    BY_NAME,
+    EVENTS,
+    TrackedRun,
+    TrackerName,
+    check_trackers,
+    start_tracker,
+)
 
 LOOK_EVERY, RETRY_AFTER, LAST_WAIT = 2.0, 30.0, 30.0
-"""Seconds from one look into the folders to the next, after a tracker has failed, and for the rest when the run has ended."""
+"""Seconds from one look into the folders to the next, after a tracker has failed, and for the rest
+when the run has ended.
+"""
 
 
 @contextlib.contextmanager
@@ -49,7 +59,9 @@ def tracking(names: Sequence[TrackerName], root: Path) -> Iterator[None]:
 
 
 class TrackerThread(threading.Thread):
-    """Sends what is written below `root` to one tracker, which is tried again when it fails; the first failure is told."""
+    """Sends what is written below `root` to one tracker, which is tried again when it fails; the
+    first failure is told.
+    """
 
     def __init__(self, tracker: TrackerName, root: Path) -> None:
         super().__init__(name=f"tracker {tracker}", daemon=True)
@@ -79,8 +91,12 @@ class TrackerThread(threading.Thread):
                 self.folders, self.open, pause = {}, None, RETRY_AFTER
 
     def _look(self, last: bool) -> None:
-        """Send what is new, folder by folder. A folder's run stays open in the tracker until another folder has news."""
-        for manifest in sorted(self.root.glob("**/manifest.json"), key=lambda path: path.stat().st_mtime):
+        """Send what is new, folder by folder. A folder's run stays open in the tracker until
+        another folder has news.
+        """
+        for manifest in sorted(
+            self.root.glob("**/manifest.json"), key=lambda path: path.stat().st_mtime
+        ):
             if (place := manifest.parent) not in self.folders:
                 self.folders[place] = TrackedFolder(self.tracker, place, self.root)
             if (folder := self.folders[place]).has_news(last):
@@ -94,14 +110,21 @@ class TrackerThread(threading.Thread):
     def _warn(self, reason: str) -> None:
         if not self.warned:
             self.warned = True
-            message = "%s takes nothing (%.300s). The run goes on, and what %s misses is in the files of %s, as all is"
-            logging.getLogger(__name__).warning(message, self.tracker, reason, self.tracker, self.root)
+            message = (
+                "%s takes nothing (%.300s). The run goes on, and what %s misses is in the "
+                "files of %s, as all is"
+            )
+            logging.getLogger(__name__).warning(
+                message, self.tracker, reason, self.tracker, self.root
+            )
 
 
 class TrackedFolder:
-    """A run directory, and how much of it one tracker has: noted in `tracker-NAME.json`, so that no step is sent twice.
+    """A run directory, and how much of it one tracker has: noted in `tracker-NAME.json`, so that no
+    step is sent twice.
 
-    The note also holds the run's identity, `own`. A folder that was moved keeps it, and a copy beside the original gets another
+    The note also holds the run's identity, `own`. A folder that was moved keeps it, and a copy
+    beside the original gets another
     one: the copy is a run of its own, which the tracker is shown from its beginning.
     """
 
@@ -112,7 +135,9 @@ class TrackedFolder:
         self.state: Json = self._noted()
         self.steps: dict[str, int] = self.state["steps"]
         self.tails = {record: Tail(folder / record) for record in RECORDS}
-        self.waiting: dict[int, dict[str, list[Json]]] = defaultdict(lambda: {record: [] for record in RECORDS})
+        self.waiting: dict[int, dict[str, list[Json]]] = defaultdict(
+            lambda: {record: [] for record in RECORDS}
+        )
         self.due: list[int] = []
         self.tracker: Tracker | None = None
         self.written = 0
@@ -120,8 +145,8 @@ class TrackedFolder:
     def _noted(self) -> Json:
         """The note, or that of a run that the tracker has yet to see.
 
-        TensorBoard's files in the folder itself are moved and copied with the folder. A note of an older tether has no identity
-        and names no place.
+        TensorBoard's files in the folder itself are moved and copied with the folder. A note of an
+        older tether has no identity and names no place.
         """
         events = os.environ.get(EVENTS, "") if self.name == "tensorboard" else None
         place = {"folder": str(self.folder), "events": events}
@@ -143,14 +168,20 @@ class TrackedFolder:
         return read_json(original).get("own") == noted["own"]
 
     def has_news(self, last: bool) -> bool:
-        """Read what is new. A measurement on held-out prompts waits for the metrics of its step, which repeat it."""
+        """Read what is new. A measurement on held-out prompts waits for the metrics of its step,
+        which repeat it.
+        """
         summary = self.folder / "summary.json"
-        self.written = summary.stat().st_mtime_ns if summary.is_file() else 0  # before the rows, of which none comes after it
+        # before the rows, of which none comes after it
+        self.written = summary.stat().st_mtime_ns if summary.is_file() else 0
         finished = self.written != self.state["summary"]
         for record, tail in self.tails.items():
             for row in tail.rows(self.steps.get(record, -1)):
                 self.waiting[row.get("step", 0)][record].append(row)
-        logged = max((step for step, rows in self.waiting.items() if rows["metrics.jsonl"]), default=self.last_step)
+        logged = max(
+            (step for step, rows in self.waiting.items() if rows["metrics.jsonl"]),
+            default=self.last_step,
+        )
         self.due = sorted(step for step in self.waiting if last or finished or step <= logged)
         return bool(self.due) or finished
 
@@ -161,13 +192,25 @@ class TrackedFolder:
             config = read_json(self.folder / "config.json")
             self._write_note()
             state = self.state
-            run = TrackedRun(self.folder, stage or group, group, config, state["own"], state["id"], self.last_step)
+            run = TrackedRun(
+                self.folder,
+                stage or group,
+                group,
+                config,
+                state["own"],
+                state["id"],
+                self.last_step,
+            )
             self.tracker = start_tracker(self.name, run)
             self._write_note(id=self.tracker.id)
         for step in self.due:
             self._send_step(self.tracker, step, self.waiting.pop(step))
         if self.written != self.state["summary"]:
-            self.tracker.log(numbers_in(read_json(self.folder / "summary.json"), "summary"), self.last_step + 1, time.time())
+            self.tracker.log(
+                numbers_in(read_json(self.folder / "summary.json"), "summary"),
+                self.last_step + 1,
+                time.time(),
+            )
             self.close(complete=True)
             self._write_note(summary=self.written)
 
@@ -182,7 +225,9 @@ class TrackedFolder:
         for row in rows["heldout.jsonl"]:
             metrics |= {} if is_control(row) else measured_means(row)
         for row in rows["metrics.jsonl"]:
-            metrics |= numbers_in({key: value for key, value in row.items() if key not in ("step", "time")})
+            metrics |= numbers_in(
+                {key: value for key, value in row.items() if key not in ("step", "time")}
+            )
             ended = row["time"]
         if metrics:
             tracker.log(metrics, step, ended)
@@ -190,7 +235,9 @@ class TrackedFolder:
             tracker.alarm(alarm)
         if samples := rows["samples.jsonl"]:
             tracker.samples(samples, step)
-        self.steps.update((record, max(step, self.steps.get(record, -1))) for record in RECORDS if rows[record])
+        self.steps.update(
+            (record, max(step, self.steps.get(record, -1))) for record in RECORDS if rows[record]
+        )
         self._write_note()
 
     @property
@@ -203,13 +250,17 @@ class TrackedFolder:
 
 
 class Tail:
-    """The lines that a file of records gains. Of one that is written anew, by a resumed run, those above a step."""
+    """The lines that a file of records gains. Of one that is written anew, by a resumed run, those
+    above a step.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.place, self.file, self.above = path, 0, 0, -1
 
     def rows(self, above: int) -> list[Json]:
-        """The whole lines since the last time; of a file that is new here those whose step is above this one."""
+        """The whole lines since the last time; of a file that is new here those whose step is above
+        this one.
+        """
         if not self.path.is_file():
             return []
         with self.path.open("rb") as file:
@@ -219,7 +270,9 @@ class Tail:
             file.seek(self.place)
             lines, line_end, _ = file.read().rpartition(b"\n")
         self.place += len(lines + line_end)
-        return [row for row in map(json.loads, lines.splitlines()) if row.get("step", 0) > self.above]
+        return [
+            row for row in map(json.loads, lines.splitlines()) if row.get("step", 0) > self.above
+        ]
 
 
 def numbers_in(values: Mapping[str, Any], above: str = "") -> dict[str, float]:
@@ -227,11 +280,19 @@ def numbers_in(values: Mapping[str, Any], above: str = "") -> dict[str, float]:
     from transformers.utils import flatten_dict
 
     flat = flatten_dict({**values}, above, "/")
-    return {key: float(value) for key, value in flat.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    return {
+        key: float(value)
+        for key, value in flat.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def measured_means(row: Json) -> dict[str, float]:
-    """A measurement on held-out prompts: the mean of each column of scores, under the names that metrics have."""
+    """A measurement on held-out prompts: the mean of each column of scores, under the names that
+    metrics have.
+    """
     columns = {key: without_none(column) for key, column in row["scores"].items()}
     means = {key: statistics.fmean(column) for key, column in columns.items() if column}
-    return numbers_in({**means, **({"length": row["length"]} if "length" in row else {})}, row["name"])
+    return numbers_in(
+        {**means, **({"length": row["length"]} if "length" in row else {})}, row["name"]
+    )

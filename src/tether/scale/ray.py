@@ -1,7 +1,9 @@
-"""Ray as a launcher: programs of a run on the machines of a cluster, each in a bundle of one placement group.
+"""Ray as a launcher: programs of a run on the machines of a cluster, each in a bundle of one
+placement group.
 
-Ray places, names and restarts; it moves no tensors. A program runs under an actor of its own, `Host`, which Ray starts again
-elsewhere when its machine is lost (https://docs.ray.io/en/latest/ray-core/fault_tolerance/actors.html).
+Ray places, names and restarts; it moves no tensors. A program runs under an actor of its own,
+`Host`, which Ray starts again elsewhere when its machine is lost
+(https://docs.ray.io/en/latest/ray-core/fault_tolerance/actors.html).
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-if (Path.home() / ".ray" / "auth_token").is_file():  # which Ray takes by itself only for a cluster of this machine
+# which Ray takes by itself only for a cluster of this machine
+if (Path.home() / ".ray" / "auth_token").is_file():
     os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 import ray
@@ -28,12 +31,16 @@ from tether.core.errors import ConfigError, RunError
 from tether.servers.launch import end_group, free_port, start_bound
 
 Resources = Mapping[str, float]
-"""What a program needs of one machine, in Ray's words: CPU, GPU, memory, or names of the cluster's own."""
+"""What a program needs of one machine, in Ray's words: CPU, GPU, memory, or names of the cluster's
+own.
+"""
 NAMESPACE = "tether"
 LOST = -1
 """The exit status of a program whose machine, or whose actor, is gone."""
 LOOPBACK = "127.0.0.2"
-"""Of a cluster that is started here: 127.0.0.1 would be taken for the machine's address in its network."""
+"""Of a cluster that is started here: 127.0.0.1 would be taken for the machine's address in its
+network.
+"""
 MOST_READ = 1 << 20
 """Bytes of a log at once."""
 RESTARTS = 3
@@ -54,7 +61,9 @@ class Host:
         host = ray.util.get_node_ip_address()
         return host, free_port(host)
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], log: str, python: str) -> None:
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], log: str, python: str
+    ) -> None:
         """Start the program; the caller's Python is this machine's own."""
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         words = [sys.executable if word == python else word for word in command]
@@ -80,7 +89,8 @@ class RayLauncher:
     """Speaks servers.launch.Launcher.
 
     Args:
-        address: of a cluster, as ray.init takes it; None: the one of this machine, which is started where there is none.
+        address: of a cluster, as ray.init takes it; None: the one of this machine, which is started
+            where there is none.
         run: a word in the names of the actors, by which `ray list actors` tells runs apart.
         needs: what each program needs, by its name.
         patience: seconds to wait for resources that others use.
@@ -90,7 +100,9 @@ class RayLauncher:
         RunError: others use it for too long.
     """
 
-    def __init__(self, address: str | None, run: str, needs: Mapping[str, Resources], patience: float) -> None:
+    def __init__(
+        self, address: str | None, run: str, needs: Mapping[str, Resources], patience: float
+    ) -> None:
         connect(address)
         self.run, self.bundles = run, {name: number for number, name in enumerate(needs)}
         self.needs = {name: dict(each) for name, each in needs.items()}
@@ -99,7 +111,10 @@ class RayLauncher:
         if not self.group.wait(patience):
             free = _in_words(ray.available_resources())
             remove_placement_group(self.group)
-            raise RunError(f"others use the cluster: waited {patience:g} s for {_needed(self.needs)}; free now: {free}")
+            raise RunError(
+                f"others use the cluster: waited {patience:g} s for "
+                f"{_needed(self.needs)}; free now: {free}"
+            )
         self.hosts: dict[str, Any] = {}
         self.ends: dict[str, Any] = {}
         """What becomes the exit status of a started program."""
@@ -109,9 +124,14 @@ class RayLauncher:
             self.hosts[name] = self._actor(name)
         return self._get(self.hosts[name].place.remote(), name)
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> None:
         host = self.hosts[name]
-        self._get(host.start.remote(list(command), dict(environment), str(log.resolve()), sys.executable), name)
+        self._get(
+            host.start.remote(list(command), dict(environment), str(log.resolve()), sys.executable),
+            name,
+        )
         self.ends[name] = host.wait.remote()
 
     def ended(self, name: str) -> int | None:
@@ -148,56 +168,88 @@ class RayLauncher:
             remove_placement_group(self.group)
 
     def _actor(self, name: str) -> Any:
-        strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundles[name])
+        strategy = PlacementGroupSchedulingStrategy(
+            self.group, placement_group_bundle_index=self.bundles[name]
+        )
         needs = dict(self.needs[name])
-        how: dict[str, Any] = {"num_cpus": needs.pop("CPU", 0), "num_gpus": needs.pop("GPU", 0), "resources": needs}
+        how: dict[str, Any] = {
+            "num_cpus": needs.pop("CPU", 0),
+            "num_gpus": needs.pop("GPU", 0),
+            "resources": needs,
+        }
         how |= {"max_restarts": -1, "max_concurrency": 4, "scheduling_strategy": strategy}
-        return ray.remote(Host).options(name=f"{self.run}-{name}", namespace=NAMESPACE, **how).remote()
+        return (
+            ray.remote(Host).options(name=f"{self.run}-{name}", namespace=NAMESPACE, **how).remote()
+        )
 
     def _get(self, answer: Any, name: str, limit: float = PLACED) -> Any:
-        """Raises: OSError: the actor is gone or does not answer; Ray starts it again, so this may be tried again."""
+        """Raises: OSError: the actor is gone or does not answer; Ray starts it again, so this may
+        be tried again.
+        """
         try:
             return ray.get(answer, timeout=limit)
         except (RayActorError, GetTimeoutError) as error:
-            raise OSError(f"Ray has no machine for {name} now: {str(error).splitlines()[0]}") from None
+            raise OSError(
+                f"Ray has no machine for {name} now: {str(error).splitlines()[0]}"
+            ) from None
 
 
 def connect(address: str | None) -> None:
-    """Join a cluster, once; without an address the one of this machine, which is started where there is none.
+    """Join a cluster, once; without an address the one of this machine, which is started where
+    there is none.
 
     Raises:
         ConfigError: it cannot be reached.
     """
     if ray.is_initialized():
         return
-    how: dict[str, Any] = {"namespace": NAMESPACE, "logging_level": "ERROR", **({} if address else {"log_to_driver": False})}
+    how: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "logging_level": "ERROR",
+        **({} if address else {"log_to_driver": False}),
+    }
     try:
         try:
             ray.init(address or "auto", **how)
         except ConnectionError:
             if address is not None:
                 raise
-            own = {"_node_ip_address": LOOPBACK, "include_dashboard": False} if sys.platform == "linux" else {}
+            own = (
+                {"_node_ip_address": LOOPBACK, "include_dashboard": False}
+                if sys.platform == "linux"
+                else {}
+            )
             ray.init("local", **own, **how)  # not the one that a file of a cluster long gone names
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         where = address or "this machine"
-        raise ConfigError(f"no Ray cluster can be reached at {where}: {str(error).splitlines()[0]}") from None
+        raise ConfigError(
+            f"no Ray cluster can be reached at {where}: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def check_fits(needs: Mapping[str, Resources], nodes: Sequence[Resources]) -> None:
-    """Whether a cluster has, on one machine for each program and in all, what programs need; whoever uses it now.
+    """Whether a cluster has, on one machine for each program and in all, what programs need;
+    whoever uses it now.
 
     Raises:
         ConfigError: it has not, and waiting would not help.
     """
     for name, need in needs.items():
         if not any(all(node.get(what, 0) >= much for what, much in need.items()) for node in nodes):
-            largest = max(nodes, key=lambda node: (node.get("GPU", 0), node.get("CPU", 0)), default={})
-            raise ConfigError(f"{name} needs {_in_words(need)}, and the largest machine of the cluster has {_in_words(largest)}")
+            largest = max(
+                nodes, key=lambda node: (node.get("GPU", 0), node.get("CPU", 0)), default={}
+            )
+            raise ConfigError(
+                f"{name} needs {_in_words(need)}, and the largest machine of the "
+                f"cluster has {_in_words(largest)}"
+            )
     for what in {what for need in needs.values() for what in need}:
         much, there = (sum(each.get(what, 0) for each in some) for some in (needs.values(), nodes))
         if much > there:
-            raise ConfigError(f"the run needs {_needed(needs)}, together {much:g} {what}, and the cluster has {there:g}")
+            raise ConfigError(
+                f"the run needs {_needed(needs)}, together {much:g} {what}, and the "
+                f"cluster has {there:g}"
+            )
 
 
 def _needed(needs: Mapping[str, Resources]) -> str:
@@ -207,15 +259,26 @@ def _needed(needs: Mapping[str, Resources]) -> str:
 def _in_words(resources: Resources) -> str:
     """CPUs and GPUs, and what has a name of the cluster's own."""
     named = {
-        what: much for what, much in resources.items() if not what.startswith(("node:", "bundle_", "memory", "object_store"))
+        what: much
+        for what, much in resources.items()
+        if not what.startswith(("node:", "bundle_", "memory", "object_store"))
     }
-    return ", ".join(f"{much:g} {what}" for what, much in sorted(named.items()) if "_group_" not in what) or "nothing"
+    return (
+        ", ".join(
+            f"{much:g} {what}" for what, much in sorted(named.items()) if "_group_" not in what
+        )
+        or "nothing"
+    )
 
 
-def run_elsewhere(address: str, command: Sequence[str], needs: Resources, run: str, write: Callable[[bytes], Any]) -> int:
-    """Run a command of tether's on a machine of a cluster, and pass on what it writes; its exit status.
+def run_elsewhere(
+    address: str, command: Sequence[str], needs: Resources, run: str, write: Callable[[bytes], Any]
+) -> int:
+    """Run a command of tether's on a machine of a cluster, and pass on what it writes; its exit
+    status.
 
-    It is started again where its machine is lost, up to RESTARTS times; what it has saved lies on a disk that all see.
+    It is started again where its machine is lost, up to RESTARTS times; what it has saved lies on a
+    disk that all see.
     """
     log = Path("/tmp") / f"{run}.log"
     with contextlib.closing(RayLauncher(address, run, {"learner": needs}, PLACED)) as launcher:
@@ -226,7 +289,9 @@ def run_elsewhere(address: str, command: Sequence[str], needs: Resources, run: s
         return _run_once(launcher, command, log, write)
 
 
-def _run_once(launcher: RayLauncher, command: Sequence[str], log: Path, write: Callable[[bytes], Any]) -> int:
+def _run_once(
+    launcher: RayLauncher, command: Sequence[str], log: Path, write: Callable[[bytes], Any]
+) -> int:
     launcher.place("learner")
     launcher.start("learner", [sys.executable, "-m", "tether", *command], {}, log)
     place, status = 0, None

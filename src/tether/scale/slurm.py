@@ -47,12 +47,14 @@ def submit_job(run: Path, command: Sequence[str], options: str, ranks: int) -> i
         return subprocess.run(["sbatch", str(script)], check=False).returncode
     except FileNotFoundError:
         raise ConfigError(
-            f"sbatch is not on this machine's PATH. The job's script is {script}: submit it where Slurm is"
+            f"sbatch is not on this machine's PATH. The job's script is {script}: submit it where "
+            "Slurm is"
         ) from None
 
 
 def job_script(script: Path, command: Sequence[str], options: str, ranks: int) -> str:
-    """The text of a job; one task a node, which starts the ranks of that node by torchrun where there are several.
+    """The text of a job; one task a node, which starts the ranks of that node by torchrun where
+    there are several.
 
     Raises:
         ConfigError: the ranks cannot be shared out over the nodes.
@@ -60,10 +62,20 @@ def job_script(script: Path, command: Sequence[str], options: str, ranks: int) -
     given = dict(option.split("=", 1) for option in options.split(",") if option)
     nodes = given.get("nodes", "1")
     if not nodes.isdecimal() or int(nodes) < 1 or ranks % int(nodes):
-        raise ConfigError(f"{ranks} ranks cannot be shared out over {nodes} nodes: set learner.ranks to a multiple of the nodes")
+        raise ConfigError(
+            f"{ranks} ranks cannot be shared out over {nodes} nodes: set "
+            "learner.ranks to a multiple of the nodes"
+        )
     run = script.parent.resolve()
     chosen = {"job-name": run.name, "output": str(run / "slurm-%j.log"), **DEFAULTS, **given}
-    lines = [f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in chosen.items()]
-    parts = {"python": shlex.quote(sys.executable), "command": shlex.join(command), "beside": ranks // int(nodes)}
+    lines = [
+        f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}"
+        for name, value in chosen.items()
+    ]
+    parts = {
+        "python": shlex.quote(sys.executable),
+        "command": shlex.join(command),
+        "beside": ranks // int(nodes),
+    }
     program = (ALONE if ranks == 1 else TOGETHER).format(**parts)
     return SCRIPT.format(script=script, options="\n".join(lines), program=program)

@@ -17,32 +17,58 @@ class ServersConfig(Config):
     """What their names begin with."""
     servers: int = Field(default=1, ge=1, description="how many are started; they end with the run")
     addresses: tuple[str, ...] = Field(
-        default=(), description="servers that run already, such as http://10.0.0.5:8000; they must see the run's folder"
+        default=(),
+        description=(
+            "servers that run already, such as http://10.0.0.5:8000; they must see the run's folder"
+        ),
     )
     resources: dict[str, float] | None = Field(
         default=None,
-        description="what a server needs of a machine of the cluster, { GPU = 2 }; unset: one GPU, or one CPU",
+        description=(
+            "what a server needs of a machine of the cluster, { GPU = 2 }; unset: one "
+            "GPU, or one CPU"
+        ),
     )
     request_seconds: float = Field(
-        default=600.0, gt=0, description="seconds without an answer after which another server is asked"
+        default=600.0,
+        gt=0,
+        description="seconds without an answer after which another server is asked",
     )
-    start_seconds: float = Field(default=600.0, gt=0, description="seconds that a server may take to start")
+    start_seconds: float = Field(
+        default=600.0, gt=0, description=("seconds that a server may take to start")
+    )
     restarts: int = Field(
-        default=5, ge=0, description="how often a server is started again within ten minutes; then the run goes on without it"
+        default=5,
+        ge=0,
+        description=(
+            "how often a server is started again within ten minutes; "
+            "then the run goes on without it"
+        ),
     )
 
     def faults(self) -> Iterator[str]:
         if self.addresses and "servers" in self.model_fields_set:
-            yield "addresses are of servers that run already, and servers is how many to start: give one of them"
+            yield (
+                "addresses are of servers that run already, and servers is how many to start: "
+                "give one of them"
+            )
         if self.addresses and self.resources:
-            yield "resources are of servers that are started, and addresses of others: give one of them"
+            yield (
+                "resources are of servers that are started, and addresses of others: give one "
+                "of them"
+            )
 
     @property
     def names(self) -> list[str]:
         """Those of the servers that are to be started."""
-        return [] if self.addresses else [f"{self.prefix}-{number}" for number in range(self.servers)]
+        return (
+            [] if self.addresses else [f"{self.prefix}-{number}" for number in range(self.servers)]
+        )
 
     @property
     def running(self) -> dict[str, str]:
         """Addresses by name, of those that run already."""
-        return {f"{self.prefix}-{number}": address.rstrip("/") for number, address in enumerate(self.addresses)}
+        return {
+            f"{self.prefix}-{number}": address.rstrip("/")
+            for number, address in enumerate(self.addresses)
+        }

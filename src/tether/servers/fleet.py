@@ -1,11 +1,13 @@
 """The state of every server of a run, as a machine without threads, sockets or a clock of its own.
 
-Whoever talks to the servers reports what happened (`answered`, `failed`, `exited`, `started`, `loaded`) and asks what to do
-(`pick`, `due`). A server that died holds no adapter, so it comes back as STALE and samples only once it has the wanted version:
+Whoever talks to the servers reports what happened (`answered`, `failed`, `exited`, `started`,
+`loaded`) and asks what to do (`pick`, `due`). A server that died holds no adapter, so it comes back
+as STALE and samples only once it has the wanted version:
 
-    HEALTHY --failed--> SUSPECT --failed often, or too long--> DEAD --due--> RESTARTING --started--> STALE --loaded--> HEALTHY
-    SUSPECT --answered--> HEALTHY     HEALTHY --a new version is wanted--> STALE     DEAD --restarted too often--> RETIRED
-    any but RETIRED --its process has ended--> DEAD     RESTARTING --not started in time--> DEAD
+    HEALTHY --failed--> SUSPECT --failed often, or too long--> DEAD --due--> RESTARTING --started-->
+    STALE --loaded--> HEALTHY SUSPECT --answered--> HEALTHY     HEALTHY --a new version is wanted-->
+    STALE     DEAD --restarted too often--> RETIRED any but RETIRED --its process has ended--> DEAD
+    RESTARTING --not started in time--> DEAD
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ REMEMBERED = 4096
 
 
 class State(Enum):
-    """What may be asked of a server: HEALTHY samples; SUSPECT is probed; DEAD waits for its restart; RETIRED is given up."""
+    """What may be asked of a server: HEALTHY samples; SUSPECT is probed; DEAD waits for its
+    restart; RETIRED is given up.
+    """
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
@@ -73,7 +77,9 @@ class ServerState:
     heard: float = 0.0
     """When it last answered."""
     spans: deque[Span] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """When it had work and was done with it, since `usage` was asked; the last ones, for nobody may ask."""
+    """When it had work and was done with it, since `usage` was asked; the last ones, for nobody may
+    ask.
+    """
     tries: int = 0
     """Restarts since it last sampled."""
     restarts: list[float] = field(default_factory=list)
@@ -94,7 +100,9 @@ class Change:
 class Fleet:
     """Servers by name, the version that is wanted, and every change of state in `changes`."""
 
-    def __init__(self, names: Iterable[str], clock: Callable[[], float], limits: Limits | None = None) -> None:
+    def __init__(
+        self, names: Iterable[str], clock: Callable[[], float], limits: Limits | None = None
+    ) -> None:
         self.clock, self.limits = clock, limits or Limits()
         self.members = {name: ServerState(name, clock()) for name in names}
         self.wanted, self.counted = "", clock()
@@ -124,9 +132,11 @@ class Fleet:
         member.most = max(member.most, member.inflight)
 
     def usage(self) -> tuple[dict[str, float], dict[str, list[Span]]]:
-        """Since the last call: what servers did, as metrics, and when each of them had work, in seconds after now (below zero).
+        """Since the last call: what servers did, as metrics, and when each of them had work, in
+        seconds after now (below zero).
 
-        `engine/busy` is the share of the time with work, the servers' mean; `engine/queue` the most requests at one of them.
+        `engine/busy` is the share of the time with work, the servers' mean; `engine/queue` the most
+        requests at one of them.
         """
         now, since, work = self.clock(), self.counted, dict[str, list[Span]]()
         queue = max(member.most for member in self.members.values())
@@ -137,7 +147,10 @@ class Fleet:
             member.spans.clear()
         seconds = sum(end - start for spans in work.values() for start, end in spans)
         self.counted = now
-        return {"engine/busy": seconds / len(work) / max(now - since, 1e-9), "engine/queue": float(queue)}, work
+        return {
+            "engine/busy": seconds / len(work) / max(now - since, 1e-9),
+            "engine/queue": float(queue),
+        }, work
 
     def answered(self, name: str) -> None:
         """A request came back whole."""
@@ -171,10 +184,14 @@ class Fleet:
         member = self.members[name]
         if member.state in (State.STALE, State.HEALTHY, State.SUSPECT):
             member.version, member.failures, member.tries = version, 0, 0
-            self._move(name, State.HEALTHY if version == self.wanted else State.STALE, f"holds {version}")
+            self._move(
+                name, State.HEALTHY if version == self.wanted else State.STALE, f"holds {version}"
+            )
 
     def emptied(self, name: str, why: str) -> None:
-        """It says that it does not hold the wanted version: somebody restarted it, or it let go of it."""
+        """It says that it does not hold the wanted version: somebody restarted it, or it let go of
+        it.
+        """
         self.members[name].version = ""
         if self.members[name].state in (State.HEALTHY, State.SUSPECT):
             self._move(name, State.STALE, why)
@@ -183,11 +200,15 @@ class Fleet:
         return [name for name, member in self.members.items() if member.state in states]
 
     def loading(self) -> list[str]:
-        """Those that will soon hold the wanted version; one that has failed may be cut off: it loads without being waited for."""
+        """Those that will soon hold the wanted version; one that has failed may be cut off: it
+        loads without being waited for.
+        """
         return [name for name in self.at(State.STALE) if not self.members[name].failures]
 
     def due(self, name: str) -> str:
-        """What is to be done with a server now: "probe", "look", "load", "restart" or nothing; deaths by the clock are here."""
+        """What is to be done with a server now: "probe", "look", "load", "restart" or nothing;
+        deaths by the clock are here.
+        """
         now, limits, member = self.clock(), self.limits, self.members[name]
         waited = now - member.since
         if member.state is State.SUSPECT and waited > limits.suspect_seconds:
@@ -197,20 +218,30 @@ class Fleet:
         if member.state is State.DEAD:
             member.restarts = [at for at in member.restarts if now - at < limits.window]
             if len(member.restarts) >= limits.restarts:
-                self._move(name, State.RETIRED, f"restarted {limits.restarts} times in {limits.window:g} s")
+                self._move(
+                    name, State.RETIRED, f"restarted {limits.restarts} times in {limits.window:g} s"
+                )
             elif now - member.since >= (limits.backoff * 2**member.tries if member.tries else 0):
                 member.tries += 1
                 member.restarts.append(now)
                 self._move(name, State.RESTARTING, "dead")
                 return "restart"
-        if member.state is State.HEALTHY and member.inflight and now - max(member.heard, member.began) > limits.quiet:
+        if (
+            member.state is State.HEALTHY
+            and member.inflight
+            and now - max(member.heard, member.began) > limits.quiet
+        ):
             return "look"
-        return {State.SUSPECT: "probe", State.STALE: "load" if self.wanted else ""}.get(member.state, "")
+        return {State.SUSPECT: "probe", State.STALE: "load" if self.wanted else ""}.get(
+            member.state, ""
+        )
 
     def pick(self, prompt: Sequence[int], avoid: Iterable[str] = ()) -> str | None:
-        """The server for a prompt: who knows most of its beginning, unless that one is much fuller than the emptiest.
+        """The server for a prompt: who knows most of its beginning, unless that one is much fuller
+        than the emptiest.
 
-        None while none is healthy. `avoid` are those that have failed this request; they are taken where there is no other.
+        None while none is healthy. `avoid` are those that have failed this request; they are taken
+        where there is no other.
         """
         able = self.at(State.HEALTHY)
         able = [name for name in able if name not in avoid] or able
@@ -222,7 +253,11 @@ class Fleet:
         def rank(name: str) -> tuple[int, int, str]:
             member = self.members[name]
             shared = sum(block in member.prefixes for block in blocks)
-            return (-shared if member.inflight <= least + self.limits.spill else 1, member.inflight, name)
+            return (
+                -shared if member.inflight <= least + self.limits.spill else 1,
+                member.inflight,
+                name,
+            )
 
         chosen = self.members[min(able, key=rank)]
         chosen.prefixes.update(dict.fromkeys(blocks))
@@ -232,7 +267,9 @@ class Fleet:
 
 
 def _blocks(version: str, prompt: Sequence[int]) -> Iterator[int]:
-    """A hash of each whole block with all before it; another adapter computes other keys and values."""
+    """A hash of each whole block with all before it; another adapter computes other keys and
+    values.
+    """
     key = hash(version)
     for start in range(0, len(prompt) - BLOCK + 1, BLOCK):
         key = hash((key, *prompt[start : start + BLOCK]))

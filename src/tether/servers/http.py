@@ -1,7 +1,9 @@
-"""A server of JSON over HTTP, on the standard library: each path has a function from a body to a status and an answer.
+"""A server of JSON over HTTP, on the standard library: each path has a function from a body to a
+status and an answer.
 
-A request is read only if it comes from a program that has the run's token: see `JsonServer`. A web page cannot send one, for the
-token is a secret, browsers name themselves by `Origin`, and a `Host` that is a name of somebody else's is refused.
+A request is read only if it comes from a program that has the run's token: see `JsonServer`. A web
+page cannot send one, for the token is a secret, browsers name themselves by `Origin`, and a `Host`
+that is a name of somebody else's is refused.
 """
 
 from __future__ import annotations
@@ -29,20 +31,24 @@ BODY_SECONDS, IDLE_SECONDS = 30.0, 600.0
 
 
 def new_token() -> str:
-    """The token of servers to start: the one in the environment, so that runs and servers may share it, else a new one."""
+    """The token of servers to start: the one in the environment, so that runs and servers may share
+    it, else a new one.
+    """
     return os.environ.get(TOKEN) or secrets.token_urlsafe(32)
 
 
 class JsonServer(ThreadingHTTPServer):
     """Answers every request in a thread of its own.
 
-    `/health` is there for everybody. All else needs `Authorization: Bearer TOKEN` where the server has a token.
+    `/health` is there for everybody. All else needs `Authorization: Bearer TOKEN` where the server
+    has a token.
 
     Args:
         address: host and port; port 0 takes a free one (`server_address`).
-        get, post: by path. What a function raises for a body that it cannot read (KeyError, TypeError, ValueError) becomes 400,
-            every other error 500.
-        token: unset: the one in the environment; without one, everybody who reaches the port may ask.
+        get, post: by path. What a function raises for a body that it cannot read (KeyError,
+            TypeError, ValueError) becomes 400, every other error 500.
+        token: unset: the one in the environment; without one, everybody who reaches the port may
+            ask.
     """
 
     daemon_threads, request_queue_size = True, 512
@@ -67,7 +73,8 @@ class JsonServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: JsonServer
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a body that follows its head would wait 40 ms for the other side's receipt
+    # a body that follows its head would wait 40 ms for the other side's receipt
+    disable_nagle_algorithm = True
     timeout = IDLE_SECONDS
 
     def do_GET(self) -> None:
@@ -98,14 +105,26 @@ class _Handler(BaseHTTPRequestHandler):
             return 500, {"error": f"{type(error).__name__}: {error}"[:1000]}
 
     def _refused(self) -> bool:
-        """True if the request does not come from a program that has the token; the answer is sent then."""
+        """True if the request does not come from a program that has the token; the answer is sent
+        then.
+        """
         if not _is_known(self.headers.get("Host", ""), self.server.names):
-            return self._refuse(403, "this server has no such name: ask by its address, or by the name that it listens on")
+            return self._refuse(
+                403,
+                "this server has no such name: ask by its address, or by the "
+                "name that it listens on",
+            )
         if "Origin" in self.headers:
             return self._refuse(403, "web pages may not ask this server")
         given = self.headers.get("Authorization", "").encode("latin-1", errors="replace")
-        if self.server.token and not hmac.compare_digest(given, f"Bearer {self.server.token}".encode()):
-            return self._refuse(401, f"the request has not the token of this server: set {TOKEN} to it where the run starts")
+        if self.server.token and not hmac.compare_digest(
+            given, (f"Bearer {self.server.token}").encode()
+        ):
+            return self._refuse(
+                401,
+                f"the request has not the token of this server: set {TOKEN} "
+                "to it where the run starts",
+            )
         return False
 
     def _size(self) -> int | None:
@@ -155,7 +174,9 @@ def _object(content: bytes) -> Json:
 
 
 def _is_known(host: str, names: set[str]) -> bool:
-    """True if a Host header is an address, or one of these names; a page of a foreign name that leads here is neither."""
+    """True if a Host header is an address, or one of these names; a page of a foreign name that
+    leads here is neither.
+    """
     name = host.strip().lower()
     name = name[1:].partition("]")[0] if name.startswith("[") else name.rpartition(":")[0] or name
     try:

@@ -25,18 +25,26 @@ BOUND = """import ctypes, os, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9)
 os.execvp(sys.argv[1], sys.argv[1:])"""
-"""Becomes another program that is killed when the thread that started it has gone (PR_SET_PDEATHSIG), however that ended."""
+"""Becomes another program that is killed when the thread that started it has gone
+(PR_SET_PDEATHSIG), however that ended.
+"""
 
 
 class Launcher(Protocol):
     """Starts programs by name, on machines of its choice; none of them outlives the run."""
 
     def place(self, name: str) -> tuple[str, int]:
-        """The host where this program will run, by an address that others reach, and a port that is free there."""
+        """The host where this program will run, by an address that others reach, and a port that is
+        free there.
+        """
         ...
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start a program whose output is added to a file; OSError where that cannot be done now."""
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> None:
+        """Start a program whose output is added to a file; OSError where that cannot be done
+        now.
+        """
         ...
 
     def ended(self, name: str) -> int | None:
@@ -53,11 +61,14 @@ class Launcher(Protocol):
 
 
 class Processes:
-    """The launcher of one machine: programs on the loopback, which end with this process however it ends.
+    """The launcher of one machine: programs on the loopback, which end with this process however it
+    ends.
 
     Args:
-        needs: how many GPUs of its own each program gets; one that needs none sees what this process sees.
-        gpus: of this machine, that programs may have; where there is none, all see what this process sees.
+        needs: how many GPUs of its own each program gets; one that needs none sees what this
+            process sees.
+        gpus: of this machine, that programs may have; where there is none, all see what this
+            process sees.
 
     Raises:
         ConfigError: programs that run already leave too few.
@@ -71,7 +82,8 @@ class Processes:
         free = [gpu for gpu in gpus if gpu not in self.taken]
         if len(free) < (wanted := sum(needs.values())):
             raise ConfigError(
-                f"{len(needs)} servers need {wanted} GPUs, and {len(free)} of this machine are left beside the learner's"
+                f"{len(needs)} servers need {wanted} GPUs, and {len(free)} of this machine are "
+                "left beside the learner's"
             )
         self.gpus = {name: [free.pop(0) for _ in range(count)] for name, count in needs.items()}
         self.taken.update(*self.gpus.values())
@@ -81,7 +93,9 @@ class Processes:
     def place(self, name: str) -> tuple[str, int]:
         return "127.0.0.1", free_port("127.0.0.1")
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> None:
         own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if (gpus := self.gpus.get(name)) else {}
         self.processes[name] = start_bound(command, {**environment, **own}, log)
 
@@ -100,10 +114,12 @@ class Processes:
 
 
 class Servers:
-    """Servers by name: those that are started get a new address each time, others are only talked to.
+    """Servers by name: those that are started get a new address each time, others are only talked
+    to.
 
     Attributes:
-        token: the secret that requests bear; started servers get it by their environment, vLLM's as its API key.
+        token: the secret that requests bear; started servers get it by their environment, vLLM's as
+            its API key.
 
     Args:
         command: of a started one.
@@ -127,7 +143,11 @@ class Servers:
         self.environment = (
             QUIET
             | {TOKEN: self.token, "VLLM_API_KEY": self.token}
-            | ({"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if threads else {})
+            | (
+                {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+                if threads
+                else {}
+            )
         )
         self.started, self.launcher = set(names), launcher or Processes()
         self.names = [*names, *self.addresses]
@@ -142,9 +162,12 @@ class Servers:
         if name not in self.started:
             return
         self.launcher.stop(name)
-        self.addresses.pop(name, None)  # so that one that cannot be started now is not taken for one that runs
+        # so that one that cannot be started now is not taken for one that runs
+        self.addresses.pop(name, None)
         host, port = self.launcher.place(name)
-        self.launcher.start(name, self.command(host, port), self.environment, self.folder / f"{name}.log")
+        self.launcher.start(
+            name, self.command(host, port), self.environment, self.folder / f"{name}.log"
+        )
         self.addresses[name] = f"http://{host}:{port}"
 
     def last_words(self, name: str, lines: int = 3) -> str:
@@ -154,12 +177,17 @@ class Servers:
         return " / ".join(line.strip() for line in text[-lines:])
 
 
-def start_bound(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[Any]:
-    """A process of this machine, leader of a group of its own, that ends with the thread that calls."""
+def start_bound(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[Any]:
+    """A process of this machine, leader of a group of its own, that ends with the thread that
+    calls.
+    """
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-c", BOUND, *command],
-            env={key: value for key, value in os.environ.items() if key not in PLACE} | dict(environment),
+            env={key: value for key, value in os.environ.items() if key not in PLACE}
+            | dict(environment),
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=output,

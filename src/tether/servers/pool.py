@@ -1,7 +1,8 @@
 """Servers that a thread each looks after, and work that goes to whichever of them is able.
 
-What fails for reasons of the machine (no connection, no answer in time, garbage) is given to another server; what a server
-refuses, another would refuse, too. How many requests are under way is bounded: more wait here, and their senders with them.
+What fails for reasons of the machine (no connection, no answer in time, garbage) is given to
+another server; what a server refuses, another would refuse, too. How many requests are under way is
+bounded: more wait here, and their senders with them.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from tether.servers.launch import Servers
 
 T = TypeVar("T")
 CUT_OFF = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
-"""A host that is cut off is noticed after 20 s, however long an answer may take: the first three ask where nothing is under way,
-the last bounds what was sent and not acknowledged, which would else be sent again for a quarter of an hour."""
+"""A host that is cut off is noticed after 20 s, however long an answer may take: the first three
+ask where nothing is under way, the last bounds what was sent and not acknowledged, which would else
+be sent again for a quarter of an hour.
+"""
 SHORT = 60.0
 """Seconds that what is quickly done may take."""
 CONNECT = 10.0
@@ -40,7 +43,9 @@ PAUSE = 0.05
 REFUSALS = 400, 401, 403, 413, 422
 """The statuses by which a server says that it understands, and does not do it."""
 FAILURES = httpx2.HTTPError, OSError, ValueError, LookupError, TypeError
-"""What an exchange with a server ends with if the machine or the network is to blame, or the answer is garbage."""
+"""What an exchange with a server ends with if the machine or the network is to blame, or the answer
+is garbage.
+"""
 
 
 class RefusedError(Exception):
@@ -52,28 +57,47 @@ class ServerPool:
 
     Args:
         folder: for the log of all changes of state, `fleet.jsonl`.
-        prepare: (a server's name, "load" or "probe") -> makes it ready for what the fleet wants, or looks whether it lives.
+        prepare: (a server's name, "load" or "probe") -> makes it ready for what the fleet wants, or
+            looks whether it lives.
         requests: under way at once, at most, for each server.
     """
 
     def __init__(
-        self, servers: Servers, config: ServersConfig, folder: Path, prepare: Callable[[str, str], None], requests: int
+        self,
+        servers: Servers,
+        config: ServersConfig,
+        folder: Path,
+        prepare: Callable[[str, str], None],
+        requests: int,
     ) -> None:
         self.servers, self.config, self.folder, self.prepare = servers, config, folder, prepare
         limits = Limits(start_seconds=config.start_seconds, restarts=config.restarts)
-        self.fleet, self.changed = Fleet(servers.names, time.monotonic, limits), threading.Condition()
+        self.fleet, self.changed = (
+            Fleet(servers.names, time.monotonic, limits),
+            threading.Condition(),
+        )
         self.told, self.fault, self.closed = 0, "", False
         options = [
-            (socket.IPPROTO_TCP, getattr(socket, option), much) for option, much in CUT_OFF.items() if hasattr(socket, option)
+            (socket.IPPROTO_TCP, getattr(socket, option), much)
+            for option, much in CUT_OFF.items()
+            if hasattr(socket, option)
         ]
         options.append((socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1))
-        lines = httpx2.HTTPTransport(limits=httpx2.Limits(max_connections=None), socket_options=options)
-        self.client = httpx2.Client(transport=lines, headers={"Authorization": f"Bearer {servers.token}"})
+        lines = httpx2.HTTPTransport(
+            limits=httpx2.Limits(max_connections=None), socket_options=options
+        )
+        self.client = httpx2.Client(
+            transport=lines, headers={"Authorization": (f"Bearer {servers.token}")}
+        )
         self.senders = ThreadPoolExecutor(requests * len(servers.names))
-        self.keepers = [threading.Thread(target=self._tend, args=(name,), daemon=True) for name in servers.names]
+        self.keepers = [
+            threading.Thread(target=self._tend, args=(name,), daemon=True) for name in servers.names
+        ]
 
     def start(self, first: Callable[[], None]) -> None:
-        """Begin to look after the servers, and do what comes first with them; whatever ends that ends the servers, too."""
+        """Begin to look after the servers, and do what comes first with them; whatever ends that
+        ends the servers, too.
+        """
         for keeper in self.keepers:
             keeper.start()
         try:
@@ -103,25 +127,39 @@ class ServerPool:
         with self.changed:
             self.fleet.want(version)
             self.changed.notify_all()
-            self._wait(f"a server to hold {version}", lambda: self.fleet.at(State.HEALTHY) and not self.fleet.loading())
+            self._wait(
+                f"a server to hold {version}",
+                lambda: self.fleet.at(State.HEALTHY) and not self.fleet.loading(),
+            )
 
     def _wait(self, what: str, until: Callable[[], object]) -> None:
-        """Wait for a change of the fleet, which is locked; bounded, for within its limits each server is healthy or given up.
+        """Wait for a change of the fleet, which is locked; bounded, for within its limits each
+        server is healthy or given up.
 
         Raises:
             ModelError: a server refuses what others would refuse, too.
             RunError: no server is left, or nothing has happened for too long.
         """
-        start, limit = time.monotonic(), 2 * (self.config.start_seconds + self.config.request_seconds)
+        start, limit = (
+            time.monotonic(),
+            2 * (self.config.start_seconds + self.config.request_seconds),
+        )
         while self.fault or not until():
-            states = ", ".join(f"{name} {member.state.value}" for name, member in self.fleet.members.items())
+            states = ", ".join(
+                f"{name} {member.state.value}" for name, member in self.fleet.members.items()
+            )
             if self.fault:
                 raise ModelError(self.fault)
             if self.closed or not self.fleet.at(*set(State) - {State.RETIRED}):
                 last = "; ".join(f"{c.server}: {c.why}" for c in self.fleet.changes[-2:])
-                raise RunError(f"no server is left ({last}). Their logs are in {self.folder}; the same command goes on.")
+                raise RunError(
+                    f"no server is left ({last}). Their logs are in {self.folder}; the "
+                    "same command goes on."
+                )
             if time.monotonic() - start > limit:
-                raise RunError(f"waited {limit:.0f} s for {what} ({states}). The logs are in {self.folder}.")
+                raise RunError(
+                    f"waited {limit:.0f} s for {what} ({states}). The logs are in {self.folder}."
+                )
             self.changed.wait(1.0)
 
     # Servers: one thread looks after each.
@@ -130,9 +168,12 @@ class ServerPool:
         while not self.closed:
             with self.changed:
                 member, wanted = self.fleet.members[name], self.fleet.wanted
-                if (status := self.servers.launcher.ended(name)) is not None and member.state not in (State.DEAD, State.RETIRED):
+                if (
+                    status := self.servers.launcher.ended(name)
+                ) is not None and member.state not in (State.DEAD, State.RETIRED):
                     why = f"its process ended with status {status}: {self.servers.last_words(name)}"
-                    if not member.lived and status >= 0:  # of its own accord, and would again; a signal comes from outside
+                    # of its own accord, and would again; a signal comes from outside
+                    if not member.lived and status >= 0:
                         self.fault = f"{name} does not start, {why}. Its log is in {self.folder}"
                     self.fleet.exited(name, why)
                 task = self.fleet.due(name)
@@ -162,7 +203,8 @@ class ServerPool:
         if task == "restart":
             self.servers.start(name)
             return
-        self.get(name, "/health")  # one that is at work answers this at once, one that hangs does not
+        # one that is at work answers this at once, one that hangs does not
+        self.get(name, "/health")
         if task in ("load", "probe"):
             self.prepare(name, task)
         with self.changed:
@@ -173,17 +215,24 @@ class ServerPool:
     def _tell(self) -> None:
         """Write new changes of state down, and wake who waits; the fleet is locked."""
         if new := self.fleet.changes[self.told :]:
-            append_jsonl(self.folder / "fleet.jsonl", [{"time": time.time(), **asdict(change)} for change in new])
+            append_jsonl(
+                self.folder / "fleet.jsonl",
+                [{"time": time.time(), **asdict(change)} for change in new],
+            )
             self.told += len(new)
             self.changed.notify_all()
 
     # Exchanges.
 
-    def give(self, work: Callable[[str], T], prompt: Sequence[int] = (), tries: int | None = None) -> T:
-        """The result of `work(name)` with the name of a healthy server; where the machine makes it fail, with another's.
+    def give(
+        self, work: Callable[[str], T], prompt: Sequence[int] = (), tries: int | None = None
+    ) -> T:
+        """The result of `work(name)` with the name of a healthy server; where the machine makes it
+        fail, with another's.
 
         Args:
-            prompt: goes where its beginning is known, if that server is not much fuller than others.
+            prompt: goes where its beginning is known, if that server is not much fuller than
+                others.
             tries: servers that may fail with it, one after another; unset: any number.
 
         Raises:
@@ -203,8 +252,14 @@ class ServerPool:
                 return work(name)
             except FAILURES as error:
                 why = f"{type(error).__name__}: {error}"
-                lacks = isinstance(error, httpx2.HTTPStatusError) and error.response.status_code == 404
-                report = partial(self.fleet.emptied, why=f"it has no {wanted}") if lacks else partial(self.fleet.failed, why=why)
+                lacks = (
+                    isinstance(error, httpx2.HTTPStatusError) and error.response.status_code == 404
+                )
+                report = (
+                    partial(self.fleet.emptied, why=(f"it has no {wanted}"))
+                    if lacks
+                    else partial(self.fleet.failed, why=why)
+                )
                 avoid.append(name)
                 if len(avoid) == tries:
                     raise OSError(f"{tries} servers failed with it, the last: {why}") from error
@@ -223,7 +278,8 @@ class ServerPool:
         return answer.json() if answer.content and path != "/health" else {}
 
     def post(self, name: str, path: str, body: Json | bytes, *, quick: bool = False) -> Any:
-        """A server's answer; `quick`: it must come within SHORT seconds, unless the server is at work.
+        """A server's answer; `quick`: it must come within SHORT seconds, unless the server is at
+        work.
 
         Raises:
             RefusedError: it understands, and does not do it.
@@ -233,7 +289,9 @@ class ServerPool:
         timeout = httpx2.Timeout(limit, connect=min(limit, CONNECT))
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        answer = self.client.post(self.servers.addresses[name] + path, content=content, headers=headers, timeout=timeout)
+        answer = self.client.post(
+            self.servers.addresses[name] + path, content=content, headers=headers, timeout=timeout
+        )
         if answer.status_code in REFUSALS:
             raise RefusedError(reason(answer))
         if answer.status_code >= 500:
@@ -245,7 +303,10 @@ class ServerPool:
 def reason(answer: Any) -> str:
     """What a server says of its refusal."""
     if answer.status_code == 401:
-        return f"it asks for a token that this run has not: set {TOKEN} to the one that the server was started with"
+        return (
+            f"it asks for a token that this run has not: set {TOKEN} to the one that the "
+            "server was started with"
+        )
     try:
         body = answer.json()
     except ValueError:

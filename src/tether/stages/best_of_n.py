@@ -1,7 +1,9 @@
-"""Rejection sampling: sample several answers to a prompt, keep the best, imitate them, and begin again from the new policy.
+"""Rejection sampling: sample several answers to a prompt, keep the best, imitate them, and begin
+again from the new policy.
 
-One round a step, as RAFT (Dong et al. 2023, https://arxiv.org/abs/2304.06767) and, with a threshold, ReST (Gulcehre et al. 2023,
-https://arxiv.org/abs/2308.08998). Each round moves the policy towards its own best-of-n, and only the order of scores matters.
+One round a step, as RAFT (Dong et al. 2023, https://arxiv.org/abs/2304.06767) and, with a
+threshold, ReST (Gulcehre et al. 2023, https://arxiv.org/abs/2308.08998). Each round moves the
+policy towards its own best-of-n, and only the order of scores matters.
 """
 
 from __future__ import annotations
@@ -39,14 +41,20 @@ class BestOfNConfig(SampledConfig):
 
     steps: int = Field(default=20, ge=1, description="rounds: sample, keep, imitate")
     samples_per_prompt: int = Field(default=8, ge=1, description="the n of best-of-n")
-    keep: int = Field(default=1, ge=1, description="responses of each prompt that are imitated, best first")
-    threshold: float | None = Field(default=None, description="a response that scores below it is not kept, best or not")
+    keep: int = Field(
+        default=1, ge=1, description=("responses of each prompt that are imitated, best first")
+    )
+    threshold: float | None = Field(
+        default=None, description=("a response that scores below it is not kept, best or not")
+    )
     epochs: int = Field(default=1, ge=1, description="passes over a round's kept responses")
     minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
     normalize: Literal["token", "sequence"] = Field(
         "token", description="weight of a token: the same for all, or its response's share"
     )
-    report_kl: bool = Field(default=True, description="run the reference, to know how far the policy has moved")
+    report_kl: bool = Field(
+        default=True, description=("run the reference, to know how far the policy has moved")
+    )
     optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
 
     @property
@@ -55,7 +63,10 @@ class BestOfNConfig(SampledConfig):
 
     def faults(self) -> Iterator[str]:
         if self.keep > self.samples_per_prompt:
-            yield f"keep = {self.keep} of samples_per_prompt = {self.samples_per_prompt}: sample more, or keep fewer"
+            yield (
+                f"keep = {self.keep} of samples_per_prompt = {self.samples_per_prompt}: sample "
+                "more, or keep fewer"
+            )
         if self.keep == self.samples_per_prompt and self.threshold is None:
             yield (
                 "keep = samples_per_prompt keeps everything, so the reward has no effect. "
@@ -65,10 +76,12 @@ class BestOfNConfig(SampledConfig):
 
 @dataclass(eq=False)
 class BestOfN:
-    """One policy and a reward source; with a reference also the distance from it, which is measured and never trained on.
+    """One policy and a reward source; with a reference also the distance from it, which is measured
+    and never trained on.
 
     Args:
-        policy, reference: roles on one trunk or on two models; the reference is not run with `report_kl` off.
+        policy, reference: roles on one trunk or on two models; the reference is not run with
+            `report_kl` off.
         engine: samples from the policy; its weights are told apart by `policy_version`.
 
     Raises:
@@ -89,14 +102,18 @@ class BestOfN:
             raise ValueError("report_kl needs a reference role")
         self.reference = self.reference if config.report_kl else None
         updates = config.steps * config.epochs * config.minibatches
-        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), updates, config.ema_decay)
+        self.learner = LocalLearner(
+            policy.parameters(), config.optimizer_for(policy.adapter), updates, config.ema_decay
+        )
         for role in filter(None, (policy, self.reference)):
             role.train_mode(False)
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step:
         """One round: sample, score, select, measure, imitate."""
         clock = Clock()
-        rollouts, scores = sample_and_score(self.engine, self.reward, self.config, prompts, self.ordinals(number), clock)
+        rollouts, scores = sample_and_score(
+            self.engine, self.reward, self.config, prompts, self.ordinals(number), clock
+        )
         selected = self.select(rollouts, scores)
         metrics = self.measure(rollouts, scores, selected)
         clock.lap("evaluate")
@@ -110,53 +127,89 @@ class BestOfN:
         return {}
 
     def select(self, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[int]:
-        """Places of the rollouts to imitate: the best of each prompt's samples, of equals the first; never a failed score."""
-        config, floor = self.config, -math.inf if self.config.threshold is None else self.config.threshold
+        """Places of the rollouts to imitate: the best of each prompt's samples, of equals the
+        first; never a failed score.
+        """
+        config, floor = (
+            self.config,
+            -math.inf if self.config.threshold is None else self.config.threshold,
+        )
         penalised = penalised_scores(rollouts, scores, config.missing_stop_penalty)
-        values = {i: value for i, value in enumerate(penalised) if value is not None and value >= floor}
+        values = {
+            i: value for i, value in enumerate(penalised) if value is not None and value >= floor
+        }
         prompts = groupby(values, lambda i: i // config.samples_per_prompt)
-        return [i for _, samples in prompts for i in sorted(samples, key=lambda i: -values[i])[: config.keep]]
+        return [
+            i
+            for _, samples in prompts
+            for i in sorted(samples, key=lambda i: -values[i])[: config.keep]
+        ]
 
-    def measure(self, rollouts: Sequence[Rollout], scores: Sequence[Score], selected: Sequence[int]) -> dict[str, float]:
-        """Metrics of all samples and of those selected. KL is the sum over a response, averaged over all responses, in nats."""
+    def measure(
+        self, rollouts: Sequence[Rollout], scores: Sequence[Score], selected: Sequence[int]
+    ) -> dict[str, float]:
+        """Metrics of all samples and of those selected. KL is the sum over a response, averaged
+        over all responses, in nats.
+        """
         config, size = self.config, self.config.samples_per_prompt
         sequences = [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
         with_logprobs = all(r.logprobs for r in rollouts)
-        policy = [sum(r.logprobs) for r in rollouts] if with_logprobs else self._totals(self.policy, sequences)
+        policy = (
+            [sum(r.logprobs) for r in rollouts]
+            if with_logprobs
+            else self._totals(self.policy, sequences)
+        )
         metrics = {
             **sample_metrics(rollouts, scores),
             "policy/entropy": -sum(policy) / sum(s.num_trained for s in sequences),
             "kept/responses": float(len(selected)),
-            "kept/prompts_without": float(len(rollouts) // size - len({i // size for i in selected})),
+            "kept/prompts_without": float(
+                len(rollouts) // size - len({i // size for i in selected})
+            ),
         }
         if selected:
-            metrics["reward/kept"] = statistics.fmean(value for i in selected if (value := scores[i].value) is not None)
-            metrics["kept/length"] = statistics.fmean(len(rollouts[i].response_ids) for i in selected)
+            metrics["reward/kept"] = statistics.fmean(
+                value for i in selected if (value := scores[i].value) is not None
+            )
+            metrics["kept/length"] = statistics.fmean(
+                len(rollouts[i].response_ids) for i in selected
+            )
         if config.keep == 1 and config.threshold is None:
             metrics["kl/best_of_n"] = kl_best_of_n(size)
         if self.reference is not None:
             reference = self._totals(self.reference, sequences)
-            metrics["kl/policy_reference_k1"] = statistics.fmean(p - q for p, q in zip(policy, reference, strict=True))
+            metrics["kl/policy_reference_k1"] = statistics.fmean(
+                p - q for p, q in zip(policy, reference, strict=True)
+            )
         return metrics
 
     def update(self, selected: Sequence[Rollout], number: int) -> dict[str, float]:
         """Several epochs of imitation; where nothing was selected, nothing moves."""
         if not selected:
             return {}
-        sequences, losses, metrics = [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in selected], [], {}
+        sequences, losses, metrics = (
+            [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in selected],
+            [],
+            {},
+        )
         for epoch in range(self.config.epochs):
             order = epoch_order(len(sequences), self.config.seed + number, epoch)
             for cut in split_evenly(order, self.config.minibatches):
                 losses.append(self._accumulate([sequences[i] for i in cut]))
                 metrics = self.learner.step()
-        updates = {"policy/updates": len(losses), "policy/updates_planned": self.config.epochs * self.config.minibatches}
+        updates = {
+            "policy/updates": len(losses),
+            "policy/updates_planned": self.config.epochs * self.config.minibatches,
+        }
         return {"policy/loss": statistics.fmean(losses), **metrics, **updates}
 
     def _accumulate(self, sequences: list[Encoded]) -> float:
-        """Add the gradient of L = -(1/N) sum w log pi of one update, N its tokens (w = 1) or responses (w = 1/length).
+        """Add the gradient of L = -(1/N) sum w log pi of one update, N its tokens (w = 1) or
+        responses (w = 1/length).
 
-        pi is the policy at the temperature it was sampled at, so that imitating all of its own samples would change nothing on
-        average. At another temperature (RAFT fine-tunes at 1) that alone sharpens or flattens it.
+        pi is the policy at the temperature it was sampled at, so that imitating all of its own
+        samples would change nothing on average. At another temperature (RAFT fine-tunes at 1) that
+        alone sharpens or flattens it.
         """
         by_token = self.config.normalize == "token"
         denominator = sum(s.num_trained for s in sequences) if by_token else len(sequences)
@@ -164,12 +217,18 @@ class BestOfN:
         def loss(batch: TokenBatch) -> tuple[Tensor, Tensor]:
             logprobs = batch.scatter(self.policy.logprobs(batch, self.config.temperature)[0])
             weighted = logprobs if by_token else logprobs / batch.mask.sum(-1, keepdim=True)
-            return negative_log_likelihood(weighted, batch.mask, denominator=denominator), logprobs.new_zeros(0)
+            return negative_log_likelihood(
+                weighted, batch.mask, denominator=denominator
+            ), logprobs.new_zeros(0)
 
-        batches = batches_for(self.policy, sequences, self.encoder.pad_id, self.config.micro_batch_tokens)
+        batches = batches_for(
+            self.policy, sequences, self.encoder.pad_id, self.config.micro_batch_tokens
+        )
         return accumulate(Update((batch for _, batch in batches), loss), self.learner)[0]
 
     def _totals(self, role: Role, sequences: Sequence[Encoded]) -> list[float]:
         """Log-probability of each whole response."""
         config = self.config
-        return whole_logprobs(role, sequences, self.encoder.pad_id, config.micro_batch_tokens, config.temperature).tolist()
+        return whole_logprobs(
+            role, sequences, self.encoder.pad_id, config.micro_batch_tokens, config.temperature
+        ).tolist()

@@ -1,7 +1,9 @@
-"""Direct preference optimisation and its kin: the policy learns from comparisons with no reward model and no sampling.
+"""Direct preference optimisation and its kin: the policy learns from comparisons with no reward
+model and no sampling.
 
-Rafailov et al. 2023 (https://arxiv.org/abs/2305.18290): under a KL tether of strength beta the best policy's log ratio to the
-reference *is* a reward, so that the Bradley-Terry loss can be taken on it directly.
+Rafailov et al. 2023 (https://arxiv.org/abs/2305.18290): under a KL tether of strength beta the best
+policy's log ratio to the reference *is* a reward, so that the Bradley-Terry loss can be taken on it
+directly.
 """
 
 from __future__ import annotations
@@ -34,18 +36,35 @@ from tether.stages.supervised import SupervisedLoop, Update, accumulate, heldout
 
 
 class PairLossConfig(Config):
-    """The loss on pairs and its numbers, for pairs that were collected and for pairs that are sampled."""
+    """The loss on pairs and its numbers, for pairs that were collected and for pairs that are
+    sampled.
+    """
 
     section: ClassVar[str]
 
-    loss: Literal["dpo", "robust", "ipo", "orpo", "simpo"] = Field(default="dpo", description="the method")
-    beta: float | None = Field(
-        default=None, gt=0, description="strength of the KL constraint (orpo: of the odds ratio); unset: 0.1, for simpo 2.5"
+    loss: Literal["dpo", "robust", "ipo", "orpo", "simpo"] = Field(
+        default="dpo", description="the method"
     )
-    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5, description="rate of wrong labels that dpo and robust assume")
-    margin: float = Field(default=0.0, ge=0, description="simpo's target margin, not multiplied by beta")
-    average: bool = Field(default=False, description="ipo on the mean log ratio of a response's tokens instead of their sum")
-    likelihood_weight: float | None = Field(default=None, ge=0, description="of the chosen responses; unset: 1 for orpo, else 0")
+    beta: float | None = Field(
+        default=None,
+        gt=0,
+        description=(
+            "strength of the KL constraint (orpo: of the odds ratio); unset: 0.1, for simpo 2.5"
+        ),
+    )
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description=("rate of wrong labels that dpo and robust assume")
+    )
+    margin: float = Field(
+        default=0.0, ge=0, description=("simpo's target margin, not multiplied by beta")
+    )
+    average: bool = Field(
+        default=False,
+        description=("ipo on the mean log ratio of a response's tokens instead of their sum"),
+    )
+    likelihood_weight: float | None = Field(
+        default=None, ge=0, description=("of the chosen responses; unset: 1 for orpo, else 0")
+    )
     micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
 
     def faults(self) -> Iterator[str]:
@@ -56,7 +75,10 @@ class PairLossConfig(Config):
                 because = f"with {name}.loss = '{self.loss}'; it belongs to {' and '.join(methods)}"
                 yield from self.idle(option, because=because, table=f"{name}.")
         if self.loss == "robust" and self.label_smoothing == 0:
-            yield f"{name}.loss = 'robust' needs the rate of wrong labels: set {name}.label_smoothing above 0"
+            yield (
+                f"{name}.loss = 'robust' needs the rate of wrong labels: set "
+                f"{name}.label_smoothing above 0"
+            )
 
     @property
     def needs_reference(self) -> bool:
@@ -71,7 +93,9 @@ class PairLossConfig(Config):
     @property
     def likelihood(self) -> float:
         """The likelihood's weight: without it ORPO has no tether at all."""
-        return float(self.loss == "orpo") if self.likelihood_weight is None else self.likelihood_weight
+        return (
+            float(self.loss == "orpo") if self.likelihood_weight is None else self.likelihood_weight
+        )
 
 
 class DirectConfig(PairLossConfig, ReferencedConfig):
@@ -87,17 +111,23 @@ class DirectConfig(PairLossConfig, ReferencedConfig):
 
 
 class PairLoss:
-    """The loss of some pairs: the one function behind pairs that were collected, sampled in a step, or sampled in a round."""
+    """The loss of some pairs: the one function behind pairs that were collected, sampled in a step,
+    or sampled in a round.
+    """
 
     def __init__(self, config: PairLossConfig, likelihoods: Likelihoods) -> None:
         if (likelihoods.reference is None) == config.needs_reference:
-            raise ValueError(f"loss {config.loss!r} {'needs a' if config.needs_reference else 'takes no'} reference")
+            raise ValueError(
+                f"loss {config.loss!r} "
+                f"{'needs a' if config.needs_reference else 'takes no'} reference"
+            )
         self.config, self.likelihoods = config, likelihoods
 
     def __call__(self, rankings: Sequence[Ranking], num_pairs: int) -> tuple[Tensor, Tensor]:
         """The loss of these rankings' pairs over `num_pairs`, and the responses' rewards, detached.
 
-        The reward of a response is what the loss compares: beta times its log ratio, or its mean log-probability.
+        The reward of a response is what the loss compares: beta times its log ratio, or its mean
+        log-probability.
         """
         config, pairs = self.config, pairs_of(rankings)
         logprobs, mask, reference = self.likelihoods(sequences_of(rankings))
@@ -105,22 +135,37 @@ class PairLoss:
         rewards = logprobs.sum(-1) - reference
         if not config.needs_reference or config.average:
             rewards = rewards / lengths
-        # A label p counts both ways: p for the pair as it is, and 1 - p for the pair with its sides exchanged.
+        # A label p counts both ways: p for the pair as it is, and 1 - p for the pair with its sides
+        # exchanged.
         better, worse = pairs.chosen + pairs.rejected, pairs.rejected + pairs.chosen
-        labels = torch.tensor([*pairs.probability, *(1.0 - p for p in pairs.probability)], dtype=rewards.dtype)
-        weights, sides = to_device(labels, rewards.device), to_device(torch.tensor([better, worse]), rewards.device)
-        loss = self._compare(*(rewards[side] for side in sides), weights=weights, denominator=num_pairs)
+        labels = torch.tensor(
+            [*pairs.probability, *(1.0 - p for p in pairs.probability)], dtype=rewards.dtype
+        )
+        weights, sides = (
+            to_device(labels, rewards.device),
+            to_device(torch.tensor([better, worse]), rewards.device),
+        )
+        loss = self._compare(
+            *(rewards[side] for side in sides), weights=weights, denominator=num_pairs
+        )
         if config.likelihood:
-            # Each preferred response counts once a pair, by the mean over its tokens, as ORPO and RPO have it.
+            # Each preferred response counts once a pair, by the mean over its tokens, as ORPO and
+            # RPO have it.
             per_token = (logprobs / lengths[:, None])[sides[0]] * weights[:, None]
-            loss = loss + config.likelihood * losses.negative_log_likelihood(per_token, mask[sides[0]], denominator=num_pairs)
+            loss = loss + config.likelihood * losses.negative_log_likelihood(
+                per_token, mask[sides[0]], denominator=num_pairs
+            )
         return loss, config.strength * rewards.detach()
 
-    def _compare(self, better: Tensor, worse: Tensor, *, weights: Tensor, denominator: int) -> Tensor:
+    def _compare(
+        self, better: Tensor, worse: Tensor, *, weights: Tensor, denominator: int
+    ) -> Tensor:
         config, beta = self.config, self.config.strength
         compared: dict[str, Callable[..., Tensor]] = {
             "dpo": partial(losses.dpo_loss, beta=beta, label_smoothing=config.label_smoothing),
-            "robust": partial(losses.robust_dpo_loss, beta=beta, label_smoothing=config.label_smoothing),
+            "robust": partial(
+                losses.robust_dpo_loss, beta=beta, label_smoothing=config.label_smoothing
+            ),
             "ipo": partial(losses.ipo_loss, beta=beta),
             "simpo": partial(losses.simpo_loss, beta=beta, margin=config.margin),
             "orpo": losses.orpo_loss,
@@ -130,23 +175,34 @@ class PairLoss:
 
     def update(self, rankings: Sequence[Ranking]) -> Update[list[Ranking]]:
         """One update over all pairs of some prompts."""
-        micros, num_pairs = self.likelihoods.micro_batches(rankings), sum(len(r.chosen) for r in rankings)
-        return Update(micros, partial(self, num_pairs=num_pairs), lambda rewards: preferred(*leads_of(micros, rewards)))
+        micros, num_pairs = (
+            self.likelihoods.micro_batches(rankings),
+            sum(len(r.chosen) for r in rankings),
+        )
+        return Update(
+            micros,
+            partial(self, num_pairs=num_pairs),
+            lambda rewards: preferred(*leads_of(micros, rewards)),
+        )
 
 
 class Direct:
     """Trains a policy role on comparisons against a frozen reference (none for orpo and simpo).
 
     Args:
-        reference: with reference_logprobs = "precomputed" it may run the policy's own untrained weights, and is dropped before
-            training.
+        reference: with reference_logprobs = "precomputed" it may run the policy's own untrained
+            weights, and is dropped before training.
     """
 
     dropout = False
 
-    def __init__(self, config: DirectConfig, policy: Role, reference: Role | None, encoder: ChatEncoder) -> None:
+    def __init__(
+        self, config: DirectConfig, policy: Role, reference: Role | None, encoder: ChatEncoder
+    ) -> None:
         self.config, self.role, self.encoder = config, policy, encoder
-        self.likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed)
+        self.likelihoods = Likelihoods(
+            policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed
+        )
         self.pairs = PairLoss(config, self.likelihoods)
 
     def update(self, rankings: Sequence[Ranking]) -> Update[list[Ranking]]:
@@ -159,25 +215,44 @@ class Direct:
         update = self.pairs.update(rankings)
         loss, rewards = accumulate(update)
         leads, labels = leads_of(update.micro_batches, rewards)
-        groups = [ranking.group for micro in update.micro_batches for ranking in micro for _ in ranking.chosen]
-        accuracy = pairwise_accuracy(leads, [0.0] * len(leads), groups, probabilities=labels).as_dict()
+        groups = [
+            ranking.group
+            for micro in update.micro_batches
+            for ranking in micro
+            for _ in ranking.chosen
+        ]
+        accuracy = pairwise_accuracy(
+            leads, [0.0] * len(leads), groups, probabilities=labels
+        ).as_dict()
         return {"loss": loss, "accuracy": accuracy, "margin_mean": statistics.fmean(leads)}
 
-    def train(self, comparisons: Sequence[Comparison], run: RunDirectory, progress: Progress | None = None) -> Json:
+    def train(
+        self, comparisons: Sequence[Comparison], run: RunDirectory, progress: Progress | None = None
+    ) -> Json:
         """Train, or go on training, in `run`; returns the summary.
 
         Raises:
             DataError: no comparison can be used.
         """
         config, option = self.config, "direct.max_length"
-        encode = partial(encode_comparisons, encoder=self.encoder, max_length=config.max_length, option=option, one_turn=True)
+        encode = partial(
+            encode_comparisons,
+            encoder=self.encoder,
+            max_length=config.max_length,
+            option=option,
+            one_turn=True,
+        )
         split = prepare(comparisons, encode, config.heldout_fraction, config.seed, "comparisons")
         return {**self.fit(split, run, progress), "skipped": split.skipped}
 
-    def fit(self, split: Split[Ranking], run: RunDirectory, progress: Progress | None = None) -> Json:
+    def fit(
+        self, split: Split[Ranking], run: RunDirectory, progress: Progress | None = None
+    ) -> Json:
         """The same on pairs of token ids."""
         start, config = time.perf_counter(), self.config
-        self.likelihoods.begin(sequences_of((*split.train, *split.test)), run.path / "reference.safetensors")
+        self.likelihoods.begin(
+            sequences_of((*split.train, *split.test)), run.path / "reference.safetensors"
+        )
         plan = plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed)
         loop = SupervisedLoop(self, split, plan, config, run, progress=progress).train()
         return {
@@ -189,12 +264,16 @@ class Direct:
         }
 
 
-def leads_of(micros: Iterable[list[Ranking]], rewards: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+def leads_of(
+    micros: Iterable[list[Ranking]], rewards: Sequence[Sequence[float]]
+) -> tuple[list[float], list[float]]:
     """By how much each pair's chosen response is ahead, and its label."""
     pairs, values = pairs_of(list(chain(*micros))), torch.tensor(list(chain(*rewards)))
     return (values[pairs.chosen] - values[pairs.rejected]).tolist(), pairs.probability
 
 
 def preferred(margins: Sequence[float], labels: Sequence[float]) -> dict[str, float]:
-    """The share of pairs in the right order and the mean margin; pairs whose label is one half have no right order."""
+    """The share of pairs in the right order and the mean margin; pairs whose label is one half have
+    no right order.
+    """
     return {"accuracy": share_in_order(margins, labels), "margin": statistics.fmean(margins)}

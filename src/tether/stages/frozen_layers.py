@@ -1,4 +1,6 @@
-"""Hidden states of training rows below the first adapter, computed once for all epochs and members."""
+"""Hidden states of training rows below the first adapter, computed once for all epochs and
+members.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ OPTION = "reward.keep_states_gb"
 
 
 class FrozenStates:
-    """Hidden states of sequences at the first layer that learns, (tokens, dim) in the model's dtype.
+    """Hidden states of sequences at the first layer that learns, (tokens, dim) in the model's
+    dtype.
 
-    They are computed in batches that depend on `sequences` alone, so that a training which was interrupted goes on with the same
-    numbers. Dropout, where a model has any, acts above these layers only.
+    They are computed in batches that depend on `sequences` alone, so that a training which was
+    interrupted goes on with the same numbers. Dropout, where a model has any, acts above these
+    layers only.
 
     Args:
         gigabytes: what they may take.
@@ -28,19 +32,28 @@ class FrozenStates:
         ConfigError: they take more, or every layer learns.
     """
 
-    def __init__(self, role: Role, sequences: Sequence[Encoded], pad_id: int, micro_batch_tokens: int, gigabytes: float) -> None:
+    def __init__(
+        self,
+        role: Role,
+        sequences: Sequence[Encoded],
+        pad_id: int,
+        micro_batch_tokens: int,
+        gigabytes: float,
+    ) -> None:
         distinct = list({s.ids: s for s in sequences}.values())
         dtype = next(role.model.parameters()).dtype
         if not role.common_depth:
             raise ConfigError(
-                f"{OPTION} keeps what the layers below the first adapter compute, and there are none. Set lora.last_layers, or "
+                f"{OPTION} keeps what the layers below the first adapter compute, and there are "
+                "none. Set lora.last_layers, or "
                 f"leave {OPTION} out"
             )
         dim, total = role.causal_model.config.get_text_config().hidden_size, sum(map(len, distinct))
         needed = total * dim * dtype.itemsize / 1e9
         if needed > gigabytes:
             raise ConfigError(
-                f"{OPTION} = {gigabytes:g} is too little: the states of {len(distinct):,} responses, {total:,} tokens, take "
+                f"{OPTION} = {gigabytes:g} is too little: the states of {len(distinct):,} "
+                f"responses, {total:,} tokens, take "
                 f"{needed:.2f} GB. Raise it, or leave it out to compute them in every epoch"
             )
         self.states: dict[tuple[int, ...], Tensor] = {}
@@ -52,8 +65,12 @@ class FrozenStates:
             self.states |= {s.ids: part for s, part in zip(sequences, parts, strict=True)}
 
     def of(self, sequences: Sequence[Encoded], batch: TokenBatch) -> Tensor | None:
-        """(rows, time, dim) for the batch of these sequences, padding zero; None where one of them is missing."""
-        states = [self.states[sequence.ids] for sequence in sequences if sequence.ids in self.states]
+        """(rows, time, dim) for the batch of these sequences, padding zero; None where one of them
+        is missing.
+        """
+        states = [
+            self.states[sequence.ids] for sequence in sequences if sequence.ids in self.states
+        ]
         if len(states) < len(sequences):
             return None
         common = states[0].new_zeros(batch.ids.numel(), states[0].shape[1])

@@ -1,4 +1,6 @@
-"""How good a policy is on prompts that it never learns from: measured before, along the way and at the end, never trained on."""
+"""How good a policy is on prompts that it never learns from: measured before, along the way and at
+the end, never trained on.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Json, Prompt, Rollout, Sampling, Score
 from tether.evaluation.best_of_n import Scorer, favourites, over_best_of_n
 from tether.evaluation.decoding import answers_at, control, other_temperatures, sharpening
-from tether.evaluation.peaks import best_step, chosen_by_others, has_fallen, peak_interval, without_none
+from tether.evaluation.peaks import (
+    best_step,
+    chosen_by_others,
+    has_fallen,
+    peak_interval,
+    without_none,
+)
 from tether.evaluation.sycophancy import Sycophancy
 from tether.evaluation.winrate import before_and_after, mean_estimate
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
@@ -36,52 +44,78 @@ class EvaluateConfig(Config):
     """Which prompts are set aside, and how they are answered."""
 
     every: int = Field(
-        default=10, ge=1, description="steps between measurements, beside one before the first step and one after the last"
+        default=10,
+        ge=1,
+        description=(
+            "steps between measurements, beside one before the first step and one after the last"
+        ),
     )
-    prompts: int = Field(default=128, ge=2, description="different prompts that are set aside; no training prompt says the same")
+    prompts: int = Field(
+        default=128,
+        ge=2,
+        description=("different prompts that are set aside; no training prompt says the same"),
+    )
     samples_per_prompt: int = Field(default=1, ge=1, description="answers to each held-out prompt")
     temperature: float | None = Field(
         default=None, ge=0, description="unset: that of the training; 0: always the likeliest token"
     )
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         default=(0.7, 0.5, 0.0),
-        description="others at which start and policy answer, before and after the training: what decoding alone gives",
+        description=(
+            "others at which start and policy answer, before and after the training: what "
+            "decoding alone gives"
+        ),
     )
     best_of: tuple[Annotated[int, Field(ge=2)], ...] = Field(
         default=(2, 4, 8),
-        description="the reward chooses the best of this many answers of the start, for the first 64 prompts: what it buys "
+        description="the reward chooses the best of this many answers of the start, for the first "
+        "64 prompts: what it buys "
         "without training",
     )
     keep: Literal["last", "best"] = Field(
-        default="last", description="best: end with the weights of the highest measurement, those of the start among them"
+        default="last",
+        description=(
+            "best: end with the weights of the highest measurement, those of the start among them"
+        ),
     )
     stop: bool = Field(
         default=False,
-        description="end the training when the score lies below an earlier one; of runs that never fall at most 5% are ended",
+        description=(
+            "end the training when the score lies below an earlier one; of runs that "
+            "never fall at most 5% are ended"
+        ),
     )
 
     def faults(self) -> Iterator[str]:
         if self.temperature == 0 and self.samples_per_prompt > 1:
             yield (
-                "evaluate.temperature = 0 gives a prompt the same answer each time: set samples_per_prompt = 1 or sample above 0"
+                "evaluate.temperature = 0 gives a prompt the same answer each time: set "
+                "samples_per_prompt = 1 or sample above 0"
             )
 
 
 def held_out_split(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
-    """(training, held-out) prompts: `count` different ones, chosen by their words alone, and everything that says none of them.
+    """(training, held-out) prompts: `count` different ones, chosen by their words alone, and
+    everything that says none of them.
 
     Raises:
         DataError: nothing would be left to train on.
     """
     different = {prompt.messages: prompt for prompt in reversed(prompts)}
-    order = sorted(different, key=lambda messages: hashlib.blake2b(repr(messages).encode(), digest_size=16).digest())
+    order = sorted(
+        different,
+        key=lambda messages: hashlib.blake2b(repr(messages).encode(), digest_size=16).digest(),
+    )
     if len(order) <= count:
         raise DataError(
-            f"of {len(order)} different prompts {count} cannot be held out with some left to train on. "
+            f"of {len(order)} different prompts {count} cannot be held out with some left to "
+            "train on. "
             "Set evaluate.prompts lower, or give more prompts"
         )
     held_out = set(order[:count])
-    return [p for p in prompts if p.messages not in held_out], [different[messages] for messages in order[:count]]
+    return [p for p in prompts if p.messages not in held_out], [
+        different[messages] for messages in order[:count]
+    ]
 
 
 Scores = list[float | None]
@@ -89,12 +123,14 @@ Scores = list[float | None]
 
 @dataclass(eq=False)
 class HeldOut:
-    """The same prompts with the same randomness at every measurement, so that differences are the policy's.
+    """The same prompts with the same randomness at every measurement, so that differences are the
+    policy's.
 
     Scores are kept in `heldout.jsonl`, a line a measurement.
 
     Args:
-        judge: scores the answers; a judge whose scores nobody trains on is called `gold`, the training's own reward `heldout`.
+        judge: scores the answers; a judge whose scores nobody trains on is called `gold`, the
+            training's own reward `heldout`.
         learner: whose weights are kept where `keep = "best"`.
         reward: the training's own; it chooses the best of n answers of the start.
         beside: further columns of numbers on the same answers, by name.
@@ -118,45 +154,78 @@ class HeldOut:
     def __post_init__(self) -> None:
         self.seed += SEED
         self.learner = self.learner if self.config.keep == "best" else None
-        self.groups = [str(i) for i in range(len(self.prompts)) for _ in range(self.config.samples_per_prompt)]
+        self.groups = [
+            str(i) for i in range(len(self.prompts)) for _ in range(self.config.samples_per_prompt)
+        ]
 
     def answers(self, temperature: float) -> list[Rollout]:
         """Answers to all prompts at a temperature."""
         count = self.config.samples_per_prompt
-        return answers_at(temperature, self.engine, self.prompts, self.sampling, num_samples=count, seed=self.seed)
+        return answers_at(
+            temperature, self.engine, self.prompts, self.sampling, num_samples=count, seed=self.seed
+        )
 
     def decode(self, step: int) -> None:
-        """Answer, score and note down at the other temperatures, where that is not done yet: the control of `summary`."""
+        """Answer, score and note down at the other temperatures, where that is not done yet: the
+        control of `summary`.
+        """
         done = self.run.decoded()
         for temperature in other_temperatures(self.sampling, self.config.temperatures):
             if (step, temperature) not in done:
                 rollouts = self.answers(temperature)
-                row = {"temperature": temperature, **_lengths(rollouts), "scores": _columns(self.judge(rollouts))}
+                row = {
+                    "temperature": temperature,
+                    **_lengths(rollouts),
+                    "scores": _columns(self.judge(rollouts)),
+                }
                 self.run.hold_out({"step": step, "name": self.name, **row})
 
     def choose(self) -> None:
-        """Let the reward choose among answers of the start, where that is not done yet: the other control of `summary`."""
+        """Let the reward choose among answers of the start, where that is not done yet: the other
+        control of `summary`.
+        """
         sizes = [n for n in self.config.best_of if n not in self.run.best_of()]
         if self.reward is None or not sizes or self.sampling.temperature == 0:
             return
         prompts, times = self.prompts[:BEST_OF_PROMPTS], self.config.samples_per_prompt
-        best = favourites(self.engine, prompts, self.sampling, self.reward, self.judge, sizes, seed=self.seed + 1)
+        best = favourites(
+            self.engine, prompts, self.sampling, self.reward, self.judge, sizes, seed=self.seed + 1
+        )
         for n, scores in best.items():
-            row = {"best_of": n, "scores": {"score": [score for score in scores for _ in range(times)]}}
+            row = {
+                "best_of": n,
+                "scores": {"score": [score for score in scores for _ in range(times)]},
+            }
             self.run.hold_out({"step": 0, "name": self.name, **row})
 
     def measure(self, step: int) -> dict[str, float]:
         """Answer, score and note down; the metrics of that."""
         rollouts = self.answers(self.sampling.temperature)
-        columns = {**_columns(self.judge(rollouts)), **(self.beside(rollouts) if self.beside else {})}
+        columns = {
+            **_columns(self.judge(rollouts)),
+            **(self.beside(rollouts) if self.beside else {}),
+        }
         premises = {} if self.sycophancy is None else self.sycophancy()
         if self.learner is not None and best_step({**self.run.held_out(), step: columns}) == step:
             self._keep(step, self.learner)
         lengths = _lengths(rollouts)
         row = {"step": step, "name": self.name, **lengths, "scores": columns}
-        self.run.hold_out({**row, **({"sycophancy": {key: e.as_dict() for key, e in premises.items()}} if premises else {})})
-        present = {key: values for key, column in columns.items() if (values := without_none(column))}
-        metrics = {f"{self.name}/{key}": statistics.fmean(values) for key, values in present.items()}
+        self.run.hold_out(
+            {
+                **row,
+                **(
+                    {"sycophancy": {key: e.as_dict() for key, e in premises.items()}}
+                    if premises
+                    else {}
+                ),
+            }
+        )
+        present = {
+            key: values for key, column in columns.items() if (values := without_none(column))
+        }
+        metrics = {
+            f"{self.name}/{key}": statistics.fmean(values) for key, values in present.items()
+        }
         metrics[f"{self.name}/length"] = lengths["length"]
         if premises:
             metrics |= {f"sycophancy/{key}": estimate.value for key, estimate in premises.items()}
@@ -164,17 +233,27 @@ class HeldOut:
         return {**metrics, **(self._sharpening(lengths["entropy"], columns) if step else {})}
 
     def _sharpening(self, entropy: float, columns: Mapping[str, Scores]) -> dict[str, float]:
-        """The metrics of the detector of that name: how much of the gain so far a temperature of the start would explain."""
+        """The metrics of the detector of that name: how much of the gain so far a temperature of
+        the start would explain.
+        """
         key, own = _headline(columns), self.sampling.temperature
-        rows = [row for row in read_jsonl(self.run.path / "heldout.jsonl") if row["step"] == 0 and "entropy" in row]
+        rows = [
+            row
+            for row in read_jsonl(self.run.path / "heldout.jsonl")
+            if row["step"] == 0 and "entropy" in row
+        ]
         start = {row.get("temperature", own): (row["entropy"], row["scores"][key]) for row in rows}
-        sharper = sharpening(start, (entropy, columns[key]), self.groups, own) if own in start else {}
+        sharper = (
+            sharpening(start, (entropy, columns[key]), self.groups, own) if own in start else {}
+        )
         return {f"sharpening/{name}": value for name, value in sharper.items()}
 
     def _keep(self, step: int, learner: LocalLearner) -> None:
-        """Save these weights, before the row that calls them the best, and delete those that an interrupted run saved later.
+        """Save these weights, before the row that calls them the best, and delete those that an
+        interrupted run saved later.
 
-        The older ones stay until the end: a run that goes on from a checkpoint before them may need any.
+        The older ones stay until the end: a run that goes on from a checkpoint before them may need
+        any.
         """
         for stale in complete_checkpoints(self.run.path / "best"):
             if int(stale.name.removeprefix("step-")) >= step:
@@ -200,14 +279,19 @@ class HeldOut:
 
     def fallen(self, last: int) -> bool:
         """Whether training, which is to have `last` steps, should end now."""
-        return self.config.stop and has_fallen(self.run.held_out(), self.groups, -(-last // self.config.every))
+        return self.config.stop and has_fallen(
+            self.run.held_out(), self.groups, -(-last // self.config.every)
+        )
 
     def restore(self) -> None:
-        """Put the best weights in place; the last ones stay where no answer of any measurement has a score."""
+        """Put the best weights in place; the last ones stay where no answer of any measurement has
+        a score.
+        """
         assert self.learner is not None
         if best_step(self.run.held_out()) is None:
             _log.warning(
-                "evaluate.keep = 'best': no held-out answer got a score at any step, so the last weights are kept. Mend the judge"
+                "evaluate.keep = 'best': no held-out answer got a score at any step, so the last "
+                "weights are kept. Mend the judge"
             )
             return
         best = self.run.path / "best" / f"step-{self.kept:06d}"
@@ -218,21 +302,27 @@ class HeldOut:
                 shutil.rmtree(other)
 
     def summary(self) -> Json:
-        """Score and parts at the first and the last measurement, and the gain on the same prompts, with intervals.
+        """Score and parts at the first and the last measurement, and the gain on the same prompts,
+        with intervals.
 
-        With `keep = "best"` the last is the kept one, which was chosen for being high. So each half of the prompts is judged at
-        the step that the other half would have kept (`judged_by`); `measured` has the means of all prompts at every step.
+        With `keep = "best"` the last is the kept one, which was chosen for being high. So each half
+        of the prompts is judged at the step that the other half would have kept (`judged_by`);
+        `measured` has the means of all prompts at every step.
         """
         measured, end, groups = self.run.held_out(), self.kept, self.groups
         start = min(measured)
-        choices = [None] * len(groups) if self.learner is None else chosen_by_others(measured, groups)
+        choices = (
+            [None] * len(groups) if self.learner is None else chosen_by_others(measured, groups)
+        )
         steps = [end if step is None else step for step in choices]
         result: Json = {
             "judge": self.name,
             "num_prompts": len(self.prompts),
             "kept_step": end,
             "best_step": best_step(measured),
-            "judged_by": "all prompts" if self.learner is None else "the prompts that did not choose the step",
+            "judged_by": "all prompts"
+            if self.learner is None
+            else ("the prompts that did not choose the step"),
             "best_step_interval": peak_interval(measured, groups),
             "measured": {
                 str(step): mean_estimate(rows["score"], groups).as_dict()
@@ -241,10 +331,16 @@ class HeldOut:
             },
         }
         if self.sycophancy is not None:
-            result["sycophancy"] = {"before": self._premises()[start], "after": self._premises()[end]}
+            result["sycophancy"] = {
+                "before": self._premises()[start],
+                "after": self._premises()[end],
+            }
         for key in measured[start].keys() & measured[end].keys():
             before = measured[start][key]
-            after = [measured[step][key][place] if key in measured[step] else None for place, step in enumerate(steps)]
+            after = [
+                measured[step][key][place] if key in measured[step] else None
+                for place, step in enumerate(steps)
+            ]
             if (moved := before_and_after(before, after, groups)) is not None:
                 result[key] = moved
             if key == _headline(measured[start]):
@@ -254,10 +350,19 @@ class HeldOut:
         return result
 
     def _control(self, key: str, before: Scores, after: Scores, end: int) -> Json:
-        """The control of decoding: this column of start and policy beside those at the other temperatures."""
+        """The control of decoding: this column of start and policy beside those at the other
+        temperatures.
+        """
         own, others = self.sampling.temperature, self.run.decoded()
         sides = [
-            {own: scores, **{temperature: rows[key] for (at, temperature), rows in others.items() if at == step}}
+            {
+                own: scores,
+                **{
+                    temperature: rows[key]
+                    for (at, temperature), rows in others.items()
+                    if at == step
+                },
+            }
             for step, scores in ((0, before), (end, after))
         ]
 
@@ -265,18 +370,27 @@ class HeldOut:
 
 
 def _headline(columns: Mapping[str, Scores]) -> str:
-    """The column that the controls are about: right answers where they are checked, else the score."""
+    """The column that the controls are about: right answers where they are checked, else the
+    score.
+    """
     return "correct" if "correct" in columns else "score"
 
 
 def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean length of answers in tokens, and their entropy in nats a token, estimated from the tokens that were drawn."""
+    """Mean length of answers in tokens, and their entropy in nats a token, estimated from the
+    tokens that were drawn.
+    """
     tokens = sum(len(r.response_ids) for r in rollouts)
-    surprise = 0.0 if rollouts[0].sampling.temperature == 0 else -sum(sum(r.logprobs) for r in rollouts)
+    surprise = (
+        0.0 if rollouts[0].sampling.temperature == 0 else -sum(sum(r.logprobs) for r in rollouts)
+    )
     return {"length": tokens / len(rollouts), "entropy": surprise / max(1, tokens)}
 
 
 def _columns(scores: Sequence[Score]) -> dict[str, Scores]:
     """The scores and their parts, a column each."""
     parts = dict.fromkeys(part for score in scores for part in score.parts)
-    return {"score": [s.value for s in scores], **{part: [s.parts.get(part) for s in scores] for part in parts}}
+    return {
+        "score": [s.value for s in scores],
+        **{part: [s.parts.get(part) for s in scores] for part in parts},
+    }

@@ -1,8 +1,9 @@
-"""Kahneman-Tversky optimisation: the policy learns from single responses that were found good or bad, with no pairs.
+"""Kahneman-Tversky optimisation: the policy learns from single responses that were found good or
+bad, with no pairs.
 
-Ethayarajh et al. 2024 (https://arxiv.org/abs/2402.01306): a response's value is its implicit reward seen from a reference point
-z0, saturating on both sides. z0 is the KL that the policy has come from its reference, estimated on prompts with responses that
-belong to other prompts.
+Ethayarajh et al. 2024 (https://arxiv.org/abs/2402.01306): a response's value is its implicit reward
+seen from a reference point z0, saturating on both sides. z0 is the KL that the policy has come from
+its reference, estimated on prompts with responses that belong to other prompts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Feedback, Json
 from tether.data.batches import cut_batches
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.prepare import JudgedPrompt, Split, mismatched, prepare_feedback, sequences_of, verdicts_of
+from tether.data.prepare import (
+    JudgedPrompt,
+    Split,
+    mismatched,
+    prepare_feedback,
+    sequences_of,
+    verdicts_of,
+)
 from tether.learner.config import Rates, ReferencedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
@@ -35,7 +43,14 @@ from tether.stages.supervised import SupervisedLoop, Update, heldout, measure
 
 RECOMMENDED_BALANCE = (1.0, 4 / 3)
 """Of λ_D n_D / λ_U n_U, by the paper's eq. 8."""
-WATCHED = ("loss", "accuracy", "reward_desirable", "reward_undesirable", "kl_baseline", "mismatched")
+WATCHED = (
+    "loss",
+    "accuracy",
+    "reward_desirable",
+    "reward_undesirable",
+    "kl_baseline",
+    "mismatched",
+)
 
 
 class KTOConfig(ReferencedConfig):
@@ -44,13 +59,23 @@ class KTOConfig(ReferencedConfig):
     rates: ClassVar[Rates] = Rates(2e-4, 1e-6)
 
     beta: float = Field(default=0.1, gt=0, description="strength of the KL constraint")
-    desirable_weight: float | None = Field(default=None, gt=0, description="λ_D; unset: both classes weigh alike, at least 1")
+    desirable_weight: float | None = Field(
+        default=None, gt=0, description=("λ_D; unset: both classes weigh alike, at least 1")
+    )
     undesirable_weight: float | None = Field(default=None, gt=0, description="λ_U; unset: likewise")
-    prompts_per_update: int = Field(default=16, ge=2, description="z0 is estimated over all their responses")
+    prompts_per_update: int = Field(
+        default=16, ge=2, description=("z0 is estimated over all their responses")
+    )
 
     def weights(self, num_desirable: int, num_undesirable: int) -> dict[str, float]:
-        """λ_D and λ_U for these counts of responses: the ones that are set, and otherwise those that balance the classes."""
-        ratio, desirable, undesirable = num_undesirable / num_desirable, self.desirable_weight, self.undesirable_weight
+        """λ_D and λ_U for these counts of responses: the ones that are set, and otherwise those
+        that balance the classes.
+        """
+        ratio, desirable, undesirable = (
+            num_undesirable / num_desirable,
+            self.desirable_weight,
+            self.undesirable_weight,
+        )
         if desirable is None:
             desirable = max(1.0, ratio) if undesirable is None else undesirable * ratio
         undesirable = desirable / ratio if undesirable is None else undesirable
@@ -61,28 +86,39 @@ class KTO:
     """Trains a policy role on single responses, each desirable or not, against a frozen reference.
 
     Args:
-        reference: with reference_logprobs = "precomputed" it may run the policy's own untrained weights, and is dropped before
-            training.
+        reference: with reference_logprobs = "precomputed" it may run the policy's own untrained
+            weights, and is dropped before training.
     """
 
     dropout = False
 
-    def __init__(self, config: KTOConfig, policy: Role, reference: Role, encoder: ChatEncoder) -> None:
+    def __init__(
+        self, config: KTOConfig, policy: Role, reference: Role, encoder: ChatEncoder
+    ) -> None:
         self.config, self.role, self.encoder = config, policy, encoder
-        self.likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed)
+        self.likelihoods = Likelihoods(
+            policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed
+        )
         self.weights = config.weights(1, 1)
 
     def update(self, judged: Sequence[JudgedPrompt]) -> Update[list[JudgedPrompt]]:
-        """One update over all responses to some prompts; z0 belongs to the update as a whole, so it comes first."""
+        """One update over all responses to some prompts; z0 belongs to the update as a whole, so it
+        comes first.
+        """
         baseline, num_mismatched = self.baseline(judged)
-        micros, num_responses = self.likelihoods.micro_batches(judged), sum(len(j.responses) for j in judged)
+        micros, num_responses = (
+            self.likelihoods.micro_batches(judged),
+            sum(len(j.responses) for j in judged),
+        )
 
         def metrics(rewards: list[list[float]]) -> dict[str, float]:
             _, desirable = verdicts_of(list(chain(*micros)))
             means = rewards_by_class(list(chain(*rewards)), desirable)
             return {**means, "kl_baseline": baseline, "mismatched": num_mismatched}
 
-        return Update(micros, partial(self.loss, baseline=baseline, num_responses=num_responses), metrics)
+        return Update(
+            micros, partial(self.loss, baseline=baseline, num_responses=num_responses), metrics
+        )
 
     @property
     def _most(self) -> int:
@@ -91,21 +127,33 @@ class KTO:
 
     @torch.no_grad()
     def baseline(self, judged: Sequence[JudgedPrompt]) -> tuple[float, int]:
-        """z0, max(0, mean log ratio) of responses behind other prompts, in nats, and how many they are (0: z0 is unknown)."""
+        """z0, max(0, mean log ratio) of responses behind other prompts, in nats, and how many they
+        are (0: z0 is unknown).
+        """
         pairs = mismatched(judged, self._most)
-        sequences, counts = [pair for pair, _ in pairs], torch.tensor([count for _, count in pairs], dtype=torch.float64)
+        sequences, counts = (
+            [pair for pair, _ in pairs],
+            torch.tensor([count for _, count in pairs], dtype=torch.float64),
+        )
         total, limit = 0.0, self.likelihoods.document_tokens
         for cut in cut_batches(sequences, self.config.micro_batch_tokens, document_tokens=limit):
             ratios = self._log_ratios([sequences[i] for i in cut]).double().cpu()
             total += float(ratios @ counts[cut])
         return max(0.0, total / max(1.0, float(counts.sum()))), int(counts.sum())
 
-    def loss(self, judged: Sequence[JudgedPrompt], baseline: float, num_responses: int) -> tuple[Tensor, Tensor]:
-        """The loss of these prompts' responses over `num_responses`, and the reward beta × log ratio of each."""
+    def loss(
+        self, judged: Sequence[JudgedPrompt], baseline: float, num_responses: int
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of these prompts' responses over `num_responses`, and the reward beta × log
+        ratio of each.
+        """
         (places, desirable), beta = verdicts_of(judged), self.config.beta
         ratios = self._log_ratios(sequences_of(judged))
         ratios = ratios[to_device(torch.tensor(places), ratios.device)]
-        labels, z0 = to_device(torch.tensor(desirable), ratios.device), ratios.new_full((), baseline)
+        labels, z0 = (
+            to_device(torch.tensor(desirable), ratios.device),
+            ratios.new_full((), baseline),
+        )
         loss = kto_loss(ratios, labels, z0, beta=beta, denominator=num_responses, **self.weights)
         return loss, beta * ratios.detach()
 
@@ -117,18 +165,32 @@ class KTO:
         """Loss and rewards of held-out responses, as if all were one update."""
         return measure(self.update(judged))
 
-    def train(self, rows: Sequence[Feedback], run: RunDirectory, progress: Progress | None = None) -> Json:
+    def train(
+        self, rows: Sequence[Feedback], run: RunDirectory, progress: Progress | None = None
+    ) -> Json:
         """Train, or go on training, in `run`; returns the summary.
 
         Raises:
-            DataError: nothing can be used, all responses are of one class, or all answer one prompt.
+            DataError: nothing can be used, all responses are of one class, or all answer one
+                prompt.
         """
         start, config = time.perf_counter(), self.config
-        split = prepare_feedback(rows, self.encoder, config.max_length, "kto.max_length", config.heldout_fraction, config.seed)
-        plan = _without_lone_prompts(plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed))
+        split = prepare_feedback(
+            rows,
+            self.encoder,
+            config.max_length,
+            "kto.max_length",
+            config.heldout_fraction,
+            config.seed,
+        )
+        plan = _without_lone_prompts(
+            plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed)
+        )
         self.likelihoods.begin(self._responses(split, plan), run.path / "reference.safetensors")
         balance = self._settle_weights(split.train)
-        loop = SupervisedLoop(self, split, plan, config, run, watched=WATCHED, progress=progress).train()
+        loop = SupervisedLoop(
+            self, split, plan, config, run, watched=WATCHED, progress=progress
+        ).train()
         return {
             **heldout(self, split.test),
             **balance,
@@ -138,14 +200,18 @@ class KTO:
             **loop.summary(start),
         }
 
-    def _responses(self, split: Split[JudgedPrompt], plan: Sequence[Sequence[int]]) -> Iterator[Encoded]:
+    def _responses(
+        self, split: Split[JudgedPrompt], plan: Sequence[Sequence[int]]
+    ) -> Iterator[Encoded]:
         """All responses whose reference log-probabilities training and evaluation need."""
         yield from sequences_of((*split.train, *split.test))
         for update in (*([split.train[i] for i in numbers] for numbers in plan), split.test):
             yield from (pair for pair, _ in mismatched(update, self._most))
 
     def _settle_weights(self, train: Sequence[JudgedPrompt]) -> dict[str, float]:
-        """Take the weights for these responses; warn where the classes would not be balanced as the paper asks."""
+        """Take the weights for these responses; warn where the classes would not be balanced as the
+        paper asks.
+        """
         verdicts = [verdict for judged in train for verdict in judged.desirable]
         good, bad = verdicts.count(True), verdicts.count(False)
         self.weights = self.config.weights(good, bad)
@@ -153,31 +219,53 @@ class KTO:
         balance, (low, high) = of_desirable * good / (of_undesirable * bad), RECOMMENDED_BALANCE
         if not low - 1e-9 <= balance <= high + 1e-9:
             warnings.warn(
-                f"kto: λ_D n_D / λ_U n_U is {balance:.3g} with {good} desirable and {bad} undesirable responses; the paper asks "
-                "for 1 to 4/3. Unset kto.desirable_weight or kto.undesirable_weight to have it balanced.",
+                f"kto: λ_D n_D / λ_U n_U is {balance:.3g} with {good} desirable and {bad} "
+                "undesirable responses; the paper asks "
+                "for 1 to 4/3. Unset kto.desirable_weight or kto.undesirable_weight to have it "
+                "balanced.",
                 stacklevel=3,
             )
-        return {"num_desirable": good, "num_undesirable": bad, **self.weights, "class_balance": balance}
+        return {
+            "num_desirable": good,
+            "num_undesirable": bad,
+            **self.weights,
+            "class_balance": balance,
+        }
 
 
 def rewards_by_class(rewards: Sequence[float], desirable: Sequence[bool]) -> dict[str, float]:
-    """Mean rewards by class, and the share of all pairs across the classes in the right order (NaN without both)."""
-    classes = [[r for r, good in zip(rewards, desirable, strict=True) if good is kind] for kind in (True, False)]
+    """Mean rewards by class, and the share of all pairs across the classes in the right order (NaN
+    without both).
+    """
+    classes = [
+        [r for r, good in zip(rewards, desirable, strict=True) if good is kind]
+        for kind in (True, False)
+    ]
     means = [statistics.fmean(rewards) if rewards else math.nan for rewards in classes]
-    return {"accuracy": separation(*classes), "reward_desirable": means[0], "reward_undesirable": means[1]}
+    return {
+        "accuracy": separation(*classes),
+        "reward_desirable": means[0],
+        "reward_undesirable": means[1],
+    }
 
 
 def separation(above: Sequence[float], below: Sequence[float]) -> float:
-    """The chance that a number of the first list is the larger one, ties half: the area under the ROC curve; NaN without both."""
+    """The chance that a number of the first list is the larger one, ties half: the area under the
+    ROC curve; NaN without both.
+    """
     from scipy.stats import mannwhitneyu
 
     if not (above and below):
         return math.nan
-    return float(mannwhitneyu(above, below, method="asymptotic").statistic) / len(above) / len(below)
+    return (
+        float(mannwhitneyu(above, below, method="asymptotic").statistic) / len(above) / len(below)
+    )
 
 
 def _without_lone_prompts(plan: list[list[int]]) -> list[list[int]]:
-    """An update of one prompt, which has no other to be mismatched with, joins the one before it."""
+    """An update of one prompt, which has no other to be mismatched with, joins the one before
+    it.
+    """
     joined: list[list[int]] = []
     for update in plan:
         if len(update) == 1:

@@ -1,7 +1,9 @@
-"""Direct methods on the policy's own fresh samples: in every step the best and the worst answer to a prompt are a pair.
+"""Direct methods on the policy's own fresh samples: in every step the best and the worst answer to
+a prompt are a pair.
 
-Guo et al. 2024 (https://arxiv.org/abs/2402.04792): pairs that were collected once tell the policy about answers that it no longer
-gives; answers sampled from the policy of the moment, ordered by a reward, do not age.
+Guo et al. 2024 (https://arxiv.org/abs/2402.04792): pairs that were collected once tell the policy
+about answers that it no longer gives; answers sampled from the policy of the moment, ordered by a
+reward, do not age.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class OnlineDirectConfig(PairLossConfig, SampledConfig):
     rates: ClassVar[Rates] = Rates(5e-4, 1e-6)
 
     prompts_per_step: int = Field(default=8, ge=1, description="each gives one pair, or none")
-    samples_per_prompt: int = Field(default=2, ge=2, description="the best and the worst of them are the pair")
+    samples_per_prompt: int = Field(
+        default=2, ge=2, description=("the best and the worst of them are the pair")
+    )
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,21 @@ class SampledPair:
 
     def ranking(self, encoder: ChatEncoder, group: str) -> Ranking:
         """The pair as token ids."""
-        sides = tuple(encoder.rollout(r.prompt_ids, r.response_ids) for r in (self.best, self.worst))
+        sides = tuple(
+            encoder.rollout(r.prompt_ids, r.response_ids) for r in (self.best, self.worst)
+        )
         return Ranking(group, sides, (0,), (1,), (1.0,), (self.best_score - self.worst_score,))
 
 
 def best_and_worst(
-    rollouts: Sequence[Rollout], scores: Sequence[Score], samples_per_prompt: int, *, missing_stop_penalty: float = 0.0
+    rollouts: Sequence[Rollout],
+    scores: Sequence[Score],
+    samples_per_prompt: int,
+    *,
+    missing_stop_penalty: float = 0.0,
 ) -> tuple[list[SampledPair], dict[str, int]]:
-    """One pair a prompt, and how many prompts gave none: "failed", fewer than two scores, or "tied", no sample was the better.
+    """One pair a prompt, and how many prompts gave none: "failed", fewer than two scores, or
+    "tied", no sample was the better.
 
     Args:
         rollouts, scores: prompt after prompt; a failed score is left out.
@@ -66,11 +77,18 @@ def best_and_worst(
     pairs, skipped = [], {"tied": 0, "failed": 0}
     values = penalised_scores(rollouts, scores, missing_stop_penalty)
     for start in range(0, len(rollouts), samples_per_prompt):
-        samples = [(value, i) for i, value in enumerate(values[start : start + samples_per_prompt], start) if value is not None]
+        samples = [
+            (value, i)
+            for i, value in enumerate(values[start : start + samples_per_prompt], start)
+            if value is not None
+        ]
         if len(samples) < 2:
             skipped["failed"] += 1
             continue
-        (low, last), (high, first) = min(samples, key=lambda sample: sample[0]), max(samples, key=lambda sample: sample[0])
+        (low, last), (high, first) = (
+            min(samples, key=lambda sample: sample[0]),
+            max(samples, key=lambda sample: sample[0]),
+        )
         best, worst = rollouts[first], rollouts[last]
         if low == high or best.response_ids == worst.response_ids:
             skipped["tied"] += 1
@@ -81,7 +99,9 @@ def best_and_worst(
 
 @dataclass(eq=False)
 class OnlineDirect:
-    """A policy, a fixed reference (none for orpo and simpo), a reward source and an engine that samples from the policy."""
+    """A policy, a fixed reference (none for orpo and simpo), a reward source and an engine that
+    samples from the policy.
+    """
 
     config: OnlineDirectConfig
     policy: Role
@@ -93,35 +113,68 @@ class OnlineDirect:
 
     def __post_init__(self) -> None:
         config, policy = self.config, self.policy
-        likelihoods = Likelihoods(policy, self.reference, self.encoder, config.micro_batch_tokens, config.temperature)
+        likelihoods = Likelihoods(
+            policy, self.reference, self.encoder, config.micro_batch_tokens, config.temperature
+        )
         likelihoods.without_dropout()
         self.pairs = PairLoss(config, likelihoods)
-        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), config.steps, config.ema_decay)
+        self.learner = LocalLearner(
+            policy.parameters(),
+            config.optimizer_for(policy.adapter),
+            config.steps,
+            config.ema_decay,
+        )
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step:
-        """Sample, score, take the best and the worst of each prompt, and one update on these pairs."""
+        """Sample, score, take the best and the worst of each prompt, and one update on these
+        pairs.
+        """
         clock, config = Clock(), self.config
-        rollouts, scores = sample_and_score(self.engine, self.reward, config, prompts, self.ordinals(number), clock)
+        rollouts, scores = sample_and_score(
+            self.engine, self.reward, config, prompts, self.ordinals(number), clock
+        )
         penalty = config.missing_stop_penalty
-        pairs, skipped = best_and_worst(rollouts, scores, config.samples_per_prompt, missing_stop_penalty=penalty)
-        metrics = self.update([pair.ranking(self.encoder, str(place)) for place, pair in enumerate(pairs)])
-        metrics |= {"pairs/used": len(pairs), **{f"pairs/{reason}": count for reason, count in skipped.items()}}
-        return Step(metrics | sample_metrics(rollouts, scores), rollouts, scores).hand_over(self.engine, number, clock)
+        pairs, skipped = best_and_worst(
+            rollouts, scores, config.samples_per_prompt, missing_stop_penalty=penalty
+        )
+        metrics = self.update(
+            [pair.ranking(self.encoder, str(place)) for place, pair in enumerate(pairs)]
+        )
+        metrics |= {
+            "pairs/used": len(pairs),
+            **{f"pairs/{reason}": count for reason, count in skipped.items()},
+        }
+        return Step(metrics | sample_metrics(rollouts, scores), rollouts, scores).hand_over(
+            self.engine, number, clock
+        )
 
     def ordinals(self, number: int) -> range:
         return self.config.ordinals(number)
 
     def summary(self, history: Sequence[Mapping[str, float]]) -> Json:
-        return {"pairs": {key: sum(row[f"pairs/{key}"] for row in history) for key in ("used", "tied", "failed")}}
+        return {
+            "pairs": {
+                key: sum(row[f"pairs/{key}"] for row in history)
+                for key in ("used", "tied", "failed")
+            }
+        }
 
     def update(self, rankings: list[Ranking]) -> dict[str, float]:
-        """One update over the pairs of a step; without any the weights stay, and the schedule goes on.
+        """One update over the pairs of a step; without any the weights stay, and the schedule goes
+        on.
 
-        The KL is the mean log ratio of the pairs' responses: all samples where there are two a prompt, else the extremes alone.
+        The KL is the mean log ratio of the pairs' responses: all samples where there are two a
+        prompt, else the extremes alone.
         """
         update = self.pairs.update(rankings)
         loss, rewards = accumulate(update, self.learner) if rankings else (math.nan, [])
-        metrics = {"loss": loss, **(update.metrics(rewards) if rankings else {}), **self.learner.step()}
+        metrics = {
+            "loss": loss,
+            **(update.metrics(rewards) if rankings else {}),
+            **self.learner.step(),
+        }
         if rewards and self.config.needs_reference and not self.config.average:
-            metrics["kl/policy_reference_k1"] = statistics.fmean(chain(*rewards)) / self.config.strength
+            metrics["kl/policy_reference_k1"] = (
+                statistics.fmean(chain(*rewards)) / self.config.strength
+            )
         return metrics

@@ -1,4 +1,6 @@
-"""The loop around the steps of every stage that samples: prompts, records, alarms, checkpoints, resume."""
+"""The loop around the steps of every stage that samples: prompts, records, alarms, checkpoints,
+resume.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from typing import Any, Protocol, TypeVar
 
 from tether.core.budget import BUDGET, time_limit
 from tether.core.errors import DataError, RewardError
-from tether.core.protocols import AdaptiveReward, Engine, Monitor, OrderingEngine, RewardSource, Stateful, doing
+from tether.core.protocols import (
+    AdaptiveReward,
+    Engine,
+    Monitor,
+    OrderingEngine,
+    RewardSource,
+    Stateful,
+    doing,
+)
 from tether.core.records import note_records, report_beginning, report_changes
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
@@ -74,10 +84,23 @@ def train(
         raise DataError(f"{type(stage).__name__} needs at least one prompt")
 
     def finished() -> bool:
-        return here().once(lambda: done >= config.steps or stage.stopped or (ended is not None and ended()) or limit.over())
+        return here().once(
+            lambda: (
+                done >= config.steps
+                or stage.stopped
+                or (ended is not None and ended())
+                or limit.over()
+            )
+        )
 
-    with Stopping() as stopping, Checkpoints(run.path / "checkpoints", config.keep_checkpoints) as checkpoints:
-        done, watchdog = _resume(stage, run, checkpoints, monitor), Watchdog(run.path / "stacks.txt")
+    with (
+        Stopping() as stopping,
+        Checkpoints(run.path / "checkpoints", config.keep_checkpoints) as checkpoints,
+    ):
+        done, watchdog = (
+            _resume(stage, run, checkpoints, monitor),
+            Watchdog(run.path / "stacks.txt"),
+        )
         limit.begin(done, config.steps)
         doing(progress, f"sampling for step {done + 1}")
         last = finished()
@@ -108,7 +131,13 @@ def train(
                 metrics["alarms"] = float(len(alarms))
             run.log(metrics, done)
             run.sample(
-                {"step": done, "prompt": r.prompt.text, "response": r.text, "proxy": s.value, "stop": r.stop_reason.value}
+                {
+                    "step": done,
+                    "prompt": r.prompt.text,
+                    "response": r.text,
+                    "proxy": s.value,
+                    "stop": r.stop_reason.value,
+                }
                 for r, s in _spread(list(zip(rollouts, scores, strict=True)), config.sample_rows)
             )
             drawn, last = draws_schedule(limit, stage.learner, done), finished()
@@ -127,13 +156,19 @@ def step_prompts(prompts: Sequence[Prompt], stage: SamplingStage, number: int) -
 
 
 def order_ahead(stage: SamplingStage, prompts: Sequence[Prompt], number: int) -> None:
-    """Ask for the samples of step `number` and of those that may be sampled with the same weights; else nothing."""
+    """Ask for the samples of step `number` and of those that may be sampled with the same weights;
+    else nothing.
+    """
     engine, config = stage.engine, stage.config
     if not isinstance(engine, OrderingEngine):
         return
     engine.forget(number)
     for later in range(number, min(number + engine.max_staleness + 1, config.steps)):
-        how: Any = {"num_samples": config.samples_per_prompt, "seed": config.seed, "ordinals": stage.ordinals(later)}
+        how: Any = {
+            "num_samples": config.samples_per_prompt,
+            "seed": config.seed,
+            "ordinals": stage.ordinals(later),
+        }
         engine.order(later, step_prompts(prompts, stage, later), config.sampling, **how)
 
 
@@ -143,14 +178,26 @@ def _parts(stage: SamplingStage, monitor: Monitor | None) -> dict[str, Stateful]
     return {name: part for name, part in parts.items() if isinstance(part, Stateful)}
 
 
-def _save(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, number: int, monitor: Monitor | None) -> None:
+def _save(
+    stage: SamplingStage,
+    run: RunDirectory,
+    checkpoints: Checkpoints,
+    number: int,
+    monitor: Monitor | None,
+) -> None:
     tensors, values = stage.learner.state()
     own = stage.state() if isinstance(stage, Stateful) else {}
     states = {name: part.state() for name, part in _parts(stage, monitor).items()}
-    checkpoints.save(number, tensors, {**values, **own, **states, "records": note_records(run), BUDGET: time_limit().state()})
+    checkpoints.save(
+        number,
+        tensors,
+        {**values, **own, **states, "records": note_records(run), BUDGET: time_limit().state()},
+    )
 
 
-def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, monitor: Monitor | None) -> int:
+def _resume(
+    stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, monitor: Monitor | None
+) -> int:
     """The newest checkpoint in place; the number of steps that were made."""
     checkpoint = checkpoints.latest(stage.learner.parameters)
     if checkpoint is None:
@@ -171,12 +218,16 @@ def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, m
 
 
 def _spread(rows: list[T], count: int) -> list[T]:
-    """`count` of the rows, from the first on in equal steps: of different prompts where there are enough."""
+    """`count` of the rows, from the first on in equal steps: of different prompts where there are
+    enough.
+    """
     return rows[:: max(1, len(rows) // count)][:count] if count else []
 
 
 def _summary(history: Sequence[Mapping[str, Any]]) -> Json:
-    """Proxy score of the first and the last steps, KL of the last ones (see stats.trend), and what must stay zero."""
+    """Proxy score of the first and the last steps, KL of the last ones (see stats.trend), and what
+    must stay zero.
+    """
 
     def moved(key: str) -> Trend | None:
         return trend([row[key] for row in history if row.get(key) is not None])
@@ -189,6 +240,8 @@ def _summary(history: Sequence[Mapping[str, Any]]) -> Json:
         "proxy_gain": proxy and proxy.gain,
         "kl": kl and kl.last,
         "kl_noise": kl and kl.noise,
-        "first_ratio_deviation": max(row.get("policy/first_ratio_deviation", 0.0) for row in history),
+        "first_ratio_deviation": max(
+            row.get("policy/first_ratio_deviation", 0.0) for row in history
+        ),
         "failed_rewards": sum(row.get("reward/failed", 0.0) for row in history),
     }

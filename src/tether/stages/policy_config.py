@@ -14,7 +14,18 @@ from tether.core.config import Config
 from tether.core.types import Json, Sampling
 from tether.learner.config import OptimizerConfig, Rates, TrainedConfig
 
-Algorithm = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"]
+Algorithm = Literal[
+    "ppo",
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "reinforce",
+    "rloo",
+    "reinforce++",
+    "reinforce++_baseline",
+]
 
 _GROUP = {"baseline": "group", "scale_advantages": True, "epochs": 1}
 _GROUP |= {"kl": {"place": "loss", "coefficient": 0.0}}
@@ -29,11 +40,23 @@ PRESETS: dict[str, Json] = {
     "cispo": {**_GROUP, "minibatches": 4, "surrogate": "cispo", "clip_range_high": 4.0},
     "reinforce": {**_PLAIN, "baseline": "running_mean"},
     "rloo": {**_PLAIN, "baseline": "leave_one_out", "kl": {"place": "sequence"}},
-    "reinforce++": {"whiten_advantages": True, "normalize_scores": True, "epochs": 1, "minibatches": 4},
-    "reinforce++_baseline": {**_GROUP, "scale_advantages": False, "whiten_advantages": True, "minibatches": 4}
+    "reinforce++": {
+        "whiten_advantages": True,
+        "normalize_scores": True,
+        "epochs": 1,
+        "minibatches": 4,
+    },
+    "reinforce++_baseline": {
+        **_GROUP,
+        "scale_advantages": False,
+        "whiten_advantages": True,
+        "minibatches": 4,
+    }
     | {"kl": {"place": "loss", "estimator": "k2", "coefficient": 0.05}},
 }
-"""What each published method sets; everything else stands at the defaults below. Links: docs/algorithms."""
+"""What each published method sets; everything else stands at the defaults below. Links:
+docs/algorithms.
+"""
 
 
 TO_ZERO = OptimizerConfig(schedule="linear", final_fraction=0.0)
@@ -43,20 +66,31 @@ TO_ZERO = OptimizerConfig(schedule="linear", final_fraction=0.0)
 class SampledConfig(TrainedConfig):
     """Settings of every stage that learns from the policy's own samples; lengths are in tokens."""
 
-    steps: int = Field(default=100, ge=1, description="of training: each samples, scores and learns")
-    prompts_per_step: int = Field(default=8, ge=1, description="prompts answered in a step; large machines take 64 and more")
+    steps: int = Field(
+        default=100, ge=1, description=("of training: each samples, scores and learns")
+    )
+    prompts_per_step: int = Field(
+        default=8, ge=1, description=("prompts answered in a step; large machines take 64 and more")
+    )
     samples_per_prompt: int = Field(default=4, ge=1, description="answers to each of them")
     max_new_tokens: int = Field(default=64, ge=1, description="longest answer")
-    temperature: float = Field(default=1.0, gt=0, description="of sampling, and of the distributions in the loss")
+    temperature: float = Field(
+        default=1.0, gt=0, description=("of sampling, and of the distributions in the loss")
+    )
     missing_stop_penalty: float = Field(
-        default=0.0, ge=0, description="taken off the score, after its normalisation, of a response that did not end in time"
+        default=0.0,
+        ge=0,
+        description=(
+            "taken off the score, after its normalisation, of a response that did not end in time"
+        ),
     )
     micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
     ema_decay: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="end with a moving average of the policy's trained weights; of an adapter, both factors are averaged, not "
+        description="end with a moving average of the policy's trained weights; of an adapter, "
+        "both factors are averaged, not "
         "their product",
     )
     checkpoint_every: int = Field(default=5, ge=1, description="steps between checkpoints")
@@ -73,111 +107,210 @@ class SampledConfig(TrainedConfig):
 
 
 class KLConfig(Config):
-    """The tether: the weight of KL(policy || reference), where it pulls, and how the weight follows what is observed."""
+    """The tether: the weight of KL(policy || reference), where it pulls, and how the weight follows
+    what is observed.
+    """
 
     coefficient: float = Field(
         default=0.05,
         ge=0,
-        description="beta: what a nat of KL costs, in deviations of the scores: those of the first step with normalize_scores, "
+        description="beta: what a nat of KL costs, in deviations of the scores: those of the "
+        "first step with normalize_scores, "
         "those of each group with scale_advantages; with neither (dr_grpo) in the reward's own unit",
     )
     place: Literal["token", "sequence", "loss"] = Field(
-        default="token", description="in every token's reward, in the response's score before its baseline, or in the loss"
+        default="token",
+        description=(
+            "in every token's reward, in the response's score before its baseline, or in the loss"
+        ),
     )
     estimator: Literal["k2", "k3", "k3_corrected"] = Field(
         default="k2",
-        description="in the loss: k2 and k3_corrected have the gradient of KL(policy || reference), k3 (GRPO) of the reverse",
+        description=(
+            "in the loss: k2 and k3_corrected have the gradient of KL(policy || "
+            "reference), k3 (GRPO) of the reverse"
+        ),
     )
     mode: Literal["fixed", "adaptive", "stop"] = Field(
-        default="fixed", description="adaptive: towards the target (Ziegler 2019, section 2.2); stop: training ends beyond it"
+        default="fixed",
+        description=(
+            "adaptive: towards the target (Ziegler 2019, section 2.2); "
+            "stop: training ends beyond it"
+        ),
     )
     target: float = Field(default=6.0, gt=0, description="nats a response")
-    horizon: float = Field(default=10_000, gt=0, description="responses over which the coefficient can change by a factor of e")
+    horizon: float = Field(
+        default=10_000,
+        gt=0,
+        description=("responses over which the coefficient can change by a factor of e"),
+    )
     report: bool = Field(
         default=True,
-        description="at coefficient 0 run the reference on a quarter of a step's answers, at least 16: how far the policy has "
+        description="at coefficient 0 run the reference on a quarter of a step's answers, at "
+        "least 16: how far the policy has "
         "moved",
     )
 
 
 class PolicyConfig(SampledConfig):
-    """Settings of a policy-gradient stage; lengths are in tokens. `algorithm` fills in what is not said."""
+    """Settings of a policy-gradient stage; lengths are in tokens. `algorithm` fills in what is not
+    said.
+    """
 
     rates: ClassVar[Rates] = Rates(5e-4, 3e-6)
 
     algorithm: Algorithm = "ppo"
-    top_p: float = Field(default=1.0, gt=0, le=1, description="of sampling; training refuses less than 1")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description=("of sampling; training refuses less than 1")
+    )
     epochs: int = Field(default=4, ge=1, description="passes over a step's answers")
     minibatches: int = Field(
-        default=1, ge=1, description="optimizer steps an epoch, each on as many answers; whole prompts where there are enough"
+        default=1,
+        ge=1,
+        description=(
+            "optimizer steps an epoch, each on as many answers; whole "
+            "prompts where there are enough"
+        ),
     )
 
     normalize_scores: bool = Field(
         default=False,
-        description="shift and scale scores to mean 0, deviation 1 on the reference's own samples: those of the first step in "
-        "which scores differ; rewards of steps are only scaled, by the deviation of a response's sum of them",
+        description="shift and scale scores to mean 0, deviation 1 on the reference's own "
+        "samples: those of the first step in "
+        "which scores differ; rewards of steps are only scaled, by the deviation of a response's "
+        "sum of them",
     )
     score_clip: float | None = Field(
-        default=None, gt=0, description="scores, or the rewards of steps, are clipped to plus or minus this, after normalisation"
+        default=None,
+        gt=0,
+        description=(
+            "scores, or the rewards of steps, are clipped to plus or "
+            "minus this, after normalisation"
+        ),
     )
-    overlong_buffer: int = Field(default=0, ge=0, description="last tokens before max_new_tokens over which a penalty grows")
-    overlong_penalty: float = Field(default=1.0, gt=0, description="taken off the score at the end of that buffer")
-    step_rewards: bool = Field(default=False, description="use the rewards of single steps that the source gives, not the score")
+    overlong_buffer: int = Field(
+        default=0,
+        ge=0,
+        description=("last tokens before max_new_tokens over which a penalty grows"),
+    )
+    overlong_penalty: float = Field(
+        default=1.0, gt=0, description=("taken off the score at the end of that buffer")
+    )
+    step_rewards: bool = Field(
+        default=False,
+        description=("use the rewards of single steps that the source gives, not the score"),
+    )
     filter_groups: bool = Field(
-        default=False, description="leave out prompts whose samples all score the same; no update where all do"
+        default=False,
+        description=("leave out prompts whose samples all score the same; no update where all do"),
     )
-    refill: int = Field(default=0, ge=0, description="further batches of prompts that may be sampled to replace those left out")
+    refill: int = Field(
+        default=0,
+        ge=0,
+        description=("further batches of prompts that may be sampled to replace those left out"),
+    )
 
     baseline: Literal["none", "running_mean", "group", "leave_one_out"] = Field(
         default="none",
-        description="taken off each score: past scores' mean, the mean of the prompt's samples, or that of its others",
+        description=(
+            "taken off each score: past scores' mean, the mean of the prompt's samples, "
+            "or that of its others"
+        ),
     )
-    baseline_window: int = Field(default=1024, ge=1, description="scores that the running mean remembers")
-    scale_advantages: bool = Field(default=False, description="divide by the standard deviation of the group's scores")
-    critic: bool = Field(default=False, description="learn a value function and estimate advantages with it (GAE)")
+    baseline_window: int = Field(
+        default=1024, ge=1, description=("scores that the running mean remembers")
+    )
+    scale_advantages: bool = Field(
+        default=False, description=("divide by the standard deviation of the group's scores")
+    )
+    critic: bool = Field(
+        default=False, description=("learn a value function and estimate advantages with it (GAE)")
+    )
     value_init: Literal["zero", "reward"] = Field(
         default="zero",
-        description="a fresh head on the policy's states, or a copy of the reward model on the scale of its normalised scores",
+        description=(
+            "a fresh head on the policy's states, or a copy of the reward model on the "
+            "scale of its normalised scores"
+        ),
     )
     gamma: float = Field(default=1.0, gt=0, le=1, description="discount of later rewards, a token")
     lam: float = Field(
-        default=0.95, ge=0, le=1, description="of GAE: 1 takes the whole return, 0 one token and the value after it"
+        default=0.95,
+        ge=0,
+        le=1,
+        description=("of GAE: 1 takes the whole return, 0 one token and the value after it"),
     )
-    whiten_advantages: bool = Field(default=False, description="mean 0, deviation 1 over all tokens of the step")
+    whiten_advantages: bool = Field(
+        default=False, description=("mean 0, deviation 1 over all tokens of the step")
+    )
     normalize: Literal["token", "sequence", "constant"] = Field(
-        default="token", description="weight of a token: the same for all, its response's share, or one over max_new_tokens"
+        default="token",
+        description=(
+            "weight of a token: the same for all, its response's share, or one over max_new_tokens"
+        ),
     )
 
     surrogate: Literal["clip", "sequence", "cispo", "reinforce"] = Field(
         default="clip",
-        description="PPO's clipped ratio, that of whole sequences, a truncated weight, or the bare policy gradient",
+        description=(
+            "PPO's clipped ratio, that of whole sequences, a truncated weight, or the "
+            "bare policy gradient"
+        ),
     )
     clip_range: float = Field(
-        default=0.2, gt=0, description="how far the ratio of a token's probabilities, new to old, counts: 1 ± this"
+        default=0.2,
+        gt=0,
+        description=("how far the ratio of a token's probabilities, new to old, counts: 1 ± this"),
     )
-    clip_range_high: float | None = Field(default=None, gt=0, description="upper clip range; unset: clip_range")
-    dual_clip: float | None = Field(default=None, gt=1, description="bound on the loss of a bad token, in units of its advantage")
+    clip_range_high: float | None = Field(
+        default=None, gt=0, description=("upper clip range; unset: clip_range")
+    )
+    dual_clip: float | None = Field(
+        default=None,
+        gt=1,
+        description=("bound on the loss of a bad token, in units of its advantage"),
+    )
     target_kl: float | None = Field(
-        default=None, gt=0, description="KL(old || new) a token beyond which no further update is taken from a step's answers"
+        default=None,
+        gt=0,
+        description=(
+            "KL(old || new) a token beyond which no further update is taken from a step's answers"
+        ),
     )
     importance: Literal["none", "truncate", "mask"] = Field(
-        default="none", description="correct for an engine whose numerics differ: cap the weight, or drop tokens beyond the cap"
+        default="none",
+        description=(
+            "correct for an engine whose numerics differ: cap the weight, "
+            "or drop tokens beyond the cap"
+        ),
     )
-    importance_cap: float = Field(default=2.0, ge=1, description="bound of the importance weight between engine and trainer")
+    importance_cap: float = Field(
+        default=2.0, ge=1, description=("bound of the importance weight between engine and trainer")
+    )
     max_staleness: int = Field(
         default=0,
         ge=0,
-        description="how many updates old the weights that sample may be: engine servers sample while the learner learns",
+        description=(
+            "how many updates old the weights that sample may be: engine servers sample "
+            "while the learner learns"
+        ),
     )
     entropy_coefficient: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
     value_clip_range: float | None = Field(
-        default=0.2, gt=0, description="how far a value may move in an update; unset: as far as it likes"
+        default=0.2,
+        gt=0,
+        description=("how far a value may move in an update; unset: as far as it likes"),
     )
     value_coefficient: float = Field(default=0.5, ge=0, description="weight of the value loss")
     value_trains_trunk: bool = Field(
-        default=False, description="let the value loss change the policy's own weights where both share one pass"
+        default=False,
+        description=(
+            "let the value loss change the policy's own weights where both share one pass"
+        ),
     )
-    kl: KLConfig = Field(default=KLConfig(), description="the penalty for going away from the reference")
+    kl: KLConfig = Field(
+        default=KLConfig(), description=("the penalty for going away from the reference")
+    )
 
     optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
 
@@ -190,30 +323,41 @@ class PolicyConfig(SampledConfig):
     def faults(self) -> Iterator[str]:
         if self.max_staleness > 0 and self.importance == "none":
             yield (
-                "max_staleness above 0 learns from answers of earlier weights: correct for that, with importance = 'truncate' or "
+                "max_staleness above 0 learns from answers of earlier weights: correct for that, "
+                "with importance = 'truncate' or "
                 "'mask'"
             )
         if self.max_staleness > 0 and self.filter_groups:
             yield (
-                "max_staleness asks for a step's answers before it is known which groups teach something: leave filter_groups out"
+                "max_staleness asks for a step's answers before it is known which groups teach "
+                "something: leave filter_groups out"
             )
         if self.top_p < 1.0:
             yield (
-                "top_p < 1 samples from a distribution whose log-probabilities the update does not have (its ratios would be of "
-                "another policy). Train with top_p = 1; use temperature to sharpen, and top_p when generating afterwards"
+                "top_p < 1 samples from a distribution whose log-probabilities the update does "
+                "not have (its ratios would be of "
+                "another policy). Train with top_p = 1; use temperature to sharpen, and top_p "
+                "when generating afterwards"
             )
         if self.grouped and self.samples_per_prompt < 2:
-            yield "this baseline needs other samples of the same prompt: set samples_per_prompt to 2 or more"
+            yield (
+                "this baseline needs other samples of the same prompt: set samples_per_prompt "
+                "to 2 or more"
+            )
         if self.surrogate == "reinforce" and not self.one_update:
             yield (
-                "surrogate = 'reinforce' has no ratio, so that a second update on the same rollouts would be off policy: set "
+                "surrogate = 'reinforce' has no ratio, so that a second update on the same "
+                "rollouts would be off policy: set "
                 "epochs = 1 and minibatches = 1, or take another surrogate"
             )
         if self.surrogate == "cispo" and self.clip_range_high is None:
-            yield "surrogate = 'cispo' truncates weights at 1 + clip_range_high: set clip_range_high"
+            yield (
+                "surrogate = 'cispo' truncates weights at 1 + clip_range_high: set clip_range_high"
+            )
         if self.minibatches > self.prompts_per_step * self.samples_per_prompt:
             yield (
-                "minibatches is above prompts_per_step x samples_per_prompt, the answers of a step: a minibatch needs at least "
+                "minibatches is above prompts_per_step x samples_per_prompt, the answers of a "
+                "step: a minibatch needs at least "
                 "one"
             )
         if self.overlong_buffer > self.max_new_tokens:
@@ -223,7 +367,10 @@ class PolicyConfig(SampledConfig):
         if self.kl.mode == "stop" and not self.needs_reference:
             yield "kl.mode = 'stop' must see the KL: set kl.report or kl.coefficient"
         if self.step_rewards and self.kl.place == "sequence":
-            yield "kl.place = 'sequence' has no single score to be taken off with step_rewards: use 'token' or 'loss'"
+            yield (
+                "kl.place = 'sequence' has no single score to be taken off with step_rewards: "
+                "use 'token' or 'loss'"
+            )
         yield from self._without_effect()
 
     def _without_effect(self) -> Iterator[str]:
@@ -252,22 +399,51 @@ Rule = tuple[tuple[str, ...], Callable[[PolicyConfig], bool], str]
 _EFFECTS: tuple[Rule, ...] = (
     (("overlong_penalty",), lambda c: c.overlong_buffer > 0, "without overlong_buffer"),
     (("refill",), lambda c: c.filter_groups or not c.refill, "without filter_groups"),
-    (("filter_groups",), lambda c: c.grouped or not c.filter_groups, "without baseline 'group' or 'leave_one_out'"),
-    (("baseline_window",), lambda c: c.baseline == "running_mean", "without baseline = 'running_mean'"),
-    (("scale_advantages",), lambda c: c.baseline == "group" or not c.scale_advantages, "without baseline = 'group'"),
-    (("lam", "value_clip_range", "value_coefficient", "value_trains_trunk"), lambda c: c.critic, "without a critic"),
+    (
+        ("filter_groups",),
+        lambda c: c.grouped or not c.filter_groups,
+        "without baseline 'group' or 'leave_one_out'",
+    ),
+    (
+        ("baseline_window",),
+        lambda c: c.baseline == "running_mean",
+        "without baseline = 'running_mean'",
+    ),
+    (
+        ("scale_advantages",),
+        lambda c: c.baseline == "group" or not c.scale_advantages,
+        "without baseline = 'group'",
+    ),
+    (
+        ("lam", "value_clip_range", "value_coefficient", "value_trains_trunk"),
+        lambda c: c.critic,
+        "without a critic",
+    ),
     (("clip_range",), lambda c: c.surrogate in ("clip", "sequence"), "with this surrogate"),
     (("clip_range_high",), lambda c: c.surrogate != "reinforce", "with surrogate = 'reinforce'"),
     (("dual_clip",), lambda c: c.surrogate in ("clip", "sequence"), "with this surrogate"),
     (
         ("clip_range", "clip_range_high", "dual_clip", "value_clip_range", "target_kl"),
         lambda c: not c.one_update,
-        "with one update a batch: nothing has moved when the ratio is taken. Set epochs or minibatches above 1",
+        "with one update a batch: nothing has moved when the ratio is taken. Set epochs or "
+        "minibatches above 1",
     ),
     (("importance_cap",), lambda c: c.importance != "none", "without importance"),
-    (("kl.estimator",), lambda c: c.kl.place == "loss", "outside the loss (kl.place): rewards take k1"),
+    (
+        ("kl.estimator",),
+        lambda c: c.kl.place == "loss",
+        "outside the loss (kl.place): rewards take k1",
+    ),
     (("kl.estimator", "kl.place"), lambda c: c.kl.coefficient > 0, "with kl.coefficient = 0"),
-    (("kl.target",), lambda c: c.kl.mode != "fixed", "with kl.mode='fixed'; remove it or set kl.mode='adaptive' or 'stop'"),
+    (
+        ("kl.target",),
+        lambda c: c.kl.mode != "fixed",
+        "with kl.mode='fixed'; remove it or set kl.mode='adaptive' or 'stop'",
+    ),
     (("kl.horizon",), lambda c: c.kl.mode == "adaptive", "without kl.mode='adaptive'"),
-    (("kl.report",), lambda c: c.kl.coefficient == 0, "with kl.coefficient above 0: the reference is run anyway"),
+    (
+        ("kl.report",),
+        lambda c: c.kl.coefficient == 0,
+        "with kl.coefficient above 0: the reference is run anyway",
+    ),
 )

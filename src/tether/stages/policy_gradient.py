@@ -1,8 +1,11 @@
-"""Policy gradients against a reward source: PPO, GRPO, RLOO, REINFORCE and their kin are settings of one step.
+"""Policy gradients against a reward source: PPO, GRPO, RLOO, REINFORCE and their kin are settings
+of one step.
 
-They differ in what is taken off a score, in whether a critic spreads it over the tokens, and in what is descended.
-PPO: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347) as Ziegler et al. 2019 (https://arxiv.org/abs/1909.08593) brought it
-to language models. The others, with their links: docs/algorithms.
+They differ in what is taken off a score, in whether a critic spreads it over the tokens, and in
+what is descended.
+PPO: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347) as Ziegler et al. 2019
+(https://arxiv.org/abs/1909.08593) brought it to language models. The others, with their links:
+docs/algorithms.
 """
 
 from __future__ import annotations
@@ -52,15 +55,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class PolicyGradient:
-    """One policy and a reward source; with a tether its frozen reference, with a critic a value function.
+    """One policy and a reward source; with a tether its frozen reference, with a critic a value
+    function.
 
     Args:
-        policy, reference, value: roles on one trunk or on several. A value role with the policy's own adapter and model
-            reads the policy's hidden states, at no extra pass.
+        policy, reference, value: roles on one trunk or on several. A value role with the policy's
+            own adapter and model reads the policy's hidden states, at no extra pass.
         engine: samples from the policy; its weights are told apart by `policy_version`.
 
     Raises:
-        ValueError: a critic or a tether without its role, or a value role that the settings have no use for.
+        ValueError: a critic or a tether without its role, or a value role that the settings have no
+            use for.
     """
 
     config: PolicyConfig
@@ -86,12 +91,19 @@ class PolicyGradient:
         """Whether every answer's KL is needed; a report takes a part of them."""
         in_reward = config.kl.coefficient > 0 and config.kl.place != "loss"
         self.old_from_update = config.one_update and value is None and not in_reward
-        """Whether the update's own pass gives the old log-probabilities: nothing needs them before, and nothing moves between."""
-        self.shares_pass = value is not None and value.model is policy.model and value.adapter == policy.adapter
+        """Whether the update's own pass gives the old log-probabilities: nothing needs them before,
+        and nothing moves between.
+        """
+        self.shares_pass = (
+            value is not None and value.model is policy.model and value.adapter == policy.adapter
+        )
         self.roles = [role for role in (policy, self.reference, value) if role is not None]
-        learned = dict.fromkeys(policy.parameters() + ([] if value is None else value.parameters()))  # each once
+        # each once
+        learned = dict.fromkeys(policy.parameters() + ([] if value is None else value.parameters()))
         updates = config.steps * config.epochs * config.minibatches
-        self.learner = LocalLearner(list(learned), config.optimizer_for(policy.adapter), updates, config.ema_decay)
+        self.learner = LocalLearner(
+            list(learned), config.optimizer_for(policy.adapter), updates, config.ema_decay
+        )
         for role in self.roles:
             role.train_mode(False)
 
@@ -102,13 +114,22 @@ class PolicyGradient:
         metrics = self.learn(rollouts, scores, number, clock)
         if self.config.max_staleness:
             ages = [number - rollout.policy_version for rollout in rollouts]
-            metrics |= {"policy/staleness": sum(ages) / len(ages), "policy/staleness_max": float(max(ages))}
+            metrics |= {
+                "policy/staleness": sum(ages) / len(ages),
+                "policy/staleness_max": float(max(ages)),
+            }
         return Step(metrics | sampling, rollouts, scores).hand_over(self.engine, number, clock)
 
     def learn(
-        self, rollouts: Sequence[Rollout], scores: Sequence[Score], number: int, clock: Clock | None = None
+        self,
+        rollouts: Sequence[Rollout],
+        scores: Sequence[Score],
+        number: int,
+        clock: Clock | None = None,
     ) -> dict[str, float]:
-        """Everything after scoring: evaluate, shape rewards, estimate advantages, several epochs of updates, adapt the KL."""
+        """Everything after scoring: evaluate, shape rewards, estimate advantages, several epochs of
+        updates, adapt the KL.
+        """
         clock, config = clock or Clock(), self.config
         self.experience = experience = self.gather(rollouts, scores, number)
         self.shaping.settle(scores)
@@ -126,22 +147,34 @@ class PolicyGradient:
         experience.common = []
         return metrics
 
-    def sample(self, prompts: Sequence[Prompt], number: int, clock: Clock) -> tuple[list[Rollout], list[Score], dict[str, float]]:
-        """Responses, scores and metrics; with `filter_groups` of prompts that teach something, from as many batches as needed."""
+    def sample(
+        self, prompts: Sequence[Prompt], number: int, clock: Clock
+    ) -> tuple[list[Rollout], list[Score], dict[str, float]]:
+        """Responses, scores and metrics; with `filter_groups` of prompts that teach something, from
+        as many batches as needed.
+        """
         config, size = self.config, self.config.prompts_per_step
         used: list[tuple[Rollout, Score]] = []
         drawn: list[tuple[Rollout, Score]] = []
         num_silent = start = 0
         for start in range(0, len(prompts), size):
             places = self.ordinals(number)[start:]
-            rollouts, scores = sample_and_score(self.engine, self.reward, config, prompts[start : start + size], places, clock)
+            rollouts, scores = sample_and_score(
+                self.engine, self.reward, config, prompts[start : start + size], places, clock
+            )
             pairs, useless = list(zip(rollouts, scores, strict=True)), silent(config, scores)
             num_silent, drawn = num_silent + sum(useless), drawn + pairs
-            used += [pair for pair, drop in zip(pairs, useless, strict=True) if not (drop and config.filter_groups)]
+            used += [
+                pair
+                for pair, drop in zip(pairs, useless, strict=True)
+                if not (drop and config.filter_groups)
+            ]
             if len(used) >= size * config.samples_per_prompt or not config.filter_groups:
                 break
         self.reserves += start
-        metrics = {"group/zero_signal": num_silent / len(drawn)} if config.samples_per_prompt > 1 else {}
+        metrics = (
+            {"group/zero_signal": num_silent / len(drawn)} if config.samples_per_prompt > 1 else {}
+        )
         if config.filter_groups:  # what was left out counts in how good the policy is
             all_rollouts, all_scores = zip(*drawn, strict=True)
             proxy = sample_metrics(all_rollouts, all_scores)["reward/proxy"]
@@ -150,11 +183,15 @@ class PolicyGradient:
         return list(rollouts), list(scores), metrics
 
     def ordinals(self, number: int) -> range:
-        """The places of a step's own batch, and of `refill` batches in reserve; the next step goes on after the last sampled."""
+        """The places of a step's own batch, and of `refill` batches in reserve; the next step goes
+        on after the last sampled.
+        """
         first = number * self.config.prompts_per_step + self.reserves
         return range(first, first + self.config.prompts_per_step * (1 + self.config.refill))
 
-    def gather(self, rollouts: Sequence[Rollout], scores: Sequence[Score], number: int) -> Experience:
+    def gather(
+        self, rollouts: Sequence[Rollout], scores: Sequence[Score], number: int
+    ) -> Experience:
         """The rollouts dealt to minibatches, and cut into micro-batches.
 
         Where `filter_groups` finds no group that teaches something, none of them counts.
@@ -162,26 +199,38 @@ class PolicyGradient:
         config, taught = self.config, [score.value is not None for score in scores]
         if config.filter_groups and all(silent(config, scores)):
             _log.warning(
-                "step %d: in every group all answers score alike: filter_groups leaves nothing to learn from", number + 1
+                "step %d: in every group all answers score alike: filter_groups leaves nothing to "
+                "learn from",
+                number + 1,
             )
             taught = [False] * len(taught)
-        minibatches = deal(taught, config.samples_per_prompt, config.minibatches, f"{config.seed}/{number}")
+        minibatches = deal(
+            taught, config.samples_per_prompt, config.minibatches, f"{config.seed}/{number}"
+        )
         return self.cut(rollouts, scores, minibatches=minibatches, taught=taught)
 
     def cut(self, rollouts: Sequence[Rollout], scores: Sequence[Score], **how: Any) -> Experience:
         """The rollouts cut into micro-batches that every role can read."""
         budget = self.config.micro_batch_tokens
         limit = min(role.document_tokens(budget) for role in self.roles)
-        return Experience(rollouts, scores, self.encoder, budget, self.policy.device, document_tokens=limit, **how)
+        return Experience(
+            rollouts, scores, self.encoder, budget, self.policy.device, document_tokens=limit, **how
+        )
 
     @torch.no_grad()
     def evaluate(self, experience: Experience, number: int = 0) -> None:
-        """Log-probabilities of policy and reference, entropies and values of every response token, before the update.
+        """Log-probabilities of policy and reference, entropies and values of every response token,
+        before the update.
 
-        Each rank measures its share; the matrices are zero elsewhere, and their sums over the ranks are whole. A reference for
-        the report alone is run on the rollouts `reported` for step `number`.
+        Each rank measures its share; the matrices are zero elsewhere, and their sums over the ranks
+        are whole. A reference for the report alone is run on the rollouts `reported` for step
+        `number`.
         """
-        part = list(range(len(experience.rollouts))) if self.tethered else reported(self.config, len(experience.rollouts), number)
+        part = (
+            list(range(len(experience.rollouts)))
+            if self.tethered
+            else reported(self.config, len(experience.rollouts), number)
+        )
         reference = self.reference if len(part) == len(experience.rollouts) else None
         one_trunk = reference is None or reference.model is self.policy.model
         passes = (not self.old_from_update) + (reference is not None) + self.config.epochs
@@ -192,27 +241,41 @@ class PolicyGradient:
             if not self.old_from_update:
                 flat["logprobs"], flat["entropy"], flat["values"] = self.forward(batch, common)
             if reference is not None:
-                flat["reference_logprobs"] = reference.logprobs(batch, self.config.temperature, common)[0]
+                flat["reference_logprobs"] = reference.logprobs(
+                    batch, self.config.temperature, common
+                )[0]
             for name, values in flat.items():
                 if values is not None:
                     experience.put(name, place, batch.scatter(values))
         experience.complete()
         experience.seen.fill_(not self.old_from_update)
-        experience.compared.index_fill_(0, to_device(torch.tensor(part), experience.compared.device), self.reference is not None)
+        experience.compared.index_fill_(
+            0, to_device(torch.tensor(part), experience.compared.device), self.reference is not None
+        )
         if reference is None and self.reference is not None:
             self._compare(self.reference, experience, part)
 
     def _compare(self, reference: Role, experience: Experience, places: Sequence[int]) -> None:
         """The reference's log-probabilities of some of the rollouts."""
-        some = self.cut([experience.rollouts[i] for i in places], [experience.scores[i] for i in places])
+        some = self.cut(
+            [experience.rollouts[i] for i in places], [experience.scores[i] for i in places]
+        )
         for number in here().in_step(some.own, spare=0):
             batch = some.batches[number]
-            some.put("reference_logprobs", number, batch.scatter(reference.logprobs(batch, self.config.temperature)[0]))
+            some.put(
+                "reference_logprobs",
+                number,
+                batch.scatter(reference.logprobs(batch, self.config.temperature)[0]),
+            )
         some.complete("reference_logprobs")
         experience.reference_logprobs[places, : some.drawn.shape[1]] = some.reference_logprobs
 
-    def forward(self, batch: TokenBatch, common: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Policy log-probabilities, entropies and values (None without a critic) of the counted tokens, each (N,)."""
+    def forward(
+        self, batch: TokenBatch, common: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Policy log-probabilities, entropies and values (None without a critic) of the counted
+        tokens, each (N,).
+        """
         hidden = self.policy.hidden(batch, common)
         logprobs, entropy = self.policy.logprobs_of(hidden, batch, self.config.temperature)
         if self.value is None:
@@ -220,7 +283,9 @@ class PolicyGradient:
         if self.shares_pass:
             states = hidden if self.config.value_trains_trunk else hidden.detach()
         else:
-            states = self.value.hidden(batch, common if self.value.model is self.policy.model else None)
+            states = self.value.hidden(
+                batch, common if self.value.model is self.policy.model else None
+            )
         return logprobs, entropy, self.value.values_of(states, batch)
 
     def shape(self, experience: Experience) -> Tensor:
@@ -228,10 +293,14 @@ class PolicyGradient:
         return self.shaping.token_rewards(experience, self.kl_coefficient)
 
     def advantages(self, experience: Experience) -> tuple[Tensor, Tensor]:
-        """(sequences, time) every token's advantage times its weight, and what its value should have been."""
+        """(sequences, time) every token's advantage times its weight, and what its value should
+        have been.
+        """
         config, mask = self.config, experience.mask
         if config.critic:
-            advantages, returns = gae(experience.rewards, experience.values, mask, config.gamma, config.lam)
+            advantages, returns = gae(
+                experience.rewards, experience.values, mask, config.gamma, config.lam
+            )
         else:
             advantages = returns = returns_to_go(experience.rewards, mask, config.gamma)
         if config.whiten_advantages:
@@ -239,7 +308,9 @@ class PolicyGradient:
         return advantages * self.weights(experience), returns
 
     def weights(self, experience: Experience) -> Tensor:
-        """Positive weights of the tokens that count, relative to one over their number in their minibatch; (sequences, time)."""
+        """Positive weights of the tokens that count, relative to one over their number in their
+        minibatch; (sequences, time).
+        """
         lengths, counts = experience.mask.sum(-1).float(), experience.mask.any(-1).float()
         tokens = experience.minibatch_sums(lengths)
         sequences = experience.minibatch_sums(counts).clamp(min=1)
@@ -251,25 +322,44 @@ class PolicyGradient:
         return share[:, None] * experience.mask
 
     def update(self, experience: Experience, number: int) -> dict[str, float]:
-        """Several epochs over the same rollouts: an optimizer step a minibatch, their order new in every epoch.
+        """Several epochs over the same rollouts: an optimizer step a minibatch, their order new in
+        every epoch.
 
-        A minibatch in which nothing counts takes no step: "policy/updates" are those taken, beside those planned. Beyond
-        `target_kl` none is taken, and the epochs end.
+        A minibatch in which nothing counts takes no step: "policy/updates" are those taken, beside
+        those planned. Beyond `target_kl` none is taken, and the epochs end.
 
         Raises:
             TrainingError: old and new log-probabilities disagree before any update.
         """
-        config, tokens, totals = self.config, experience.token_counts(), defaultdict[str, float](float)
+        config, tokens, totals = (
+            self.config,
+            experience.token_counts(),
+            defaultdict[str, float](float),
+        )
         experience.weights = self.weights(experience)
         metrics = {"grad_norm": 0.0, "learning_rate": 0.0}
         updates = epochs = 0
         ratio_max, ratio_min, first_deviation = 1.0, 1.0, 0.0
-        orders = (epoch_order(len(experience.minibatches), config.seed + number, epoch) for epoch in range(config.epochs))
-        for epoch, part in ((epoch, part) for epoch, order in enumerate(orders) for part in order if tokens[part]):
-            if updates and config.target_kl is not None and self.moved(experience, part, tokens[part]) > config.target_kl:
+        orders = (
+            epoch_order(len(experience.minibatches), config.seed + number, epoch)
+            for epoch in range(config.epochs)
+        )
+        for epoch, part in (
+            (epoch, part) for epoch, order in enumerate(orders) for part in order if tokens[part]
+        ):
+            if (
+                updates
+                and config.target_kl is not None
+                and self.moved(experience, part, tokens[part]) > config.target_kl
+            ):
                 break
-            measured = experience.measure(part, partial(self.accumulate, experience, denominator=tokens[part]))
-            high, low = max(s.pop("policy/ratio_max") for s in measured), min(s.pop("policy/ratio_min") for s in measured)
+            measured = experience.measure(
+                part, partial(self.accumulate, experience, denominator=tokens[part])
+            )
+            high, low = (
+                max(s.pop("policy/ratio_max") for s in measured),
+                min(s.pop("policy/ratio_min") for s in measured),
+            )
             ratio_max, ratio_min = max(ratio_max, high), min(ratio_min, low)
             first_deviation = first_deviation if updates else max(high - 1, 1 - low)
             for key, value in (pair for stats in measured for pair in stats.items()):
@@ -277,12 +367,15 @@ class PolicyGradient:
             metrics = {**self.learner.step()}
             updates, epochs = updates + 1, epoch + 1
             if self.old_from_update:
-                experience.seen[torch.cat([experience.rows[n] for n in experience.minibatches[part]])] = True
+                experience.seen[
+                    torch.cat([experience.rows[n] for n in experience.minibatches[part]])
+                ] = True
         if self.old_from_update:
             experience.complete("logprobs", "entropy")
         if first_deviation > 0.2:
             raise TrainingError(
-                f"before any update the ratio is off by {first_deviation:.3f}: old and new log-probabilities disagree"
+                f"before any update the ratio is off by {first_deviation:.3f}: old and new "
+                "log-probabilities disagree"
             )
         return {
             **{key: value / updates for key, value in totals.items()},
@@ -297,12 +390,16 @@ class PolicyGradient:
 
     @torch.no_grad()
     def moved(self, experience: Experience, part: int, denominator: int) -> float:
-        """KL(old || new) of the tokens of minibatch `part`, in nats over `denominator`, as the weights are."""
+        """KL(old || new) of the tokens of minibatch `part`, in nats over `denominator`, as the
+        weights are.
+        """
 
         def approximate_kl(index: int) -> float:
             batch = experience.batches[index]
             logprobs = batch.scatter(self.forward(batch, experience.common[index])[0])
-            return float(surrogate(self.config, logprobs, experience, index, denominator)[1].approximate_kl)
+            return float(
+                surrogate(self.config, logprobs, experience, index, denominator)[1].approximate_kl
+            )
 
         return sum(experience.each(part, approximate_kl))
 
@@ -310,7 +407,8 @@ class PolicyGradient:
         """Add one micro-batch's gradient: surrogate + beta KL + c_v value loss - c_e entropy.
 
         Args:
-            denominator: tokens of the whole optimizer step; the metrics add up over its micro-batches, the extreme ratios do not.
+            denominator: tokens of the whole optimizer step; the metrics add up over its
+                micro-batches, the extreme ratios do not.
         """
         batch, mask, config = experience.batches[index], experience.part("mask", index), self.config
         flat_logprobs, flat_entropy, flat_values = self.forward(batch, experience.common[index])
@@ -326,44 +424,67 @@ class PolicyGradient:
         if flat_values is not None:
             values, returns = experience.part("values", index), experience.part("returns", index)
             critic, clipped = losses.value_loss(
-                batch.scatter(flat_values), values, returns, mask, clip_range=config.value_clip_range, denominator=denominator
+                batch.scatter(flat_values),
+                values,
+                returns,
+                mask,
+                clip_range=config.value_clip_range,
+                denominator=denominator,
             )
             loss = loss + config.value_coefficient * critic
             stats |= {"value/loss": critic.detach(), "value/clip_fraction": clipped}
         if config.entropy_coefficient:
-            loss = loss - config.entropy_coefficient * losses.entropy_bonus(entropy, mask, denominator=denominator)
+            loss = loss - config.entropy_coefficient * losses.entropy_bonus(
+                entropy, mask, denominator=denominator
+            )
         self.learner.backward(loss)
         measured = {f"policy/{name}": value for name, value in diagnostics._asdict().items()}
         return {**stats, "loss": loss.detach(), **measured}
 
     def adapt_kl(self, observed: float, num_responses: int) -> None:
-        """Move the KL's weight towards its target, or end the training beyond it; `observed` in nats a response."""
+        """Move the KL's weight towards its target, or end the training beyond it; `observed` in
+        nats a response.
+        """
         kl = self.config.kl
         if not math.isfinite(observed):  # of a step whose update was left out
             return
         if kl.mode == "adaptive":
             target, horizon = kl.target, kl.horizon
-            self.kl_coefficient = divergences.adapt_kl_coefficient(self.kl_coefficient, observed, target, horizon, num_responses)
+            self.kl_coefficient = divergences.adapt_kl_coefficient(
+                self.kl_coefficient, observed, target, horizon, num_responses
+            )
         self.stopped = kl.mode == "stop" and divergences.kl_target_reached(observed, kl.target)
 
     def price(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """A nat of KL in deviations of the step's scores, as the tether sets it off against them; none without a tether."""
+        """A nat of KL in deviations of the step's scores, as the tether sets it off against them;
+        none without a tether.
+        """
         config, spread = self.config, metrics["reward/proxy_std"]
         _, unit = self.shaping.normalizer or (0.0, 1.0)
         if not self.kl_coefficient or config.step_rewards or not spread > 0:
             return {}
-        relative = config.scale_advantages or (config.whiten_advantages and config.kl.place == "loss")
+        relative = config.scale_advantages or (
+            config.whiten_advantages and config.kl.place == "loss"
+        )
         return {"kl/price": self.kl_coefficient * (1.0 if relative else unit / spread)}
 
     def summary(self, history: Sequence[Mapping[str, float]]) -> Json:
         """The part of the run's summary that this stage adds."""
         idle = sum(row.get("policy/updates") == 0 for row in history)
-        return {"kl_coefficient": self.kl_coefficient, **({"steps_without_update": idle} if idle else {})}
+        return {
+            "kl_coefficient": self.kl_coefficient,
+            **({"steps_without_update": idle} if idle else {}),
+        }
 
     def state(self) -> Json:
         """Everything that the next step depends on beside weights and optimizer."""
         shaping = {"normalizer": self.shaping.normalizer, "past_scores": self.shaping.past_scores}
-        return {"kl_coefficient": self.kl_coefficient, "stopped": self.stopped, **shaping, "reserves": self.reserves}
+        return {
+            "kl_coefficient": self.kl_coefficient,
+            "stopped": self.stopped,
+            **shaping,
+            "reserves": self.reserves,
+        }
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         self.kl_coefficient, self.stopped = values["kl_coefficient"], values["stopped"]

@@ -1,8 +1,9 @@
-"""The process reward model: a head that judges every step of a solution at the step's last token; and the outcome model, by the
-same code with one label at the end.
+"""The process reward model: a head that judges every step of a solution at the step's last token;
+and the outcome model, by the same code with one label at the end.
 
-Lightman et al. 2023 (https://arxiv.org/abs/2305.20050), Uesato et al. 2022 (https://arxiv.org/abs/2211.14275); labels from
-roll-outs: Math-Shepherd (https://arxiv.org/abs/2312.08935).
+Lightman et al. 2023 (https://arxiv.org/abs/2305.20050), Uesato et al. 2022
+(https://arxiv.org/abs/2211.14275); labels from roll-outs: Math-Shepherd
+(https://arxiv.org/abs/2312.08935).
 """
 
 from __future__ import annotations
@@ -37,29 +38,65 @@ class ProcessRewardConfig(SupervisedConfig):
 
     rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
-    target: Literal["process", "outcome"] = Field("process", description="a label a step, or one: whether all steps are right")
-    delimiters: tuple[str, ...] = Field(("\n\n",), min_length=1, description="end a step; the first joins labelled steps")
-    classes: Literal[2, 3] = Field(2, description="right or wrong, or PRM800K's ratings -1, 0, 1 in label_column")
-    label_column: str = Field("", description="metadata column with a probability or a rating a step; empty: right or wrong")
-    problem_column: str = Field("", description="metadata column that names the problem, which is never split; empty: the prompt")
+    target: Literal["process", "outcome"] = Field(
+        "process", description=("a label a step, or one: whether all steps are right")
+    )
+    delimiters: tuple[str, ...] = Field(
+        ("\n\n",), min_length=1, description=("end a step; the first joins labelled steps")
+    )
+    classes: Literal[2, 3] = Field(
+        2, description=("right or wrong, or PRM800K's ratings -1, 0, 1 in label_column")
+    )
+    label_column: str = Field(
+        "",
+        description=(
+            "metadata column with a probability or a rating a step; empty: right or wrong"
+        ),
+    )
+    problem_column: str = Field(
+        "",
+        description=(
+            "metadata column that names the problem, which is never split; empty: the prompt"
+        ),
+    )
     solutions_per_update: int = Field(default=16, ge=1, description="solutions an update")
     micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
-    head_dropout: float = Field(default=0.0, ge=0, lt=1, description="of the states that the probabilities are read from")
-    heldout_fraction: float = Field(default=0.2, ge=0, lt=1, description="share of the problems that the summary reports on")
-    calibration_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="share of the others that chooses thresholds and best weights; 0: those trained on"
+    head_dropout: float = Field(
+        default=0.0, ge=0, lt=1, description=("of the states that the probabilities are read from")
     )
-    evaluate_every: int = Field(default=0, ge=0, description="updates between losses on calibration problems; 0: none")
+    heldout_fraction: float = Field(
+        default=0.2, ge=0, lt=1, description=("share of the problems that the summary reports on")
+    )
+    calibration_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description=(
+            "share of the others that chooses thresholds and best weights; 0: those trained on"
+        ),
+    )
+    evaluate_every: int = Field(
+        default=0, ge=0, description=("updates between losses on calibration problems; 0: none")
+    )
 
     def faults(self) -> Iterator[str]:
         if not all(self.delimiters):
             yield "delimiters holds an empty text, which ends a step everywhere; remove it"
         if self.target == "outcome" and (self.classes != 2 or self.label_column):
-            yield "classes and label_column have no effect with target = 'outcome', right or wrong; remove them"
+            yield (
+                "classes and label_column have no effect with target = 'outcome', right or "
+                "wrong; remove them"
+            )
         if self.classes == 3 and not self.label_column:
-            yield "classes = 3 needs label_column, the column of the rows that holds the ratings -1, 0 and 1"
+            yield (
+                "classes = 3 needs label_column, the column of the rows that holds the ratings "
+                "-1, 0 and 1"
+            )
         if self.evaluate_every and not self.calibration_fraction:
-            yield "evaluate_every needs problems to evaluate on: set calibration_fraction above 0, or leave it out"
+            yield (
+                "evaluate_every needs problems to evaluate on: set calibration_fraction above "
+                "0, or leave it out"
+            )
 
     @property
     def outputs(self) -> int:
@@ -77,10 +114,14 @@ class ProcessRewardModeling:
             raise ValueError(f"the role needs a head of {config.outputs} outputs")
         self.config, self.role, self.head = config, role, role.head
         columns = config.label_column, config.problem_column
-        self.encoder = StepEncoder(encoder, config.delimiters, config.target, config.classes, *columns)
+        self.encoder = StepEncoder(
+            encoder, config.delimiters, config.target, config.classes, *columns
+        )
 
     def update(self, solutions: Sequence[Solution]) -> Update[list[Solution]]:
-        """L = -(1/N) sum log p(label of a step | all before and in it), N the labels of the whole update."""
+        """L = -(1/N) sum log p(label of a step | all before and in it), N the labels of the whole
+        update.
+        """
         start, num_targets = time.perf_counter(), sum(s.num_targets for s in solutions)
 
         def loss(micro: list[Solution]) -> tuple[Tensor, Tensor]:
@@ -91,7 +132,11 @@ class ProcessRewardModeling:
 
         def metrics(right: list[list[float]]) -> dict[str, float]:
             rate = sum(len(s.sequence) for s in solutions) / (time.perf_counter() - start)
-            return {"accuracy": sum(count for (count,) in right) / num_targets, "labels": num_targets, "tokens_per_second": rate}
+            return {
+                "accuracy": sum(count for (count,) in right) / num_targets,
+                "labels": num_targets,
+                "tokens_per_second": rate,
+            }
 
         cuts = cut_batches([s.sequence for s in solutions], self.config.micro_batch_tokens)
         return Update([[solutions[i] for i in cut] for cut in cuts], loss, metrics)
@@ -104,35 +149,57 @@ class ProcessRewardModeling:
     def probabilities(self, solutions: Sequence[Solution]) -> list[list[float]]:
         """For every judged step of every solution the probability that it is right.
 
-        The outcome model judges whole solutions, so it scores each step as if the solution ended there.
+        The outcome model judges whole solutions, so it scores each step as if the solution ended
+        there.
         """
         if self.config.target == "process":
             return self._at_steps(solutions)
         prefixes = [self.encoder.prefix(s, k + 1) for s in solutions for k in s.judged]
         values = torch.zeros(len(prefixes), dtype=torch.float64)
-        for cut, batch in batches_for(self.role, prefixes, self.encoder.encoder.pad_id, self.config.micro_batch_tokens):
+        for cut, batch in batches_for(
+            self.role, prefixes, self.encoder.encoder.pad_id, self.config.micro_batch_tokens
+        ):
             values[cut] = right_probabilities(self.role.scores(batch)).double().cpu()
         probabilities = iter(values.tolist())
         return [[next(probabilities) for _ in s.judged] for s in solutions]
 
-    def report(self, solutions: Sequence[Solution], calibration: Sequence[Solution], run: RunDirectory) -> Json:
-        """Step F1 and first-error F1 with their intervals, of the model and of chance; see `compare_with_chance`.
+    def report(
+        self, solutions: Sequence[Solution], calibration: Sequence[Solution], run: RunDirectory
+    ) -> Json:
+        """Step F1 and first-error F1 with their intervals, of the model and of chance; see
+        `compare_with_chance`.
 
-        Every judgement is written to the run's heldout.json. Solutions that have targets alone, and no label, are left out.
+        Every judgement is written to the run's heldout.json. Solutions that have targets alone, and
+        no label, are left out.
 
         Args:
             calibration: solutions of other problems, on which thresholds are chosen.
         """
-        solutions, calibration = ([s for s in part if s.judged] for part in (solutions, calibration))
-        right, labels = ([[bool(s.labels[k]) for k in s.judged] for s in part] for part in (solutions, calibration))
+        solutions, calibration = (
+            [s for s in part if s.judged] for part in (solutions, calibration)
+        )
+        right, labels = (
+            [[bool(s.labels[k]) for k in s.judged] for s in part]
+            for part in (solutions, calibration)
+        )
         probabilities = self.probabilities(solutions)
         judged = zip(solutions, right, probabilities, strict=True)
-        rows = [{"id": s.id, "problem": s.group, "right": r, "probabilities": p} for s, r, p in judged]
+        rows = [
+            {"id": s.id, "problem": s.group, "right": r, "probabilities": p} for s, r, p in judged
+        ]
         write_json(run.path / "heldout.json", rows)
-        return compare_with_chance(right, probabilities, [s.group for s in solutions], (labels, self.probabilities(calibration)))
+        return compare_with_chance(
+            right,
+            probabilities,
+            [s.group for s in solutions],
+            (labels, self.probabilities(calibration)),
+        )
 
-    def train(self, rows: Sequence[StepLabels], run: RunDirectory, progress: Progress | None = None) -> Json:
-        """Train, or go on training, in `run`; returns the summary with the evaluation on held-out problems.
+    def train(
+        self, rows: Sequence[StepLabels], run: RunDirectory, progress: Progress | None = None
+    ) -> Json:
+        """Train, or go on training, in `run`; returns the summary with the evaluation on held-out
+        problems.
 
         Raises:
             DataError: no solution can be used for training.
@@ -140,7 +207,9 @@ class ProcessRewardModeling:
         start, config = time.perf_counter(), self.config
         train, calibration, test, skipped = self.prepare(rows)
         plan = plan_updates(len(train), config.solutions_per_update, config.epochs, config.seed)
-        loop = SupervisedLoop(self, Split(train, calibration, skipped), plan, config, run, progress=progress).train()
+        loop = SupervisedLoop(
+            self, Split(train, calibration, skipped), plan, config, run, progress=progress
+        ).train()
         judged = calibration if any(s.judged for s in calibration) else train
         return {
             **({"heldout": self.report(test, judged, run)} if any(s.judged for s in test) else {}),
@@ -152,28 +221,44 @@ class ProcessRewardModeling:
             **loop.summary(start),
         }
 
-    def prepare(self, rows: Sequence[StepLabels]) -> tuple[list[Solution], list[Solution], list[Solution], dict[str, int]]:
-        """Solutions to train on, to calibrate on and to report on, no problem in two of them, and why others were left out."""
+    def prepare(
+        self, rows: Sequence[StepLabels]
+    ) -> tuple[list[Solution], list[Solution], list[Solution], dict[str, int]]:
+        """Solutions to train on, to calibrate on and to report on, no problem in two of them, and
+        why others were left out.
+        """
         config = self.config
-        solutions, skipped = encode_solutions(rows, self.encoder, config.max_length, "process.max_length")
+        solutions, skipped = encode_solutions(
+            rows, self.encoder, config.max_length, "process.max_length"
+        )
         rest, test = split_by_group(solutions, config.heldout_fraction, config.seed)
         train, calibration = split_by_group(rest, config.calibration_fraction, config.seed + 1)
         if not train:
-            raise DataError(f"none of {len(rows)} solutions can be used for training: {skipped or 'there are none'}")
+            raise DataError(
+                f"none of {len(rows)} solutions can be used for training: "
+                f"{skipped or 'there are none'}"
+            )
         warn_without_held_out(len(test), config.heldout_fraction, "solutions")
         return train, calibration, test, skipped
 
     def _logits(self, solutions: Sequence[Solution]) -> Tensor:
         """The head's numbers at each step's last token, solution by solution."""
-        batch = make_batch([s.sequence for s in solutions], self.encoder.encoder.pad_id).to(self.role.device)
+        batch = make_batch([s.sequence for s in solutions], self.encoder.encoder.pad_id).to(
+            self.role.device
+        )
         return self.head(self.role.hidden(batch)[step_states(batch, [s.ends for s in solutions])])
 
     def _at_steps(self, solutions: Sequence[Solution]) -> list[list[float]]:
         rows: dict[int, list[float]] = {}
         for cut in cut_batches([s.sequence for s in solutions], self.config.micro_batch_tokens):
             part = [solutions[i] for i in cut]
-            probabilities = right_probabilities(self._logits(part)).cpu().split([len(s.ends) for s in part])
-            rows |= {i: row[solutions[i].judged].tolist() for i, row in zip(cut, probabilities, strict=True)}
+            probabilities = (
+                right_probabilities(self._logits(part)).cpu().split([len(s.ends) for s in part])
+            )
+            rows |= {
+                i: row[solutions[i].judged].tolist()
+                for i, row in zip(cut, probabilities, strict=True)
+            }
         return [rows[i] for i in range(len(solutions))]
 
     def _targets(self, solutions: Sequence[Solution]) -> tuple[Tensor, Tensor]:
@@ -181,8 +266,14 @@ class ProcessRewardModeling:
         flat = [target for s in solutions for target in s.targets]
         labelled = torch.tensor([target is not None for target in flat], device=self.role.device)
         targets = torch.tensor([target or 0.0 for target in flat], device=self.role.device)
-        return targets if self.config.classes == 2 else one_hot(targets.long(), self.config.classes).float(), labelled
+        return targets if self.config.classes == 2 else one_hot(
+            targets.long(), self.config.classes
+        ).float(), labelled
 
     def _agree(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Where the likelier answer is the label."""
-        return (logits > 0) == (targets > 0.5) if self.config.classes == 2 else logits.argmax(-1) == targets.argmax(-1)
+        return (
+            (logits > 0) == (targets > 0.5)
+            if self.config.classes == 2
+            else logits.argmax(-1) == targets.argmax(-1)
+        )

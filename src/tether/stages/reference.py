@@ -25,18 +25,22 @@ from tether.models.loading import weights_digest
 from tether.models.trunk import Role
 
 MADE_OF = "made_of"
-"""The entry of a table's file for what the table was made of: one, because safetensors writes several in any order."""
+"""The entry of a table's file for what the table was made of: one, because safetensors writes
+several in any order.
+"""
 
 
 @dataclass
 class Likelihoods:
-    """Log-probabilities of responses under the policy, with gradient, and under its reference, without.
+    """Log-probabilities of responses under the policy, with gradient, and under its reference,
+    without.
 
     Args:
-        reference: a frozen role, or None for a method that needs none. Where reference and policy are the same weights the
-            reference must run in `begin`, before they change.
+        reference: a frozen role, or None for a method that needs none. Where reference and policy
+            are the same weights the reference must run in `begin`, before they change.
         temperature: of the distribution that both are taken to be.
-        precomputed: the reference runs once, before training, and is dropped; `table` holds its sums from then on.
+        precomputed: the reference runs once, before training, and is dropped; `table` holds its
+            sums from then on.
     """
 
     policy: Role
@@ -48,14 +52,16 @@ class Likelihoods:
     table: dict[Encoded, float] | None = None
 
     def begin(self, sequences: Iterable[Encoded], path: Path) -> None:
-        """Prepare the first update: no dropout, and with `precomputed` a table of the reference's log-probabilities.
+        """Prepare the first update: no dropout, and with `precomputed` a table of the reference's
+        log-probabilities.
 
         Args:
             sequences: all responses that training and evaluation will ask for.
             path: of the table, which a resumed run reads.
 
         Raises:
-            RunError: `path` holds those of another reference, of other responses, or in another encoding.
+            RunError: `path` holds those of another reference, of other responses, or in another
+                encoding.
         """
         self.without_dropout()
         role = self.reference
@@ -63,14 +69,18 @@ class Likelihoods:
             return
         distinct = sorted(set(sequences), key=lambda s: (s.ids, s.trained))
         key = {
-            "reference model": f"{role_digest(role)} in {str(role.model.dtype).removeprefix('torch.')}",
+            "reference model": (
+                f"{role_digest(role)} in {str(role.model.dtype).removeprefix('torch.')}"
+            ),
             "chat template, system prompt or stop tokens": digest(self.encoder.describe()),
             "data": _responses_digest(distinct),
         }
         if path.is_file():
             values = _read(path, key)
         else:
-            values = whole_logprobs(role, distinct, self.encoder.pad_id, self.micro_batch_tokens, self.temperature)
+            values = whole_logprobs(
+                role, distinct, self.encoder.pad_id, self.micro_batch_tokens, self.temperature
+            )
             with whole_file(path) as temporary:
                 save_file({"logprobs": values}, temporary, metadata={MADE_OF: json.dumps(key)})
         self.reference, self.table = None, dict(zip(distinct, values.tolist(), strict=True))
@@ -86,21 +96,31 @@ class Likelihoods:
         return [self.policy] if self.reference is None else [self.policy, self.reference]
 
     def __call__(self, sequences: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:
-        """The policy's per token (S, R) with the mask of those that count, and the reference's sums (S,), zeros without one.
+        """The policy's per token (S, R) with the mask of those that count, and the reference's sums
+        (S,), zeros without one.
 
-        A reference role runs in the policy's own micro-batch: the same numerics, at little more than half a pass where they
-        share a trunk.
+        A reference role runs in the policy's own micro-batch: the same numerics, at little more
+        than half a pass where they share a trunk.
         """
         role = self.reference
         if role and role.model is self.policy.model and role.adapter == self.policy.adapter:
-            raise ValueError("the reference is the policy itself, which will change: precompute, or give it weights of its own")
-        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=self.document_tokens).to(self.policy.device)
+            raise ValueError(
+                "the reference is the policy itself, which will change: precompute, "
+                "or give it weights of its own"
+            )
+        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=self.document_tokens).to(
+            self.policy.device
+        )
         common = self.policy.common(batch) if role and role.model is self.policy.model else None
         logprobs = batch.scatter(self.policy.logprobs(batch, self.temperature, common)[0])
         if self.table is not None:
             sums = logprobs.new_tensor([self.table[sequence] for sequence in sequences])
         else:
-            sums = logprobs.new_zeros(len(sequences)) if role is None else _summed(role, batch, self.temperature, common)
+            sums = (
+                logprobs.new_zeros(len(sequences))
+                if role is None
+                else _summed(role, batch, self.temperature, common)
+            )
         return logprobs, batch.mask, sums
 
     @property
@@ -113,7 +133,13 @@ class Likelihoods:
         return cut_rankings(rows, self.micro_batch_tokens, document_tokens=self.document_tokens)
 
 
-def whole_logprobs(role: Role, sequences: Sequence[Encoded], pad_id: int, micro_batch_tokens: int, temperature: float) -> Tensor:
+def whole_logprobs(
+    role: Role,
+    sequences: Sequence[Encoded],
+    pad_id: int,
+    micro_batch_tokens: int,
+    temperature: float,
+) -> Tensor:
     """(S,) float64 the log-probability of each whole response under a role, without gradient."""
     totals = torch.zeros(len(sequences), dtype=torch.float64)
     for cut, batch in batches_for(role, sequences, pad_id, micro_batch_tokens):
@@ -122,12 +148,16 @@ def whole_logprobs(role: Role, sequences: Sequence[Encoded], pad_id: int, micro_
 
 
 @torch.no_grad()
-def _summed(role: Role, batch: TokenBatch, temperature: float, common: Tensor | None = None) -> Tensor:
+def _summed(
+    role: Role, batch: TokenBatch, temperature: float, common: Tensor | None = None
+) -> Tensor:
     return batch.scatter(role.logprobs(batch, temperature, common)[0]).sum(-1)
 
 
 def role_digest(role: Role) -> str:
-    """The digest of the weights that a role runs: without an adapter that of the bare model, whatever else stands on it."""
+    """The digest of the weights that a role runs: without an adapter that of the bare model,
+    whatever else stands on it.
+    """
     weights: dict[str, Any] = role.causal_model.state_dict()
     own = {
         name.replace(".base_layer.", "."): tensor
@@ -147,11 +177,17 @@ def _responses_digest(sequences: Sequence[Encoded]) -> str:
 def _read(path: Path, key: Mapping[str, str]) -> Tensor:
     with safe_open(path, "pt") as file:
         stored = file.metadata() or {}
-        stored = json.loads(stored[MADE_OF]) if MADE_OF in stored else stored  # older tables have an entry for each
-        changed = [f"{name} (was {stored.get(name)}, is {value})" for name, value in key.items() if stored.get(name) != value]
+        # older tables have an entry for each
+        stored = json.loads(stored[MADE_OF]) if MADE_OF in stored else stored
+        changed = [
+            f"{name} (was {stored.get(name)}, is {value})"
+            for name, value in key.items()
+            if stored.get(name) != value
+        ]
         if changed:
             raise RunError(
-                f"{path} holds the reference's log-probabilities for another {' and another '.join(changed)}. "
+                f"{path} holds the reference's log-probabilities for another "
+                f"{' and another '.join(changed)}. "
                 "Delete that file to have them computed again, or take another run directory."
             )
         return file.get_tensor("logprobs")

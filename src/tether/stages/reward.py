@@ -1,4 +1,6 @@
-"""The reward model: a scalar head on a trunk, trained on comparisons under the Bradley-Terry model; and several together."""
+"""The reward model: a scalar head on a trunk, trained on comparisons under the Bradley-Terry model;
+and several together.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tether.algorithms.preference_losses import bradley_terry_loss, centering_penalty, length_disentangling_loss
+from tether.algorithms.preference_losses import (
+    bradley_terry_loss,
+    centering_penalty,
+    length_disentangling_loss,
+)
 from tether.algorithms.reward_ensembles import Combine, combine_members, spread_of_members
 from tether.algorithms.transfer import to_device
 from tether.core.errors import TrainingError
@@ -22,7 +28,17 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Json
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.prepare import Pairs, Ranking, Split, by_votes, cut_rankings, encode_comparisons, pairs_of, prepare, sequences_of
+from tether.data.prepare import (
+    Pairs,
+    Ranking,
+    Split,
+    by_votes,
+    cut_rankings,
+    encode_comparisons,
+    pairs_of,
+    prepare,
+    sequences_of,
+)
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
 from tether.evaluation.winrate import correlation, pairwise_accuracy, share_in_order
 from tether.learner.config import PreferenceConfig, Rates
@@ -38,18 +54,38 @@ class RewardConfig(PreferenceConfig):
 
     rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
-    epochs: int = Field(default=1, ge=1, description="more than one usually overfits the annotators")
-    prompts_per_update: int = Field(default=4, ge=1, description="all pairs of a prompt stand in one update")
-    use_margin: bool = Field(default=False, description="demand the label's margin between the scores")
-    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5, description="share of labels that are taken to be wrong")
-    labels: Literal["given", "votes"] = Field(default="given", description="votes: the share of annotators, ties half")
-    disentangle_length: float = Field(default=0.0, ge=0, description="weight of a second head, for length (ODIN has 1.0)")
-    centering: float = Field(
-        default=0.0, ge=0, description="weight of (r_chosen + r_rejected)^2, https://arxiv.org/abs/2312.09244"
+    epochs: int = Field(
+        default=1, ge=1, description=("more than one usually overfits the annotators")
     )
-    head_dropout: float = Field(default=0.0, ge=0, lt=1, description="of the states that the score is read from")
+    prompts_per_update: int = Field(
+        default=4, ge=1, description=("all pairs of a prompt stand in one update")
+    )
+    use_margin: bool = Field(
+        default=False, description=("demand the label's margin between the scores")
+    )
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description=("share of labels that are taken to be wrong")
+    )
+    labels: Literal["given", "votes"] = Field(
+        default="given", description=("votes: the share of annotators, ties half")
+    )
+    disentangle_length: float = Field(
+        default=0.0, ge=0, description=("weight of a second head, for length (ODIN has 1.0)")
+    )
+    centering: float = Field(
+        default=0.0,
+        ge=0,
+        description=("weight of (r_chosen + r_rejected)^2, https://arxiv.org/abs/2312.09244"),
+    )
+    head_dropout: float = Field(
+        default=0.0, ge=0, lt=1, description=("of the states that the score is read from")
+    )
     keep_states_gb: float = Field(
-        default=0.0, ge=0, description="GB for the training rows' states below the first adapter; 0: computed in every epoch"
+        default=0.0,
+        ge=0,
+        description=(
+            "GB for the training rows' states below the first adapter; 0: computed in every epoch"
+        ),
     )
 
     @property
@@ -59,33 +95,48 @@ class RewardConfig(PreferenceConfig):
 
     def faults(self) -> Iterator[str]:
         if self.disentangle_length and self.head_dropout:
-            yield "disentangle_length scores every response twice, and head_dropout makes them differ: leave one out"
+            yield (
+                "disentangle_length scores every response twice, and head_dropout makes them "
+                "differ: leave one out"
+            )
 
 
 class RewardModeling:
-    """Trains a role with a scalar head; afterwards its scores have mean zero on responses of the first training prompts.
+    """Trains a role with a scalar head; afterwards its scores have mean zero on responses of the
+    first training prompts.
 
     Args:
-        order_seed: of the order of the training rows; unset: the config's seed, which always decides what is held out.
+        order_seed: of the order of the training rows; unset: the config's seed, which always
+            decides what is held out.
     """
 
     dropout = True
 
-    def __init__(self, config: RewardConfig, role: Role, encoder: ChatEncoder, *, order_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        config: RewardConfig,
+        role: Role,
+        encoder: ChatEncoder,
+        *,
+        order_seed: int | None = None,
+    ) -> None:
         self.config, self.role, self.encoder = config, role, encoder
         self.order_seed = config.seed if order_seed is None else order_seed
         self.frozen: FrozenStates | None = None
 
     def update(self, rankings: Sequence[Ranking]) -> Update[list[Ranking]]:
-        """L = -(1/P) sum log sigma(r_chosen - r_rejected - margin), P the pairs of the update; with soft or smoothed labels,
-        p log sigma(d) + (1 - p) log sigma(-d).
+        """L = -(1/P) sum log sigma(r_chosen - r_rejected - margin), P the pairs of the update; with
+        soft or smoothed labels, p log sigma(d) + (1 - p) log sigma(-d).
 
-        Each response is scored once however many pairs it stands in (InstructGPT, https://arxiv.org/abs/2203.02155). ODIN's terms
-        give their gradient alone: the loss stays that of the ranking, and an empty micro-batch stands for the heads' overlap.
+        Each response is scored once however many pairs it stands in (InstructGPT,
+        https://arxiv.org/abs/2203.02155). ODIN's terms give their gradient alone: the loss stays
+        that of the ranking, and an empty micro-batch stands for the heads' overlap.
         """
         micros, num_pairs = self.micro_batches(rankings), sum(len(r.chosen) for r in rankings)
         weight = self.config.disentangle_length
-        slopes, overlap = (self._length_slopes(micros), self._overlap()) if weight else ({}, torch.zeros(()))
+        slopes, overlap = (
+            (self._length_slopes(micros), self._overlap()) if weight else ({}, torch.zeros(()))
+        )
 
         def loss(micro: list[Ranking]) -> tuple[Tensor, Tensor]:
             if not micro:
@@ -96,38 +147,62 @@ class RewardModeling:
             chosen, rejected = (heads.sum(-1)[side] for side in sides)
             total = self._ranking_loss(chosen, rejected, pairs, num_pairs)
             if slopes:
-                total = total + _gradient_alone((heads * torch.stack([slopes[s.ids] for s in sequences])).sum())
+                total = total + _gradient_alone(
+                    (heads * torch.stack([slopes[s.ids] for s in sequences])).sum()
+                )
             return total, chosen - rejected
 
         def metrics(measured: list[list[float]]) -> dict[str, float]:
             leads, labels = list(chain(*measured)), pairs_of(list(chain(*micros))).probability
             heads = {"head_overlap": float(overlap.detach())} if weight else {}
-            return {"accuracy": share_in_order(leads, labels), "margin": statistics.fmean(leads), **heads}
+            return {
+                "accuracy": share_in_order(leads, labels),
+                "margin": statistics.fmean(leads),
+                **heads,
+            }
 
         return Update([*micros, []] if weight else micros, loss, metrics)
 
-    def _ranking_loss(self, chosen: Tensor, rejected: Tensor, pairs: Pairs, num_pairs: int) -> Tensor:
-        config, numbers = self.config, torch.tensor([pairs.probability, pairs.margin], dtype=chosen.dtype)
+    def _ranking_loss(
+        self, chosen: Tensor, rejected: Tensor, pairs: Pairs, num_pairs: int
+    ) -> Tensor:
+        config, numbers = (
+            self.config,
+            torch.tensor([pairs.probability, pairs.margin], dtype=chosen.dtype),
+        )
         probability, given_margin = to_device(numbers, chosen.device)
-        labels = (1 - config.label_smoothing) * probability + config.label_smoothing * (1 - probability)
+        labels = (1 - config.label_smoothing) * probability + config.label_smoothing * (
+            1 - probability
+        )
         margin = given_margin if config.use_margin else None
-        loss = bradley_terry_loss(chosen, rejected, probability=labels, margin=margin, denominator=num_pairs)
-        return loss + config.centering * centering_penalty(chosen, rejected, denominator=num_pairs) if config.centering else loss
+        loss = bradley_terry_loss(
+            chosen, rejected, probability=labels, margin=margin, denominator=num_pairs
+        )
+        return (
+            loss + config.centering * centering_penalty(chosen, rejected, denominator=num_pairs)
+            if config.centering
+            else loss
+        )
 
     def _length_slopes(self, micros: Sequence[list[Ranking]]) -> dict[tuple[int, ...], Tensor]:
-        """By response: the derivative by its two scores of the loss that drives quality and length apart.
+        """By response: the derivative by its two scores of the loss that drives quality and length
+        apart.
 
-        A correlation is no sum over micro-batches. So all responses are scored without a gradient first, and the derivative is
-        then the weight of a score in its own micro-batch (https://arxiv.org/abs/2101.06983).
+        A correlation is no sum over micro-batches. So all responses are scored without a gradient
+        first, and the derivative is then the weight of a score in its own micro-batch
+        (https://arxiv.org/abs/2101.06983).
         """
         sequences = [s for micro in micros for s in sequences_of(micro)]
         with torch.no_grad():
             heads = torch.cat([self.heads(sequences_of(micro)) for micro in micros])
         scores = heads.double().requires_grad_(True)
         lengths = scores.new_tensor([s.num_trained for s in sequences])
-        loss = self.config.disentangle_length * length_disentangling_loss(scores[:, 0], scores[:, 1], lengths)
+        loss = self.config.disentangle_length * length_disentangling_loss(
+            scores[:, 0], scores[:, 1], lengths
+        )
         (slopes,) = torch.autograd.grad(loss, scores)
-        return {s.ids: slope for s, slope in zip(sequences, slopes.to(heads), strict=True)}  # equal texts weigh alike
+        # equal texts weigh alike
+        return {s.ids: slope for s, slope in zip(sequences, slopes.to(heads), strict=True)}
 
     def _overlap(self) -> Tensor:
         """|w_Q · w_L|: descended, the two heads read different directions."""
@@ -139,35 +214,51 @@ class RewardModeling:
         """The score of every response of every ranking."""
         scored: dict[tuple[int, ...], float] = {}
         for sequences in map(sequences_of, self.micro_batches(rankings)):
-            scored.update(zip((s.ids for s in sequences), self.heads(sequences)[:, 0].tolist(), strict=True))
+            scored.update(
+                zip((s.ids for s in sequences), self.heads(sequences)[:, 0].tolist(), strict=True)
+            )
         return [[scored[s.ids] for s in ranking.sequences] for ranking in rankings]
 
     def evaluate(self, rankings: Sequence[Ranking], num_ties: int = 0) -> Json:
-        """Pairwise accuracy with its interval over prompts, loss, margins, calibration, correlation with length.
+        """Pairwise accuracy with its interval over prompts, loss, margins, calibration, correlation
+        with length.
 
-        A label's own probability p counts throughout: the loss is -p log σ(d) - (1 - p) log σ(-d), σ(|d|) is compared with the
-        label's probability of the side that is ahead, and a pair of p = 1/2 is in no accuracy.
+        A label's own probability p counts throughout: the loss is -p log σ(d) - (1 - p) log σ(-d),
+        σ(|d|) is compared with the label's probability of the side that is ahead, and a pair of p =
+        1/2 is in no accuracy.
         """
         now_doing(f"evaluating on {len(rankings)} prompts")
-        scores, pairs = [score for row in self.scores(rankings) for score in row], pairs_of(rankings)
+        scores, pairs = (
+            [score for row in self.scores(rankings) for score in row],
+            pairs_of(rankings),
+        )
         chosen, rejected = ([scores[i] for i in side] for side in (pairs.chosen, pairs.rejected))
         leads = [(c - r, p) for c, r, p in zip(chosen, rejected, pairs.probability, strict=True)]
         confidence = [1 / (1 + math.exp(-abs(d))) for d, _ in leads]
         right = [0.5 if d == 0 else p if d > 0 else 1 - p for d, p in leads]
         return {
-            "loss": statistics.fmean(math.log1p(math.exp(-abs(d))) + max(0.0, -d) + (1 - p) * d for d, p in leads),
-            "accuracy": pairwise_accuracy(chosen, rejected, pairs.groups, probabilities=pairs.probability).as_dict(),
+            "loss": statistics.fmean(
+                math.log1p(math.exp(-abs(d))) + max(0.0, -d) + (1 - p) * d for d, p in leads
+            ),
+            "accuracy": pairwise_accuracy(
+                chosen, rejected, pairs.groups, probabilities=pairs.probability
+            ).as_dict(),
             "ties": num_ties,
             "margin_mean": statistics.fmean(d for d, _ in leads),
             "calibration_error": expected_calibration_error(confidence, right),
             "reliability": reliability_curve(confidence, right),
-            "length_correlation": correlation(scores, [s.num_trained for s in sequences_of(rankings)]),
+            "length_correlation": correlation(
+                scores, [s.num_trained for s in sequences_of(rankings)]
+            ),
             "score_mean": statistics.fmean(scores),
             "score_std": statistics.pstdev(scores),
         }
 
-    def train(self, comparisons: Sequence[Comparison], run: RunDirectory, progress: Progress | None = None) -> Json:
-        """Train, or go on training, in `run`; returns the summary with the evaluation on held-out prompts.
+    def train(
+        self, comparisons: Sequence[Comparison], run: RunDirectory, progress: Progress | None = None
+    ) -> Json:
+        """Train, or go on training, in `run`; returns the summary with the evaluation on held-out
+        prompts.
 
         Raises:
             DataError: no comparison can be used.
@@ -177,16 +268,22 @@ class RewardModeling:
     def split(self, comparisons: Sequence[Comparison]) -> Split[Ranking]:
         """Comparisons encoded and parted by prompt; the same for every order of training."""
         rows = by_votes(comparisons) if self.config.labels == "votes" else comparisons
-        return prepare(rows, self.rankings, self.config.heldout_fraction, self.config.seed, "comparisons")
+        return prepare(
+            rows, self.rankings, self.config.heldout_fraction, self.config.seed, "comparisons"
+        )
 
-    def fit(self, split: Split[Ranking], run: RunDirectory, progress: Progress | None = None) -> Json:
+    def fit(
+        self, split: Split[Ranking], run: RunDirectory, progress: Progress | None = None
+    ) -> Json:
         """`train` on rows that are already encoded."""
         start, train = time.perf_counter(), split.train
         config = self.config.model_copy(update={"seed": self.order_seed})
         plan = plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed)
         if config.keep_states_gb and self.frozen is None:
             budget, gigabytes = config.micro_batch_tokens, config.keep_states_gb
-            self.frozen = FrozenStates(self.role, sequences_of(train), self.encoder.pad_id, budget, gigabytes)
+            self.frozen = FrozenStates(
+                self.role, sequences_of(train), self.encoder.pad_id, budget, gigabytes
+            )
         loop = SupervisedLoop(self, split, plan, config, run, progress=progress).train()
         if config.disentangle_length:
             self.role.head = self.head.only(0)
@@ -206,7 +303,8 @@ class RewardModeling:
         self._shift(rankings[:32])
 
     def standardize(self, rankings: Sequence[Ranking]) -> None:
-        """Set the head's offset and scale so that scores of (some of) these responses have mean 0 and deviation 1.
+        """Set the head's offset and scale so that scores of (some of) these responses have mean 0
+        and deviation 1.
 
         Differences of scores are no longer log-odds then.
 
@@ -215,7 +313,10 @@ class RewardModeling:
         """
         deviation = statistics.pstdev(self._shift(rankings[:128]))
         if not deviation > 0:
-            raise TrainingError("a reward model gives all responses the same score. Train longer, or at a higher learning rate.")
+            raise TrainingError(
+                "a reward model gives all responses the same score. Train longer, "
+                "or at a higher learning rate."
+            )
         self.head.scale /= deviation
 
     def _shift(self, rankings: Sequence[Ranking]) -> list[float]:
@@ -226,7 +327,9 @@ class RewardModeling:
 
     def rankings(self, comparisons: Sequence[Comparison]) -> tuple[list[Ranking], dict[str, int]]:
         """Comparisons gathered by prompt and encoded; what cannot be used is counted by reason."""
-        return encode_comparisons(comparisons, self.encoder, self.config.max_length, "reward.max_length")
+        return encode_comparisons(
+            comparisons, self.encoder, self.config.max_length, "reward.max_length"
+        )
 
     def micro_batches(self, rankings: Sequence[Ranking]) -> list[list[Ranking]]:
         """Rankings that go through the model together."""
@@ -242,13 +345,17 @@ class RewardModeling:
     def heads(self, sequences: Sequence[Encoded]) -> Tensor:
         """(S, outputs) the score of quality, and while length is disentangled that of length."""
         limit = self.role.document_tokens(self.config.micro_batch_tokens)
-        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(self.role.device)
+        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(
+            self.role.device
+        )
         scores = self.role.scores(batch, self.frozen.of(sequences, batch) if self.frozen else None)
         return scores.view(len(sequences), -1)
 
 
 def heldout_summary(evaluation: Json) -> Json:
-    """An evaluation as a summary has it, where loss, accuracy and ties are those of held-out rows."""
+    """An evaluation as a summary has it, where loss, accuracy and ties are those of held-out
+    rows.
+    """
     names = {"loss": "heldout_loss", "accuracy": "heldout_accuracy", "ties": "heldout_ties"}
     return {names.get(key, key): value for key, value in evaluation.items()}
 
@@ -259,13 +366,17 @@ def _gradient_alone(value: Tensor) -> Tensor:
 
 
 class Distillation(RewardModeling):
-    """A reward model that learns the scores that others together give each response, instead of the labels.
+    """A reward model that learns the scores that others together give each response, instead of the
+    labels.
 
-    L = (1/R) sum (r - t)^2 over the R responses of an update, t the teachers' score. As Fisch et al. 2024
-    (https://arxiv.org/abs/2405.19316) distil a reward, of single responses rather than of differences.
+    L = (1/R) sum (r - t)^2 over the R responses of an update, t the teachers' score. As Fisch et
+    al. 2024 (https://arxiv.org/abs/2405.19316) distil a reward, of single responses rather than of
+    differences.
     """
 
-    def taught(self, teachers: Sequence[RewardModeling], rankings: Sequence[Ranking], combine: Combine) -> None:
+    def taught(
+        self, teachers: Sequence[RewardModeling], rankings: Sequence[Ranking], combine: Combine
+    ) -> None:
         """Ask the teachers, once."""
         together = combine_members(_table(teachers, rankings), combine).tolist()
         self.targets = dict(zip((s.ids for s in sequences_of(rankings)), together, strict=True))
@@ -277,12 +388,19 @@ class Distillation(RewardModeling):
         def loss(micro: list[Ranking]) -> tuple[Tensor, Tensor]:
             sequences, pairs = sequences_of(micro), pairs_of(micro)
             scores = self.heads(sequences)[:, 0]
-            targets = to_device(torch.tensor([self.targets[s.ids] for s in sequences], dtype=scores.dtype), scores.device)
-            chosen, rejected = to_device(torch.tensor([pairs.chosen, pairs.rejected]), scores.device)
+            targets = to_device(
+                torch.tensor([self.targets[s.ids] for s in sequences], dtype=scores.dtype),
+                scores.device,
+            )
+            chosen, rejected = to_device(
+                torch.tensor([pairs.chosen, pairs.rejected]), scores.device
+            )
             return (scores - targets).square().sum() / count, scores[chosen] - scores[rejected]
 
         labels = pairs_of(list(chain(*micros))).probability
-        return Update(micros, loss, lambda leads: {"accuracy": share_in_order(list(chain(*leads)), labels)})
+        return Update(
+            micros, loss, lambda leads: {"accuracy": share_in_order(list(chain(*leads)), labels)}
+        )
 
     def center(self, rankings: Sequence[Ranking]) -> None:
         """Nothing: its scores are on its teachers' scale."""
@@ -294,24 +412,33 @@ def _table(members: Sequence[RewardModeling], rankings: Sequence[Ranking]) -> Te
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def evaluate_members(members: Sequence[RewardModeling], rankings: Sequence[Ranking], num_ties: int = 0) -> Json:
-    """Pairwise accuracy of the mean of standardized scores and of each member, and how far the members differ.
+def evaluate_members(
+    members: Sequence[RewardModeling], rankings: Sequence[Ranking], num_ties: int = 0
+) -> Json:
+    """Pairwise accuracy of the mean of standardized scores and of each member, and how far the
+    members differ.
 
-    `spread` is the mean over responses of the members' standard deviation; `correlation` is Pearson's between the scores of two
-    members, over all pairs of members.
+    `spread` is the mean over responses of the members' standard deviation; `correlation` is
+    Pearson's between the scores of two members, over all pairs of members.
     """
     table, pairs = _table(members, rankings), pairs_of(rankings)
     rows, together = table.tolist(), combine_members(table).tolist()
 
     def accuracy(scores: Sequence[float]) -> Json:
         chosen, rejected = ([scores[i] for i in side] for side in (pairs.chosen, pairs.rejected))
-        return {**pairwise_accuracy(chosen, rejected, pairs.groups, probabilities=pairs.probability).as_dict()}
+        return {
+            **pairwise_accuracy(
+                chosen, rejected, pairs.groups, probabilities=pairs.probability
+            ).as_dict()
+        }
 
     pearson = [correlation(a, b)["pearson"] for a, b in combinations(rows, 2)]
     return {
         "accuracy": accuracy(together),
         "ties": num_ties,
-        "length_correlation": correlation(together, [s.num_trained for s in sequences_of(rankings)]),
+        "length_correlation": correlation(
+            together, [s.num_trained for s in sequences_of(rankings)]
+        ),
         "score_mean": statistics.fmean(together),
         "score_std": statistics.pstdev(together),
         "member_accuracy": [accuracy(row)["value"] for row in rows],

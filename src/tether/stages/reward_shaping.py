@@ -1,4 +1,6 @@
-"""From the scores of responses to the reward of every token: scale, penalties, the tether and the baseline."""
+"""From the scores of responses to the reward of every token: scale, penalties, the tether and the
+baseline.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tether.algorithms.advantages import group_relative, leave_one_out_baseline, overlong_penalty, running_mean
+from tether.algorithms.advantages import (
+    group_relative,
+    leave_one_out_baseline,
+    overlong_penalty,
+    running_mean,
+)
 from tether.algorithms.kl import kl_policy_reference_k1
 from tether.algorithms.masked import masked_sum
 from tether.algorithms.process import place_step_rewards
@@ -23,41 +30,57 @@ from tether.stages.rollouts import Experience, group_numbers
 class RewardShaping:
     """The rewards of tokens, and what they depend on beside the step's own scores.
 
-    `normalizer` is the (mean, deviation) of the first step's scores, `past_scores` the (mean, number) of the running baseline.
+    `normalizer` is the (mean, deviation) of the first step's scores, `past_scores` the (mean,
+    number) of the running baseline.
 
     Args:
-        value_head: of the critic; one copied from the reward model is put on the scale of the normalised scores.
+        value_head: of the critic; one copied from the reward model is put on the scale of the
+            normalised scores.
     """
 
     def __init__(self, config: PolicyConfig, value_head: ScalarHead | None) -> None:
         self.config, self.value_head = config, value_head if config.value_init == "reward" else None
-        self.copied_units = None if self.value_head is None else (self.value_head.offset.clone(), self.value_head.scale.clone())
+        self.copied_units = (
+            None
+            if self.value_head is None
+            else (self.value_head.offset.clone(), self.value_head.scale.clone())
+        )
         self.normalizer: tuple[float, float] | None = None
         self.past_scores = (0.0, 0)
 
     def token_rewards(self, experience: Experience, kl_coefficient: float) -> Tensor:
         """The reward of every token, (sequences, time).
 
-        Equation: -beta (log pi - log pi_ref) where the tether pulls at tokens, and the score, over its baseline, once at the last
-        real token (or the rewards of single steps at theirs).
+        Equation: -beta (log pi - log pi_ref) where the tether pulls at tokens, and the score, over
+        its baseline, once at the last real token (or the rewards of single steps at theirs).
         """
         mask, config = experience.mask, self.config
         rewards = torch.zeros_like(experience.rewards)
         if config.kl.place == "token":
-            rewards -= kl_coefficient * kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs)
+            rewards -= kl_coefficient * kl_policy_reference_k1(
+                experience.logprobs, experience.reference_logprobs
+            )
         if config.step_rewards:
             rewards += self._step_rewards(experience)
         else:
             totals = self.totals(experience, kl_coefficient)
-            rewards += experience.at_last(self.over_baseline(totals, group_numbers(config, len(mask), mask.device), mask.any(-1)))
+            rewards += experience.at_last(
+                self.over_baseline(
+                    totals, group_numbers(config, len(mask), mask.device), mask.any(-1)
+                )
+            )
         return torch.where(mask, rewards, 0.0)
 
     def totals(self, experience: Experience, kl_coefficient: float) -> Tensor:
-        """(sequences,) normalised, clipped scores less the penalties, and less the response's whole KL where it belongs there.
+        """(sequences,) normalised, clipped scores less the penalties, and less the response's whole
+        KL where it belongs there.
 
         In float64: the differences within a group may be small beside its scores.
         """
-        scores = to_device(torch.tensor(self.scaled(experience.scores), dtype=torch.float64)[:, 0], experience.mask.device)
+        scores = to_device(
+            torch.tensor(self.scaled(experience.scores), dtype=torch.float64)[:, 0],
+            experience.mask.device,
+        )
         totals = scores - self.length_penalties(experience)
         if self.config.kl.place == "sequence":
             k1 = kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs)
@@ -65,11 +88,17 @@ class RewardShaping:
         return totals
 
     def length_penalties(self, experience: Experience) -> Tensor:
-        """(sequences,) what is taken off a response for its length: it did not end in time, or nearly not."""
+        """(sequences,) what is taken off a response for its length: it did not end in time, or
+        nearly not.
+        """
         config, rollouts, device = self.config, experience.rollouts, experience.mask.device
-        penalties = config.missing_stop_penalty * to_device(torch.tensor([float(not r.finished) for r in rollouts]), device)
+        penalties = config.missing_stop_penalty * to_device(
+            torch.tensor([float(not r.finished) for r in rollouts]), device
+        )
         if config.overlong_buffer:
-            shares = overlong_penalty(experience.lengths, config.max_new_tokens, config.overlong_buffer)
+            shares = overlong_penalty(
+                experience.lengths, config.max_new_tokens, config.overlong_buffer
+            )
             penalties -= config.overlong_penalty * shares
         return penalties
 
@@ -86,27 +115,46 @@ class RewardShaping:
                 return totals
 
     def _step_rewards(self, experience: Experience) -> Tensor:
-        """Rewards of single steps at their last tokens, each over the baseline of all steps of its group; penalties last."""
+        """Rewards of single steps at their last tokens, each over the baseline of all steps of its
+        group; penalties last.
+        """
         mask, device, rows = experience.mask, experience.mask.device, self.scaled(experience.scores)
-        ends = [torch.tensor([end for end, _ in s.steps], dtype=torch.long, device=device) for s in experience.scores]
+        ends = [
+            torch.tensor([end for end, _ in s.steps], dtype=torch.long, device=device)
+            for s in experience.scores
+        ]
         places = pad_sequence(ends, batch_first=True)
-        values = pad_sequence([torch.tensor(row, dtype=torch.float64, device=device) for row in rows], batch_first=True)
+        values = pad_sequence(
+            [torch.tensor(row, dtype=torch.float64, device=device) for row in rows],
+            batch_first=True,
+        )
         counts = torch.tensor([len(row) for row in rows], device=device)
-        counted = (torch.arange(values.shape[1], device=device) < counts[:, None]) & mask.any(-1, keepdim=True)
+        counted = (torch.arange(values.shape[1], device=device) < counts[:, None]) & mask.any(
+            -1, keepdim=True
+        )
         groups = group_numbers(self.config, len(rows), device)[:, None].expand_as(counted)[counted]
         relative = torch.zeros_like(values)
-        relative[counted] = self.over_baseline(values[counted], groups, torch.ones_like(groups, dtype=torch.bool))
-        return place_step_rewards(relative, places, counted, mask) - experience.at_last(self.length_penalties(experience))
+        relative[counted] = self.over_baseline(
+            values[counted], groups, torch.ones_like(groups, dtype=torch.bool)
+        )
+        return place_step_rewards(relative, places, counted, mask) - experience.at_last(
+            self.length_penalties(experience)
+        )
 
     def settle(self, scores: Sequence[Score]) -> None:
-        """Fix the scale of the scores, once: step 0 samples from the reference itself, so its scores set it.
+        """Fix the scale of the scores, once: step 0 samples from the reference itself, so its
+        scores set it.
 
-        Where they are all the same, the first later step in which they differ does. Rewards of single steps are divided by the
-        deviation of a response's sum of them and not shifted: taken off each, a mean would pay for their number.
+        Where they are all the same, the first later step in which they differ does. Rewards of
+        single steps are divided by the deviation of a response's sum of them and not shifted: taken
+        off each, a mean would pay for their number.
         """
         steps, scored = self.config.step_rewards, [s for s in scores if s.value is not None]
         if self.normalizer is None and scored:
-            totals = torch.tensor([sum(v for _, v in s.steps) if steps else s.value for s in scored], dtype=torch.float64)
+            totals = torch.tensor(
+                [sum(v for _, v in s.steps) if steps else s.value for s in scored],
+                dtype=torch.float64,
+            )
             spread = float(totals.std(correction=0))
             if self.config.normalize_scores and spread > 1e-6:
                 self.normalizer = (0.0 if steps else float(totals.mean()), spread)
@@ -116,11 +164,21 @@ class RewardShaping:
             self.value_head.scale.copy_(scale / deviation)
 
     def scaled(self, scores: Sequence[Score]) -> list[tuple[float, ...]]:
-        """Every response's score, or the rewards of its steps, on the reference's scale and clipped; 0 for a failed score."""
+        """Every response's score, or the rewards of its steps, on the reference's scale and
+        clipped; 0 for a failed score.
+        """
         self.settle(scores)
         (mean, deviation), limit = self.normalizer or (0.0, 1.0), self.config.score_clip or math.inf
-        rows = [[v for _, v in s.steps] if self.config.step_rewards else [mean if s.value is None else s.value] for s in scores]
-        return [tuple(max(-limit, min(limit, (value - mean) / deviation)) for value in row) for row in rows]
+        rows = [
+            [v for _, v in s.steps]
+            if self.config.step_rewards
+            else [mean if s.value is None else s.value]
+            for s in scores
+        ]
+        return [
+            tuple(max(-limit, min(limit, (value - mean) / deviation)) for value in row)
+            for row in rows
+        ]
 
     def follow(self, experience: Experience, kl_coefficient: float) -> None:
         """Move the running baseline by the scores of a step."""
@@ -130,4 +188,6 @@ class RewardShaping:
             scores = [value for row in self.scaled(experience.scores) for value in row]
         else:
             scores = self.totals(experience, kl_coefficient)[experience.mask.any(-1)].tolist()
-        self.past_scores = running_mean(*self.past_scores, [s for s in scores if math.isfinite(s)], self.config.baseline_window)
+        self.past_scores = running_mean(
+            *self.past_scores, [s for s in scores if math.isfinite(s)], self.config.baseline_window
+        )

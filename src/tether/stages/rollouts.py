@@ -62,11 +62,18 @@ class Step(NamedTuple):
         """Give the new weights to the engine, and the metrics their times."""
         engine.update_weights(number + 1)
         clock.lap("update")
-        return self._replace(metrics={**self.metrics, **clock.times(sum(len(r.response_ids) for r in self.rollouts))})
+        return self._replace(
+            metrics={**self.metrics, **clock.times(sum(len(r.response_ids) for r in self.rollouts))}
+        )
 
 
 def sample_and_score(
-    engine: Engine, reward: RewardSource, config: SampledConfig, prompts: Sequence[Prompt], ordinals: Sequence[int], clock: Clock
+    engine: Engine,
+    reward: RewardSource,
+    config: SampledConfig,
+    prompts: Sequence[Prompt],
+    ordinals: Sequence[int],
+    clock: Clock,
 ) -> tuple[list[Rollout], list[Score]]:
     """Draw `samples_per_prompt` responses to each prompt, in order, and score them.
 
@@ -88,26 +95,44 @@ def group_numbers(config: SampledConfig, count: int, device: torch.device | None
     return torch.arange(count, device=device) // config.samples_per_prompt
 
 
-def penalised_scores(rollouts: Sequence[Rollout], scores: Sequence[Score], penalty: float) -> list[float | None]:
-    """The scores, less a penalty where the response did not end in time; None where scoring failed."""
-    return [None if s.value is None else s.value - penalty * (not r.finished) for r, s in zip(rollouts, scores, strict=True)]
+def penalised_scores(
+    rollouts: Sequence[Rollout], scores: Sequence[Score], penalty: float
+) -> list[float | None]:
+    """The scores, less a penalty where the response did not end in time; None where scoring
+    failed.
+    """
+    return [
+        None if s.value is None else s.value - penalty * (not r.finished)
+        for r, s in zip(rollouts, scores, strict=True)
+    ]
 
 
 def silent(config: SampledConfig, scores: Sequence[Score]) -> list[bool]:
-    """For each response, whether all samples of its prompt score the same, so that a group baseline learns nothing from it."""
-    values = torch.tensor([0.0 if s.value is None else s.value for s in scores], dtype=torch.float64)
+    """For each response, whether all samples of its prompt score the same, so that a group baseline
+    learns nothing from it.
+    """
+    values = torch.tensor(
+        [0.0 if s.value is None else s.value for s in scores], dtype=torch.float64
+    )
     scored = torch.tensor([s.value is not None for s in scores])
     return zero_signal(values, group_numbers(config, len(scores)), scored).tolist()
 
 
 REPORTED, LEAST_REPORTED = 4, 16
-"""One group in so many is compared with the reference for the report of the KL alone, and at least so many responses are."""
+"""One group in so many is compared with the reference for the report of the KL alone, and at least
+so many responses are.
+"""
 
 
 def reported(config: SampledConfig, count: int, number: int) -> list[int]:
-    """Places of the responses by which step `number` reports a KL that nothing else needs: whole groups, other ones each step."""
+    """Places of the responses by which step `number` reports a KL that nothing else needs: whole
+    groups, other ones each step.
+    """
     every = max(1, min(REPORTED, count // LEAST_REPORTED))
-    groups = [range(start, min(start + config.samples_per_prompt, count)) for start in range(0, count, config.samples_per_prompt)]
+    groups = [
+        range(start, min(start + config.samples_per_prompt, count))
+        for start in range(0, count, config.samples_per_prompt)
+    ]
     every = min(every, len(groups))
     return [place for group in groups[number % every :: every] for place in group]
 
@@ -117,18 +142,22 @@ EVALUATED = "logprobs", "reference_logprobs", "values", "entropy"
 
 
 class Experience:
-    """Rollouts as micro-batches, and their (sequence, response time) matrices, padded on the right with zeros.
+    """Rollouts as micro-batches, and their (sequence, response time) matrices, padded on the right
+    with zeros.
 
-    `batches` are micro-batches cut once: scoring and every epoch of the update see the same tensors in the same order, so
-    old and new log-probabilities come from the same numerics to the bit (rule: the first ratio is 1). `rows` are the places of
-    their sequences, and `minibatches` the micro-batches of each optimizer step. `common` holds the output of the layers below the
-    first adapter for each micro-batch: the same for all roles and all epochs. A rollout that teaches nothing, such as one whose
-    reward failed, is masked out whole; `drawn` marks the tokens of all. `seen` and `compared` mark the rollouts whose
-    log-probabilities the policy and the reference have given. Only `rollout_logprobs`, the engine's own, are there at the start.
+    `batches` are micro-batches cut once: scoring and every epoch of the update see the same tensors
+    in the same order, so old and new log-probabilities come from the same numerics to the bit
+    (rule: the first ratio is 1). `rows` are the places of their sequences, and `minibatches` the
+    micro-batches of each optimizer step. `common` holds the output of the layers below the first
+    adapter for each micro-batch: the same for all roles and all epochs. A rollout that teaches
+    nothing, such as one whose reward failed, is masked out whole; `drawn` marks the tokens of all.
+    `seen` and `compared` mark the rollouts whose log-probabilities the policy and the reference
+    have given. Only `rollout_logprobs`, the engine's own, are there at the start.
 
     Args:
-        minibatches: the rollouts of each optimizer step, every one in one of them; unset: all in one. A micro-batch never holds
-            rollouts of two, so that its budget of tokens decides memory alone.
+        minibatches: the rollouts of each optimizer step, every one in one of them; unset: all in
+            one. A micro-batch never holds rollouts of two, so that its budget of tokens decides
+            memory alone.
         taught: the rollouts that count; unset: those with a score.
     """
 
@@ -149,11 +178,16 @@ class Experience:
         cuts: list[list[int]] = []
         self.minibatches: list[list[int]] = []
         for places in minibatches or [range(len(rollouts))]:
-            parts = cut_batches([sequences[i] for i in places], micro_batch_tokens, document_tokens=document_tokens)
+            parts = cut_batches(
+                [sequences[i] for i in places], micro_batch_tokens, document_tokens=document_tokens
+            )
             self.minibatches.append([*range(len(cuts), len(cuts) + len(parts))])
             cuts += [[places[i] for i in part] for part in parts]
         together = ([sequences[i] for i in cut] for cut in cuts)
-        self.batches = [make_batch(part, encoder.pad_id, document_tokens=document_tokens).to(device) for part in together]
+        self.batches = [
+            make_batch(part, encoder.pad_id, document_tokens=document_tokens).to(device)
+            for part in together
+        ]
         self.cuts = cuts
         self.rows = [to_device(torch.tensor(cut), device) for cut in cuts]
         self.common: list[Tensor | None] = [None] * len(self.batches)
@@ -163,7 +197,9 @@ class Experience:
         self.lengths = to_device(torch.tensor(lengths), device)
         self.drawn = torch.arange(max(lengths), device=device)[None] < self.lengths[:, None]
         self.mask = self.drawn & to_device(torch.tensor(taught), device)[:, None]
-        self.seen, self.compared = (torch.zeros_like(self.lengths, dtype=torch.bool) for _ in range(2))
+        self.seen, self.compared = (
+            torch.zeros_like(self.lengths, dtype=torch.bool) for _ in range(2)
+        )
         zeros = partial(torch.zeros, self.mask.shape, device=device)
         self.logprobs, self.reference_logprobs = zeros(), zeros()
         self.values, self.entropy = zeros(), zeros()
@@ -174,24 +210,38 @@ class Experience:
 
     @property
     def own(self) -> list[int]:
-        """The micro-batches that are this rank's: of each minibatch its share, the same in every epoch."""
-        return [part[i] for part in self.minibatches for i in here().share([self.size(number) for number in part])]
+        """The micro-batches that are this rank's: of each minibatch its share, the same in every
+        epoch.
+        """
+        return [
+            part[i]
+            for part in self.minibatches
+            for i in here().share([self.size(number) for number in part])
+        ]
 
     def size(self, number: int) -> int:
         """Tokens of micro-batch `number`, padding and all."""
         return self.batches[number].ids.numel()
 
     def each(self, part: int, work: Callable[[int], T]) -> Iterable[T]:
-        """The results of the micro-batches of minibatch `part`: each is computed when asked for, by the rank that owns it."""
+        """The results of the micro-batches of minibatch `part`: each is computed when asked for, by
+        the rank that owns it.
+        """
         return here().map(work, self.minibatches[part], self.size)
 
-    def measure(self, part: int, work: Callable[[int], Mapping[str, Tensor]]) -> list[dict[str, float]]:
-        """Numbers by name, scalars, of each micro-batch of minibatch `part`, read by the host after the last."""
+    def measure(
+        self, part: int, work: Callable[[int], Mapping[str, Tensor]]
+    ) -> list[dict[str, float]]:
+        """Numbers by name, scalars, of each micro-batch of minibatch `part`, read by the host after
+        the last.
+        """
         rows = here().measure(work, self.minibatches[part], self.size)
         return [{name: value for name, (value,) in row.items()} for row in rows]
 
     def complete(self, *names: str) -> None:
-        """Sum matrices over the ranks, each of which has `put` its own rows; none named: all that come from models."""
+        """Sum matrices over the ranks, each of which has `put` its own rows; none named: all that
+        come from models.
+        """
         here().sum_([getattr(self, name) for name in names or EVALUATED])
 
     def part(self, name: str, number: int) -> Tensor:
@@ -204,12 +254,19 @@ class Experience:
             getattr(self, name)[self.rows[number], : self.batches[number].num_steps] = values
 
     def at_last(self, values: Tensor) -> Tensor:
-        """(sequences,) values at the last token of each response, zeros elsewhere; (sequences, time)."""
-        return torch.zeros_like(self.rewards).scatter(1, self.lengths[:, None] - 1, values[:, None].to(self.rewards.dtype))
+        """(sequences,) values at the last token of each response, zeros elsewhere; (sequences,
+        time).
+        """
+        return torch.zeros_like(self.rewards).scatter(
+            1, self.lengths[:, None] - 1, values[:, None].to(self.rewards.dtype)
+        )
 
     def token_counts(self) -> list[int]:
         """Counted tokens of each minibatch: failed rewards count nothing."""
-        return [sum(self.counted[i] for number in part for i in self.cuts[number]) for part in self.minibatches]
+        return [
+            sum(self.counted[i] for number in part for i in self.cuts[number])
+            for part in self.minibatches
+        ]
 
     def minibatch_sums(self, values: Tensor) -> Tensor:
         """(sequences,) each value replaced by the sum over the sequences of its minibatch."""
@@ -221,12 +278,17 @@ class Experience:
 
 
 def deal(counts: Sequence[bool], group_size: int, parts: int, seed: str) -> list[list[int]]:
-    """Sequences as minibatches, each with nearly as many that count: a function of `counts` and `seed` alone.
+    """Sequences as minibatches, each with nearly as many that count: a function of `counts` and
+    `seed` alone.
 
-    Whole groups are dealt in a random order, each to the minibatch that has fewest; where there are fewer groups that count than
-    minibatches, single sequences. With fewer sequences that count than `parts` some minibatches hold none of them.
+    Whole groups are dealt in a random order, each to the minibatch that has fewest; where there are
+    fewer groups that count than minibatches, single sequences. With fewer sequences that count than
+    `parts` some minibatches hold none of them.
     """
-    groups = [range(start, min(start + group_size, len(counts))) for start in range(0, len(counts), group_size)]
+    groups = [
+        range(start, min(start + group_size, len(counts)))
+        for start in range(0, len(counts), group_size)
+    ]
     if sum(any(counts[i] for i in group) for group in groups) < parts:
         groups = [range(i, i + 1) for i in range(len(counts))]
     random.Random(seed).shuffle(groups)
@@ -253,26 +315,36 @@ def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict
 
 
 def distinct(rollouts: Sequence[Rollout]) -> float:
-    """Distinct pairs of neighbouring tokens over all such pairs of all responses (https://arxiv.org/abs/1510.03055)."""
+    """Distinct pairs of neighbouring tokens over all such pairs of all responses
+    (https://arxiv.org/abs/1510.03055).
+    """
     pairs = [pair for r in rollouts for pair in itertools.pairwise(r.response_ids)]
     return len(set(pairs)) / max(1, len(pairs))
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 is a perfect value function, 0 a constant, below 0 worse than one."""
+    """1 - Var(returns - values) / Var(returns): 1 is a perfect value function, 0 a constant, below
+    0 worse than one.
+    """
     spread = masked_variance(returns, mask)
     return float(1 - masked_variance(returns - values, mask) / spread) if spread > 0 else 0.0
 
 
-def step_metrics(experience: Experience, *, coefficient: float | None, critic: bool = False) -> dict[str, float]:
-    """All metrics of the experience. KL is the sum over a response, averaged over responses, in nats; it needs no score.
+def step_metrics(
+    experience: Experience, *, coefficient: float | None, critic: bool = False
+) -> dict[str, float]:
+    """All metrics of the experience. KL is the sum over a response, averaged over responses, in
+    nats; it needs no score.
 
     Args:
         coefficient: the KL's weight; None without a reference.
         critic: there are values, and rewards a token.
     """
     mask, rollouts, responses = experience.mask, experience.rollouts, experience.mask.any(-1)
-    metrics, seen = sample_metrics(rollouts, experience.scores), experience.drawn & experience.seen[:, None]
+    metrics, seen = (
+        sample_metrics(rollouts, experience.scores),
+        experience.drawn & experience.seen[:, None],
+    )
     if spreads := [score.parts["spread"] for score in experience.scores if "spread" in score.parts]:
         metrics["reward/spread"] = statistics.fmean(spreads)
     if bool(seen.any()):
@@ -283,12 +355,19 @@ def step_metrics(experience: Experience, *, coefficient: float | None, critic: b
     if coefficient is not None:
         metrics["kl/coefficient"] = coefficient
         both = experience.seen & experience.compared
-        kl = (kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs) * experience.drawn).sum(-1)
+        kl = (
+            kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs)
+            * experience.drawn
+        ).sum(-1)
         if bool(both.any()):
             mean_kl = float(masked_mean(kl, both))
             metrics |= {"kl/policy_reference_k1": mean_kl, "reward/kl": -coefficient * mean_kl}
     if critic:
-        metrics["reward/shaped"] = float(masked_mean((experience.rewards * mask).sum(-1), responses))
-        metrics["value/explained_variance"] = explained_variance(experience.values, experience.returns, mask)
+        metrics["reward/shaped"] = float(
+            masked_mean((experience.rewards * mask).sum(-1), responses)
+        )
+        metrics["value/explained_variance"] = explained_variance(
+            experience.values, experience.returns, mask
+        )
         metrics["value/mean"] = float(masked_mean(experience.values, mask))
     return metrics

@@ -1,4 +1,6 @@
-"""Supervised fine-tuning: negative log-likelihood of the assistant's tokens, packed, exact under accumulation."""
+"""Supervised fine-tuning: negative log-likelihood of the assistant's tokens, packed, exact under
+accumulation.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,32 @@ class SFTConfig(SupervisedConfig):
 
     rates: ClassVar[Rates] = Rates(5e-4, 2e-5)
 
-    train_on: Literal["all", "last"] = Field(default="all", description="all assistant turns of a conversation, or its last")
+    train_on: Literal["all", "last"] = Field(
+        default="all", description=("all assistant turns of a conversation, or its last")
+    )
     epochs: int = Field(default=2, ge=1, description="passes over the demonstrations")
     batch_size: int = Field(default=16, ge=1, description="conversations per update")
-    row_tokens: int = Field(default=512, ge=8, description="capacity of a packed row; a longer conversation has one of its own")
-    rows_per_micro_batch: int = Field(default=2, ge=1, description="packed rows that pass through the model at once")
+    row_tokens: int = Field(
+        default=512,
+        ge=8,
+        description=("capacity of a packed row; a longer conversation has one of its own"),
+    )
+    rows_per_micro_batch: int = Field(
+        default=2, ge=1, description=("packed rows that pass through the model at once")
+    )
     packing: bool = Field(default=True, description="put several conversations into one row")
-    evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end of every epoch")
+    evaluate_every: int = Field(
+        default=0,
+        ge=0,
+        description=("updates between evaluations; 0: only at the end of every epoch"),
+    )
 
 
 class SFT:
     """Fine-tunes a role on demonstrations.
 
-    After `train` the role's weights are those of the best evaluation loss (without held-out rows: the last ones).
+    After `train` the role's weights are those of the best evaluation loss (without held-out rows:
+    the last ones).
     """
 
     dropout = True
@@ -57,11 +72,16 @@ class SFT:
         def loss(batch: TokenBatch) -> tuple[Tensor, Tensor]:
             logprobs, _ = self.role.logprobs(batch)
             mask = torch.ones_like(logprobs, dtype=torch.bool)
-            return negative_log_likelihood(logprobs, mask, denominator=num_tokens), logprobs.new_zeros(0)
+            return negative_log_likelihood(
+                logprobs, mask, denominator=num_tokens
+            ), logprobs.new_zeros(0)
 
         def metrics(_: list[list[float]]) -> dict[str, float]:
             seconds = time.perf_counter() - start
-            return {"tokens": num_tokens, "tokens_per_second": sum(map(len, conversations)) / seconds}
+            return {
+                "tokens": num_tokens,
+                "tokens_per_second": sum(map(len, conversations)) / seconds,
+            }
 
         return Update(self.batches(conversations), loss, metrics)
 
@@ -69,7 +89,9 @@ class SFT:
         """Mean negative log-likelihood a counted token on held-out conversations."""
         now_doing(f"evaluating on {len(conversations)} held-out conversations")
         with evaluating(self.role):
-            total = sum(float(-self.role.logprobs(batch)[0].sum()) for batch in self.batches(conversations))
+            total = sum(
+                float(-self.role.logprobs(batch)[0].sum()) for batch in self.batches(conversations)
+            )
         return {"loss": total / max(1, sum(c.num_trained for c in conversations))}
 
     def batches(self, conversations: Sequence[Encoded]) -> Iterator[TokenBatch]:
@@ -83,21 +105,32 @@ class SFT:
             part = rows[start : start + config.rows_per_micro_batch]
             chosen = [conversations[i] for row in part for d in row for i in documents[d]]
             capacity = config.row_tokens if packing else None
-            yield make_batch(chosen, self.encoder.pad_id, capacity=capacity, document_tokens=limit).to(self.role.device)
+            yield make_batch(
+                chosen, self.encoder.pad_id, capacity=capacity, document_tokens=limit
+            ).to(self.role.device)
 
-    def train(self, demonstrations: Sequence[Demonstration], run: RunDirectory, progress: Progress | None = None) -> Json:
+    def train(
+        self,
+        demonstrations: Sequence[Demonstration],
+        run: RunDirectory,
+        progress: Progress | None = None,
+    ) -> Json:
         """Train, or go on training, in `run`; returns the summary.
 
         Raises:
             DataError: no demonstration can be used.
         """
         start, config = time.perf_counter(), self.config
-        split = prepare(demonstrations, self._encode, config.heldout_fraction, config.seed, "demonstrations")
+        split = prepare(
+            demonstrations, self._encode, config.heldout_fraction, config.seed, "demonstrations"
+        )
         plan = plan_updates(len(split.train), config.batch_size, config.epochs, config.seed)
         self.heldout = split.test
         before = self.evaluate(split.test)["loss"] if split.test else None
         every = {"evaluate_every": config.evaluate_every or len(plan) // config.epochs}
-        loop = SupervisedLoop(self, split, plan, config.model_copy(update=every), run, progress=progress).train()
+        loop = SupervisedLoop(
+            self, split, plan, config.model_copy(update=every), run, progress=progress
+        ).train()
         return {
             **loop.summary(start),
             "train_loss": loop.losses[-1],
@@ -110,7 +143,9 @@ class SFT:
         }
 
     def _encode(self, demonstrations: Sequence[Demonstration]) -> Encoding[Encoded]:
-        """The sequences of all rows; a row has several where the template renders its earlier replies differently later."""
+        """The sequences of all rows; a row has several where the template renders its earlier
+        replies differently later.
+        """
         encoded, skipped = encode_rows(demonstrations, self._sequences)
         return [sequence for sequences in encoded for sequence in sequences], skipped
 

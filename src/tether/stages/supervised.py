@@ -1,4 +1,6 @@
-"""One loop for every supervised stage: an objective says what an update is, `SupervisedLoop` does the rest."""
+"""One loop for every supervised stage: an objective says what an update is, `SupervisedLoop` does
+the rest.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,12 @@ Row_contra = TypeVar("Row_contra", contravariant=True)
 class Update(Generic[Micro]):
     """The rows of one optimizer step, prepared.
 
-    Denominators are counted over all its micro-batches, and whatever needs the whole update (KTO's z0, ODIN's correlation) is
-    computed before the first. The losses of the micro-batches add up to that of the update.
+    Denominators are counted over all its micro-batches, and whatever needs the whole update (KTO's
+    z0, ODIN's correlation) is computed before the first. The losses of the micro-batches add up to
+    that of the update.
 
-    loss: gives the loss of a micro-batch, and numbers measured beside it, a tensor; `metrics` makes metrics of the numbers of all
-        micro-batches, in order.
+    loss: gives the loss of a micro-batch, and numbers measured beside it, a tensor; `metrics` makes
+        metrics of the numbers of all micro-batches, in order.
     """
 
     micro_batches: Iterable[Micro]
@@ -65,11 +68,14 @@ class Objective(Protocol[Row_contra]):
     def evaluate(self, rows: Sequence[Row_contra], /) -> Mapping[str, Any]: ...
 
 
-def accumulate(update: Update[Any], learner: LocalLearner | None = None) -> tuple[float, list[list[float]]]:
-    """The update's loss, and with a learner its gradient, micro-batch by micro-batch; with what was measured of each.
+def accumulate(
+    update: Update[Any], learner: LocalLearner | None = None
+) -> tuple[float, list[list[float]]]:
+    """The update's loss, and with a learner its gradient, micro-batch by micro-batch; with what was
+    measured of each.
 
-    Every rank has the loss and the measurements of all micro-batches, and the gradient of its share. The host reads the numbers
-    of all its micro-batches together, after the last.
+    Every rank has the loss and the measurements of all micro-batches, and the gradient of its
+    share. The host reads the numbers of all its micro-batches together, after the last.
     """
 
     def pass_through(micro: Any) -> dict[str, Tensor]:
@@ -82,7 +88,9 @@ def accumulate(update: Update[Any], learner: LocalLearner | None = None) -> tupl
     return sum((row["loss"][0] for row in rows), 0.0), [row["measured"] for row in rows]
 
 
-def make_step(objective: Objective[Any], learner: LocalLearner, rows: Sequence[Any]) -> dict[str, float]:
+def make_step(
+    objective: Objective[Any], learner: LocalLearner, rows: Sequence[Any]
+) -> dict[str, float]:
     """One optimizer step over the rows."""
     update = objective.update(rows)
     loss, measured = accumulate(update, learner)
@@ -115,25 +123,33 @@ def evaluating(role: Role) -> Iterator[None]:
     role.train_mode(training)
 
 
-def headline(objective: Objective[Any], rows: Sequence[Any], watched: Sequence[str] = HEADLINE) -> dict[str, float]:
+def headline(
+    objective: Objective[Any], rows: Sequence[Any], watched: Sequence[str] = HEADLINE
+) -> dict[str, float]:
     """The watched numbers of an evaluation, as eval_*."""
     with evaluating(objective.role):
         result = objective.evaluate(rows)
     values = {key: result[key] for key in watched if key in result}
-    return {f"eval_{key}": value["value"] if isinstance(value, Mapping) else value for key, value in values.items()}
+    return {
+        f"eval_{key}": value["value"] if isinstance(value, Mapping) else value
+        for key, value in values.items()
+    }
 
 
 @dataclass
 class SupervisedLoop:
-    """Trains an objective, evaluates, keeps the weights that were best on held-out rows, and can be killed at any time.
+    """Trains an objective, evaluates, keeps the weights that were best on held-out rows, and can be
+    killed at any time.
 
     Args:
         plan: places in `split.train` of the rows of every update.
-        config: what an update draws (dropout) depends on its seed and the update's number alone; without evaluate_every nothing
-            is evaluated during the training.
-        watched: what of an evaluation is logged with the update's metrics, as eval_*; the smallest `eval_loss` is best.
+        config: what an update draws (dropout) depends on its seed and the update's number alone;
+            without evaluate_every nothing is evaluated during the training.
+        watched: what of an evaluation is logged with the update's metrics, as eval_*; the smallest
+            `eval_loss` is best.
 
-    After `train`: `losses` of all updates that were made, and `best_loss` with the update, `best_update`, that it followed.
+    After `train`: `losses` of all updates that were made, and `best_loss` with the update,
+    `best_update`, that it followed.
     """
 
     objective: Objective[Any]
@@ -147,16 +163,21 @@ class SupervisedLoop:
 
     def __post_init__(self) -> None:
         role, config = self.objective.role, self.config
-        self.learner = LocalLearner(role.parameters(), config.optimizer_for(role.adapter), len(self.plan))
+        self.learner = LocalLearner(
+            role.parameters(), config.optimizer_for(role.adapter), len(self.plan)
+        )
         self.every, self.made = config.evaluate_every if self.split.test else 0, 0
 
     def summary(self, start: float) -> Json:
-        """What the summaries of all stages on rows have: the mean loss of the last ten updates, their number, and the seconds."""
+        """What the summaries of all stages on rows have: the mean loss of the last ten updates,
+        their number, and the seconds.
+        """
         train_loss = statistics.fmean(self.losses[-10:])
         return {"train_loss": train_loss, "updates": self.made, "seconds": self.run.seconds(start)}
 
     def train(self) -> SupervisedLoop:
-        """Go through the plan from wherever a checkpoint left off; the best weights are in place afterwards.
+        """Go through the plan from wherever a checkpoint left off; the best weights are in place
+        afterwards.
 
         Raises:
             TrainingError: too many updates had a loss or a gradient that was not finite.
@@ -164,11 +185,16 @@ class SupervisedLoop:
         """
         objective, plan, rows, limit = self.objective, self.plan, self.split.train, time_limit()
         objective.role.train_mode(objective.dropout)
-        with Stopping() as stopping, Checkpoints(self.run.path / "checkpoints", self.config.keep_checkpoints) as saved:
+        with (
+            Stopping() as stopping,
+            Checkpoints(self.run.path / "checkpoints", self.config.keep_checkpoints) as saved,
+        ):
             number, watchdog = self._resume(saved), Watchdog(self.run.path / "stacks.txt")
             limit.begin(number, len(plan))
             doing(self.progress, f"update {number + 1}")
-            while (stop := here().agreed(stopping.asked)) or (number < len(plan) and not here().once(limit.over)):
+            while (stop := here().agreed(stopping.asked)) or (
+                number < len(plan) and not here().once(limit.over)
+            ):
                 if stop:
                     self._save(saved, number)
                     saved.wait()
@@ -183,7 +209,11 @@ class SupervisedLoop:
                 if "loss" in metrics and "skipped_updates" not in metrics:
                     self.losses.append(metrics["loss"])
                     self.run.log(metrics, number)
-                if draws_schedule(limit, self.learner, number) or last or number % self.config.checkpoint_every == 0:
+                if (
+                    draws_schedule(limit, self.learner, number)
+                    or last
+                    or number % self.config.checkpoint_every == 0
+                ):
                     self._save(saved, number)
                 if self.progress:
                     self.progress(number, limit.drawn or len(plan), metrics)
@@ -194,10 +224,13 @@ class SupervisedLoop:
                 if self.every and number % self.every:
                     self._evaluated()
         if not self.losses:
-            raise TrainingError(f"no update could be made: {self.learner.fault or 'there are no rows'}")
+            raise TrainingError(
+                f"no update could be made: {self.learner.fault or 'there are no rows'}"
+            )
         if self.every and not self.best:
             raise TrainingError(
-                "eval_loss was never finite: what was learned is of no use. Lower optimizer.learning_rate, in another run "
+                "eval_loss was never finite: what was learned is of no use. Lower "
+                "optimizer.learning_rate, in another run "
                 "directory."
             )
         self.learner.put(self.best)
@@ -205,9 +238,14 @@ class SupervisedLoop:
         return self
 
     def _update(self, rows: list[Any], number: int) -> dict[str, float]:
-        """A step whose torch generators start from what seed and number say; they stand as before after it."""
+        """A step whose torch generators start from what seed and number say; they stand as before
+        after it.
+        """
         device = self.learner.masters[0].device
-        with replayable(self.run, self.learner, number + 1, rows), torch.random.fork_rng([device] * (device.type == "cuda")):
+        with (
+            replayable(self.run, self.learner, number + 1, rows),
+            torch.random.fork_rng([device] * (device.type == "cuda")),
+        ):
             torch.manual_seed(1_000_003 * self.config.seed + number + 15_485_863 * here().rank)
             return make_step(self.objective, self.learner, rows)
 
@@ -221,7 +259,11 @@ class SupervisedLoop:
 
     def _save(self, saved: Checkpoints, number: int) -> None:
         tensors, values = self.learner.state()
-        values = {**values, "best_value": self.best_loss if self.best else None, "best_update": self.best_update}
+        values = {
+            **values,
+            "best_value": self.best_loss if self.best else None,
+            "best_update": self.best_update,
+        }
         values |= {"records": note_records(self.run), BUDGET: time_limit().state()}
         best = [self.learner.distributed(place, part) for place, part in enumerate(self.best)]
         saved.save(number, {**tensors, **numbered("best", best)}, values)
@@ -236,7 +278,10 @@ class SupervisedLoop:
             self.learner.load_state(tensors, values)
             go_on_within(time_limit(), self.learner, values, self.run)
             whole, updates = unnumbered("best", tensors), values["updates"]
-            self.best = [cut(tensor, parameter) for tensor, parameter in zip(whole, self.learner.parameters, strict=False)]
+            self.best = [
+                cut(tensor, parameter)
+                for tensor, parameter in zip(whole, self.learner.parameters, strict=False)
+            ]
             if self.best:
                 self.best_loss, self.best_update = values["best_value"], values["best_update"]
             report_changes(self.run, values.get("records"), updates)

@@ -1,4 +1,6 @@
-"""The terms of the loss of one micro-batch that every published policy gradient chooses from: its surrogate and its KL."""
+"""The terms of the loss of one micro-batch that every published policy gradient chooses from: its
+surrogate and its KL.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,38 @@ from tether.stages.rollouts import Experience
 def surrogate(
     config: PolicyConfig, logprobs: Tensor, experience: Experience, index: int, denominator: int
 ) -> tuple[Tensor, losses.PolicyDiagnostics]:
-    """The loss that stands for the expected reward of micro-batch `index`, one call for every published surrogate.
+    """The loss that stands for the expected reward of micro-batch `index`, one call for every
+    published surrogate.
 
     Shapes: `logprobs` are those of the present policy, (sequences, time).
     """
-    old, advantages, mask = (experience.part(name, index) for name in ("logprobs", "advantages", "mask"))
+    old, advantages, mask = (
+        experience.part(name, index) for name in ("logprobs", "advantages", "mask")
+    )
     weights, high = None, config.clip_range_high
     if config.importance != "none":
         rollout, cap = experience.part("rollout_logprobs", index), config.importance_cap
-        weights = losses.importance_weights(old, rollout, mask, cap=cap, truncate=config.importance == "truncate")
+        weights = losses.importance_weights(
+            old, rollout, mask, cap=cap, truncate=config.importance == "truncate"
+        )
     common: Json = {"denominator": denominator, "weights": weights}
     if config.surrogate == "cispo":
         assert high is not None
         return losses.cispo_loss(logprobs, old, advantages, mask, clip_range_high=high, **common)
-    common |= {"clip_range": config.clip_range, "clip_range_high": high, "dual_clip": config.dual_clip}
+    common |= {
+        "clip_range": config.clip_range,
+        "clip_range_high": high,
+        "dual_clip": config.dual_clip,
+    }
     whole = config.surrogate == "sequence"
-    clipped, diagnostics = losses.ppo_clip_loss(logprobs, old, advantages, mask, sequence_ratio=whole, **common)
-    if config.surrogate == "reinforce":  # at its one update the ratio is 1 and nothing is clipped: the diagnostics hold
-        return losses.reinforce_loss(logprobs, advantages, mask, weights=weights, denominator=denominator), diagnostics
+    clipped, diagnostics = losses.ppo_clip_loss(
+        logprobs, old, advantages, mask, sequence_ratio=whole, **common
+    )
+    # at its one update the ratio is 1 and nothing is clipped: the diagnostics hold
+    if config.surrogate == "reinforce":
+        return losses.reinforce_loss(
+            logprobs, advantages, mask, weights=weights, denominator=denominator
+        ), diagnostics
     return clipped, diagnostics
 
 
@@ -44,4 +60,6 @@ def kl_term(config: PolicyConfig, logprobs: Tensor, experience: Experience, inde
         case "k3":
             return divergences.kl_policy_reference_k3(logprobs, reference)
         case "k3_corrected":
-            return divergences.kl_policy_reference_k3_corrected(logprobs, experience.part("logprobs", index), reference)
+            return divergences.kl_policy_reference_k3_corrected(
+                logprobs, experience.part("logprobs", index), reference
+            )

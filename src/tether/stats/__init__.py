@@ -1,10 +1,12 @@
-"""Numbers with intervals that say how far to believe them, for observations that hang together in groups.
+"""Numbers with intervals that say how far to believe them, for observations that hang together in
+groups.
 
-The home of all intervals but that of a study's best step. Standard errors come from leaving out one group at a time (the
-jackknife). Each kind of number has its
-own interval: means (`means`), shares and differences of two shares (`shares`), the movement of a series (`trends`), the best of
-several against the best of others (`contests`). `python -m benchmarks.coverage` measures how often each holds the truth. Where
-observations are too few, or too much alike, the bounds are infinite and `Estimate.reason` says so.
+The home of all intervals but that of a study's best step. Standard errors come from leaving out one
+group at a time (the jackknife). Each kind of number has its own interval: means (`means`), shares
+and differences of two shares (`shares`), the movement of a series (`trends`), the best of several
+against the best of others (`contests`). `python -m benchmarks.coverage` measures how often each
+holds the truth. Where observations are too few, or too much alike, the bounds are infinite and
+`Estimate.reason` says so.
 """
 
 from tether.stats.contests import best_against_best as best_against_best

@@ -12,9 +12,13 @@ from tether.stats.groups import Array
 from tether.stats.means import FEWEST_GROUPS
 
 NEAR, APART = 1.4, 0.7
-"""Standard errors of a gap by which rivals are taken to be nearer to their best, and farther from it, than they look."""
+"""Standard errors of a gap by which rivals are taken to be nearer to their best, and farther from
+it, than they look.
+"""
 SHARE = 3
-"""Each bound may fail in this part of 1 − confidence; a half is too much where one side has one best and the other two."""
+"""Each bound may fail in this part of 1 − confidence; a half is too much where one side has one
+best and the other two.
+"""
 DRAWS = 4000
 
 
@@ -26,17 +30,22 @@ class Contest(NamedTuple):
     gain: Estimate
 
 
-def best_against_best(ours: Array, theirs: Array, groups: NDArray[np.intp], *, confidence: float = 0.95) -> Contest:
+def best_against_best(
+    ours: Array, theirs: Array, groups: NDArray[np.intp], *, confidence: float = 0.95
+) -> Contest:
     """Estimate ``max_p μ_p − max_b ν_b``, the best of one side less the best of the other.
 
-    Equation: the observed difference less a quantile of its error. The error is drawn: ``max_p (g_p + e_p) − max_b (h_b + f_b)``,
-    with normal e and f that have the covariance of the means over groups, divided by a root of χ²/df, as in Student's t. g and h
-    are how far each mean lies below the best of its side. The best of several near ones flatters its side, so for the high bound
-    rivals of theirs are put 1.4 standard errors nearer to their best, and rivals of ours 0.7 farther; for the low bound the other
-    way round. Each bound has a third of 1 − confidence, since gaps are known no better than that.
-    Paper: after Fang and Santos 2019, https://doi.org/10.1093/restud/rdy049; the margins and the level are ours, found by
-    simulation (`python -m benchmarks.coverage`).
-    Shapes: (observations, columns) of each side, row by row the same prompts; ``groups`` is the number of each row's group.
+    Equation: the observed difference less a quantile of its error. The error is drawn: ``max_p (g_p
+    + e_p) − max_b (h_b + f_b)``, with normal e and f that have the covariance of the means over
+    groups, divided by a root of χ²/df, as in Student's t. g and h are how far each mean lies below
+    the best of its side. The best of several near ones flatters its side, so for the high bound
+    rivals of theirs are put 1.4 standard errors nearer to their best, and rivals of ours 0.7
+    farther; for the low bound the other way round. Each bound has a third of 1 − confidence, since
+    gaps are known no better than that.
+    Paper: after Fang and Santos 2019, https://doi.org/10.1093/restud/rdy049; the margins and the
+    level are ours, found by simulation (`python -m benchmarks.coverage`).
+    Shapes: (observations, columns) of each side, row by row the same prompts; ``groups`` is the
+        number of each row's group.
     Assumes: groups are drawn independently, and enough of them for means to be normal.
     """
     columns = np.concatenate([ours, theirs], axis=1)
@@ -47,20 +56,30 @@ def best_against_best(ours: Array, theirs: Array, groups: NDArray[np.intp], *, c
     np.add.at(moved, groups, (columns - means) / count)
     number = len(moved)
     if number < FEWEST_GROUPS:
-        return Contest(best, rival, without_interval(value, count, f"groups: {number}, and {FEWEST_GROUPS} are needed"))
+        return Contest(
+            best,
+            rival,
+            without_interval(value, count, f"groups: {number}, and {FEWEST_GROUPS} are needed"),
+        )
     covariance = number / (number - 1) * moved.T @ moved
     if np.ptp(columns, axis=1).max() == 0:
-        return Contest(best, rival, without_interval(value, count, f"groups differ: all {number} are alike"))
+        return Contest(
+            best, rival, without_interval(value, count, f"groups differ: all {number} are alike")
+        )
     errors, level = _draws(covariance, number - 1), (1 - confidence) / SHARE
     sides = [(means[:width], covariance[:width, :width], errors[:, :width])]
     sides.append((means[width:], covariance[width:, width:], errors[:, width:]))
     high = value - float(np.quantile(_excess(*sides[0], APART) - _excess(*sides[1], -NEAR), level))
-    low = value - float(np.quantile(_excess(*sides[0], -NEAR) - _excess(*sides[1], APART), 1 - level))
+    low = value - float(
+        np.quantile(_excess(*sides[0], -NEAR) - _excess(*sides[1], APART), 1 - level)
+    )
     return Contest(best, rival, Estimate(value, low, high, count))
 
 
 def _draws(covariance: Array, freedom: int) -> Array:
-    """Errors of all means, (draws, columns), each draw divided by one root of χ²/df; the same for the same covariance."""
+    """Errors of all means, (draws, columns), each draw divided by one root of χ²/df; the same for
+    the same covariance.
+    """
     generator = np.random.default_rng(0)
     sizes, directions = np.linalg.eigh(covariance)
     normal = generator.standard_normal((DRAWS // 2, len(sizes))) * np.sqrt(np.maximum(sizes, 0.0))
@@ -69,7 +88,9 @@ def _draws(covariance: Array, freedom: int) -> Array:
 
 
 def _excess(means: Array, covariance: Array, errors: Array, farther: float) -> Array:
-    """By how much the best of erring means exceeds the best mean, with all others put farther from it, or nearer."""
+    """By how much the best of erring means exceeds the best mean, with all others put farther from
+    it, or nearer.
+    """
     best = int(means.argmax())
     variances = np.diag(covariance)
     error = np.sqrt(np.maximum(variances + variances[best] - 2 * covariance[best], 0.0))

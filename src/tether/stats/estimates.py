@@ -10,7 +10,9 @@ TOO_FEW = "too few"
 
 
 class EstimateFields(TypedDict):
-    """An estimate as JSON holds it; a bound that nothing is known of is None, and `reason` says why."""
+    """An estimate as JSON holds it; a bound that nothing is known of is None, and `reason` says
+    why.
+    """
 
     value: float | None
     low: float | None
@@ -32,12 +34,16 @@ class Estimate(NamedTuple):
     reason: str = ""
 
     def as_dict(self) -> EstimateFields:
-        """Give the fields by name, with None for what JSON cannot hold, and a reason where there is one."""
+        """Give the fields by name, with None for what JSON cannot hold, and a reason where there is
+        one.
+        """
         value, low, high = (number if math.isfinite(number) else None for number in self[:3])
         fields = EstimateFields(value=value, low=low, high=high, count=self.count)
         return {**fields, "reason": self.reason} if self.reason else fields
 
 
 def without_interval(value: float, count: int, why: str) -> Estimate:
-    """An estimate of which only the value is known: `why` names after "too few" what there is too little of."""
+    """An estimate of which only the value is known: `why` names after "too few" what there is too
+    little of.
+    """
     return Estimate(value, -math.inf, math.inf, count, f"{TOO_FEW} {why}")

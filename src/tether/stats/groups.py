@@ -23,11 +23,15 @@ def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:
 
 
 def by_group(values: Array, groups: Sequence[Hashable] | None) -> tuple[Array, Array]:
-    """Sum and count the values of each group, in the order in which groups first appear; unset, each is its own group."""
+    """Sum and count the values of each group, in the order in which groups first appear; unset,
+    each is its own group.
+    """
     if groups is None:
         return values, np.ones(len(values))
     indices = group_indices(groups)
-    return np.bincount(indices, weights=values).astype(np.float64), np.bincount(indices).astype(np.float64)
+    return np.bincount(indices, weights=values).astype(np.float64), np.bincount(indices).astype(
+        np.float64
+    )
 
 
 def unlike(means: Array) -> int:
@@ -38,8 +42,8 @@ def unlike(means: Array) -> int:
 class Influence(NamedTuple):
     """By how much each group moves a statistic.
 
-    `parts` has a number a group, with mean 0; `repeats` says how many groups are exactly like it, `equal` how many groups of one
-    size they amount to.
+    `parts` has a number a group, with mean 0; `repeats` says how many groups are exactly like it,
+    `equal` how many groups of one size they amount to.
     """
 
     parts: Array
@@ -58,7 +62,9 @@ class Influence(NamedTuple):
 
     @property
     def carriers(self) -> float:
-        """The number of groups that carry the error, ``(Σ d²)² / Σ d⁴``: few where one event in a hundred decides."""
+        """The number of groups that carry the error, ``(Σ d²)² / Σ d⁴``: few where one event in a
+        hundred decides.
+        """
         return self.moment(2) ** 2 / fourth if (fourth := self.moment(4)) > 1e-300 else 0.0
 
     def moment(self, power: int) -> float:
@@ -70,24 +76,32 @@ class Influence(NamedTuple):
         return self._replace(parts=factor * self.parts)
 
 
-def jackknife(without: Array, sizes: Array | None = None, repeats: Array | None = None) -> Influence:
+def jackknife(
+    without: Array, sizes: Array | None = None, repeats: Array | None = None
+) -> Influence:
     """Measure each group's influence from the values of a statistic without one group each.
 
-    Equation: ``d_i = (G − 1)/G (θ̄ − θ_(i))``, so that ``se² = (G − 1)/G Σ (θ_(i) − θ̄)²``; G groups of sizes n amount to
-    ``(Σ n)² / Σ n²`` equal ones (Kish).
-    Paper: Efron and Stein 1981, https://doi.org/10.1214/aos/1176345462; few groups: Cameron and Miller 2015,
-    https://doi.org/10.3368/jhr.50.2.317.
-    Shapes: ``without`` has a value a group; ``sizes`` how many observations stand in each (unset: equally many), ``repeats`` how
-    many groups are exactly like it (unset: one).
+    Equation: ``d_i = (G − 1)/G (θ̄ − θ_(i))``, so that ``se² = (G − 1)/G Σ (θ_(i) − θ̄)²``; G
+    groups of sizes n amount to ``(Σ n)² / Σ n²`` equal ones (Kish).
+    Paper: Efron and Stein 1981, https://doi.org/10.1214/aos/1176345462; few groups: Cameron and
+    Miller 2015, https://doi.org/10.3368/jhr.50.2.317.
+    Shapes: ``without`` has a value a group; ``sizes`` how many observations stand in each (unset:
+    equally many), ``repeats`` how many groups are exactly like it (unset: one).
     Trap: a statistic that jumps, as a median or the place of a maximum does, has no such error.
     """
-    repeats, sizes = (np.ones(len(without)) if given is None else given for given in (repeats, sizes))
+    repeats, sizes = (
+        np.ones(len(without)) if given is None else given for given in (repeats, sizes)
+    )
     groups = float(repeats.sum())
     centred = repeats @ without / groups - without
     centred = np.where(
         np.abs(centred) <= 1e-12 * np.abs(without).max(initial=0.0), 0.0, centred
     )  # what rounding leaves of equals
-    return Influence((groups - 1) / groups * centred, repeats, float((repeats @ sizes) ** 2 / (repeats @ sizes**2)))
+    return Influence(
+        (groups - 1) / groups * centred,
+        repeats,
+        float((repeats @ sizes) ** 2 / (repeats @ sizes**2)),
+    )
 
 
 def influence_on_mean(sums: Array, counts: Array) -> Influence:
@@ -102,6 +116,7 @@ def influence_on_mean(sums: Array, counts: Array) -> Influence:
 
 def student(freedom: float, confidence: float) -> float:
     """The two-sided quantile of Student's t."""
-    from scipy.special import stdtrit  # loading it takes longer than everything else in this package
+    # loading it takes longer than everything else in this package
+    from scipy.special import stdtrit
 
     return float(stdtrit(freedom, 0.5 + confidence / 2))

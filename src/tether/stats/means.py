@@ -8,39 +8,69 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from tether.stats.estimates import Estimate, without_interval
-from tether.stats.groups import FEWEST_UNLIKE, Array, Influence, by_group, influence_on_mean, student, unlike
+from tether.stats.groups import (
+    FEWEST_UNLIKE,
+    Array,
+    Influence,
+    by_group,
+    influence_on_mean,
+    student,
+    unlike,
+)
 from tether.stats.shares import grouped_balance, grouped_share
 
 FEWEST_GROUPS = 16
-"""Groups from which on the interval of a mean holds its level, skewed quantities among them (lognormal, σ = 1: 93%)."""
+"""Groups from which on the interval of a mean holds its level, skewed quantities among them
+(lognormal, σ = 1: 93%).
+"""
 
 
 def grouped_mean(
-    values: Array, groups: Sequence[Hashable] | None, *, bounds: tuple[float, float] | None = None, confidence: float = 0.95
+    values: Array,
+    groups: Sequence[Hashable] | None,
+    *,
+    bounds: tuple[float, float] | None = None,
+    confidence: float = 0.95,
 ) -> Estimate:
-    """Estimate a mean: `mean_interval`, and where values are but two or three at equal distances the interval of a share.
+    """Estimate a mean: `mean_interval`, and where values are but two or three at equal distances
+    the interval of a share.
 
     Args:
         values: observations; a group that has more of them weighs more.
         groups: the group of each; unset, each is its own.
         bounds: least and greatest possible value, where they are known.
 
-    Trap: values that lie at 0 and 1 alone, at −1, 0 and 1, or at two or three other levels in 16 groups or more are taken for all
-    the levels that there are. Where all values are alike and no bounds are known nothing says how rare another one is.
+    Trap: values that lie at 0 and 1 alone, at −1, 0 and 1, or at two or three other levels in 16
+    groups or more are taken for all the levels that there are. Where all values are alike and no
+    bounds are known nothing says how rare another one is.
     """
     value, count = float(values.mean()), len(values)
     sums, counts = by_group(values, groups)
     if (levels := _levels(values, len(sums), bounds)) is not None:
         low, high, steps = levels
-        estimate = (grouped_share if steps == 1 else grouped_balance)((values - low) / (high - low), groups, confidence)
-        return Estimate(value, low + (high - low) * estimate.low, low + (high - low) * estimate.high, count, estimate.reason)
+        estimate = (grouped_share if steps == 1 else grouped_balance)(
+            (values - low) / (high - low), groups, confidence
+        )
+        return Estimate(
+            value,
+            low + (high - low) * estimate.low,
+            low + (high - low) * estimate.high,
+            count,
+            estimate.reason,
+        )
     if why := _lacking(sums / counts):
         return without_interval(value, count, why)
-    return Estimate(value, *mean_interval(value, influence_on_mean(sums, counts), confidence), count)
+    return Estimate(
+        value, *mean_interval(value, influence_on_mean(sums, counts), confidence), count
+    )
 
 
-def _levels(values: Array, groups: int, bounds: tuple[float, float] | None) -> tuple[float, float, int] | None:
-    """The least and the greatest of two or three levels, and the number of steps between them; None of anything else."""
+def _levels(
+    values: Array, groups: int, bounds: tuple[float, float] | None
+) -> tuple[float, float, int] | None:
+    """The least and the greatest of two or three levels, and the number of steps between them; None
+    of anything else.
+    """
     if np.isin(values, (0.0, 1.0)).all() and bounds is None and np.ptp(values):
         return 0.0, 1.0, 1
     if np.isin(values, (-1.0, 0.0, 1.0)).all() and bounds is None and np.ptp(values):
@@ -50,7 +80,14 @@ def _levels(values: Array, groups: int, bounds: tuple[float, float] | None) -> t
     if high <= low or (bounds is None and groups < FEWEST_GROUPS):
         return None
     places = (seen - low) / (high - low)
-    steps = next((steps for steps in (1, 2) if np.allclose(places * steps, np.round(places * steps), atol=1e-9)), None)
+    steps = next(
+        (
+            steps
+            for steps in (1, 2)
+            if np.allclose(places * steps, np.round(places * steps), atol=1e-9)
+        ),
+        None,
+    )
     return None if steps is None else (low, high, steps)
 
 
@@ -64,14 +101,18 @@ def _lacking(means: Array) -> str:
     return f"groups differ: {others} of {len(means)}" if others < FEWEST_UNLIKE else ""
 
 
-def mean_interval(value: float, influence: Influence, confidence: float = 0.95) -> tuple[float, float]:
+def mean_interval(
+    value: float, influence: Influence, confidence: float = 0.95
+) -> tuple[float, float]:
     """Compute the interval of a mean, or of what behaves like one, over groups.
 
-    Equation: the hull of two intervals with the standard error se of the jackknife. Student's is ``value ± t se``. Hall's undoes
-    the skew γ of the groups: ``value − se g(±t)`` with ``g(y) = 3/a ((1 + a (y − a/6))^{1/3} − 1)`` and ``a = γ / √G``. The
-    degrees of freedom of t are those of an error whose square has the groups' kurtosis, ``2 k / (1 − k/G)`` with k carriers of
-    the error (Satterthwaite), at most one fewer than equal groups.
-    Paper: Hall 1992, https://doi.org/10.1111/j.2517-6161.1992.tb01872.x; Satterthwaite 1946, https://doi.org/10.2307/3002019.
+    Equation: the hull of two intervals with the standard error se of the jackknife. Student's is
+    ``value ± t se``. Hall's undoes the skew γ of the groups: ``value − se g(±t)`` with ``g(y) = 3/a
+    ((1 + a (y − a/6))^{1/3} − 1)`` and ``a = γ / √G``. The degrees of freedom of t are those of an
+    error whose square has the groups' kurtosis, ``2 k / (1 − k/G)`` with k carriers of the error
+    (Satterthwaite), at most one fewer than equal groups.
+    Paper: Hall 1992, https://doi.org/10.1111/j.2517-6161.1992.tb01872.x; Satterthwaite 1946,
+        https://doi.org/10.2307/3002019.
     Assumes: groups are drawn independently; a tail that no group shows is unknown.
     """
     groups, carriers = influence.groups, influence.carriers
@@ -80,10 +121,18 @@ def mean_interval(value: float, influence: Influence, confidence: float = 0.95) 
     error, second = influence.error, influence.moment(2) / groups
     if error == 0:
         return value, value
-    skew = influence.moment(3) / groups / second**1.5 * math.sqrt(groups * (groups - 1)) / max(groups - 2, 1)
+    skew = (
+        influence.moment(3)
+        / groups
+        / second**1.5
+        * math.sqrt(groups * (groups - 1))
+        / max(groups - 2, 1)
+    )
     a = skew / math.sqrt(groups)
 
     def unskewed(y: float) -> float:
         return y if abs(a) < 1e-6 else 3 / a * (float(np.cbrt(1 + a * (y - a / 6))) - 1)
 
-    return value - error * max(quantile, unskewed(quantile)), value - error * min(-quantile, unskewed(-quantile))
+    return value - error * max(quantile, unskewed(quantile)), value - error * min(
+        -quantile, unskewed(-quantile)
+    )

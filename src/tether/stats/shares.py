@@ -8,20 +8,33 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from tether.stats.estimates import Estimate, without_interval
-from tether.stats.groups import FEWEST_UNLIKE, Array, Influence, by_group, influence_on_mean, student, unlike
+from tether.stats.groups import (
+    FEWEST_UNLIKE,
+    Array,
+    Influence,
+    by_group,
+    influence_on_mean,
+    student,
+    unlike,
+)
 
 RARE = 10
 """Events of which fewer get the exact interval: there Wilson's can miss one time in twelve."""
 
 
-def wilson_interval(successes: float, total: float, confidence: float = 0.95) -> tuple[float, float]:
+def wilson_interval(
+    successes: float, total: float, confidence: float = 0.95
+) -> tuple[float, float]:
     """Compute Wilson's score interval of a proportion.
 
     Equation: ``(p̂ + z²/2n ± z √(p̂(1−p̂)/n + z²/4n²)) / (1 + z²/n)`` with ``p̂ = successes / n``.
-    Paper: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953; Brown et al. 2001, https://doi.org/10.1214/ss/1009213286.
+    Paper: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953; Brown et al. 2001,
+        https://doi.org/10.1214/ss/1009213286.
     Units: both numbers may be fractional; the interval is in [0, 1], and is [0, 1] without trials.
-    Raises: ``ValueError`` when ``successes`` is not between 0 and ``total``, or ``confidence`` not inside (0, 1).
-    Trap: it takes trials to be independent, and with fewer than ten successes or failures holds the truth in as few as 92%.
+    Raises: ``ValueError`` when ``successes`` is not between 0 and ``total``, or ``confidence`` not
+        inside (0, 1).
+    Trap: it takes trials to be independent, and with fewer than ten successes or failures holds the
+        truth in as few as 92%.
     """
     _check(successes, total, confidence)
     if not total:
@@ -39,7 +52,8 @@ def wilson_interval(successes: float, total: float, confidence: float = 0.95) ->
 
 
 def exact_interval(successes: float, total: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Compute Clopper and Pearson's interval of a proportion, which never holds the truth less often than it says.
+    """Compute Clopper and Pearson's interval of a proportion, which never holds the truth less
+    often than it says.
 
     Equation: the bounds are quantiles of Beta(x, n − x + 1) and Beta(x + 1, n − x).
     Paper: Clopper and Pearson 1934, https://doi.org/10.1093/biomet/26.4.404.
@@ -62,17 +76,24 @@ def _check(successes: float, total: float, confidence: float) -> None:
 
 
 def share_interval(
-    value: float, influence: Influence, trials: float, *, spread: float = 1.0, confidence: float = 0.95
+    value: float,
+    influence: Influence,
+    trials: float,
+    *,
+    spread: float = 1.0,
+    confidence: float = 0.95,
 ) -> tuple[float, float]:
-    """Compute the interval of a share over groups, or of what behaves like one near 0 and 1, as F1 and agreement do.
+    """Compute the interval of a share over groups, or of what behaves like one near 0 and 1, as F1
+    and agreement do.
 
-    Equation: Wilson's for n trials, where ``1/n = max(se² / p(1−p), v/N) + v (1/G − 1/N) / (k + 1)``: the jackknife's error, no
-    smaller than that of N independent observations, and one imaginary carrier whose observations all agree beside the k that are
-    there, for few of them show too little of what groups have in common. n is then divided by (t/z)², Student's quantile over the
-    normal one. v is what the variance of an observation is of p(1−p), less than one where observations lie between 0 and 1.
-    Paper: Korn and Graubard 1998, https://www150.statcan.gc.ca/n1/en/catalogue/12-001-X19980024356. The imaginary carrier is
-    ours.
-    Args:
+    Equation: Wilson's for n trials, where ``1/n = max(se² / p(1−p), v/N) + v (1/G − 1/N) / (k +
+    1)``: the jackknife's error, no smaller than that of N independent observations, and one
+    imaginary carrier whose observations all agree beside the k that are there, for few of them show
+    too little of what groups have in common. n is then divided by (t/z)², Student's quantile over
+    the normal one. v is what the variance of an observation is of p(1−p), less than one where
+    observations lie between 0 and 1.
+    Paper: Korn and Graubard 1998, https://www150.statcan.gc.ca/n1/en/catalogue/12-001-X19980024356.
+    The imaginary carrier is ours. Args:
         trials: N, the observations.
         influence: its `equal` is G.
     Assumes: groups are drawn independently.
@@ -80,18 +101,22 @@ def share_interval(
     inside = min(max(value, 0.0), 1.0)
     variance, groups, carriers = inside * (1 - inside), influence.equal, influence.carriers
     observed = influence.error**2 / variance if variance > 0 else 0.0
-    part = max(observed, spread / trials) + spread * max(1 / groups - 1 / trials, 0.0) / (carriers + 1)
+    part = max(observed, spread / trials) + spread * max(1 / groups - 1 / trials, 0.0) / (
+        carriers + 1
+    )
     effective = 1 / part
     if carriers:
         effective *= (student(1e9, confidence) / student(max(groups - 1, 1.0), confidence)) ** 2
     return wilson_interval(inside * effective, effective, confidence)
 
 
-def grouped_share(values: Array, groups: Sequence[Hashable] | None, confidence: float = 0.95) -> Estimate:
+def grouped_share(
+    values: Array, groups: Sequence[Hashable] | None, confidence: float = 0.95
+) -> Estimate:
     """Estimate the mean of values between 0 and 1, most of them 0 or 1.
 
-    Where each is a whole success or failure in a group of its own, fewer than ten of either get `exact_interval`, and more
-    `wilson_interval`; `share_interval` is for the rest.
+    Where each is a whole success or failure in a group of its own, fewer than ten of either get
+    `exact_interval`, and more `wilson_interval`; `share_interval` is for the rest.
     """
     value, count = float(values.mean()), len(values)
     sums, counts = by_group(values, groups)
@@ -104,25 +129,34 @@ def grouped_share(values: Array, groups: Sequence[Hashable] | None, confidence: 
         return without_interval(value, count, "groups: all observations are of one")
     variance = value * (1 - value)
     if not whole and 0 < unlike(sums / counts) < FEWEST_UNLIKE:
-        return without_interval(value, count, f"groups differ: {unlike(sums / counts)} of {len(sums)}")
+        return without_interval(
+            value, count, f"groups differ: {unlike(sums / counts)} of {len(sums)}"
+        )
     spread = float(values.var()) / variance if np.ptp(values) else 1.0
     influence = influence_on_mean(sums, counts)
-    return Estimate(value, *share_interval(value, influence, count, spread=spread, confidence=confidence), count)
+    return Estimate(
+        value, *share_interval(value, influence, count, spread=spread, confidence=confidence), count
+    )
 
 
-def grouped_balance(values: Array, groups: Sequence[Hashable] | None, confidence: float = 0.95) -> Estimate:
+def grouped_balance(
+    values: Array, groups: Sequence[Hashable] | None, confidence: float = 0.95
+) -> Estimate:
     """Estimate the mean of losses, ties and wins, given as 0, ½ and 1.
 
-    Equation: with the shares w of wins and l of losses, each with its own interval and with correlation ρ, the balance
-    ``d = w − l`` lies above ``d − √(a² + b² − 2ρab)``, where a is w less its low bound and b the high bound of l less l. The
-    high bound is the same with the sides exchanged. The mean is ``(1 + d) / 2``. Without ties it is the interval of w.
+    Equation: with the shares w of wins and l of losses, each with its own interval and with
+    correlation ρ, the balance ``d = w − l`` lies above ``d − √(a² + b² − 2ρab)``, where a is w less
+    its low bound and b the high bound of l less l. The high bound is the same with the sides
+    exchanged. The mean is ``(1 + d) / 2``. Without ties it is the interval of w.
     Paper: Zou and Donner 2008, https://doi.org/10.1002/sim.3095; Newcombe 1998,
     https://doi.org/10.1002/(SICI)1097-0258(19981130)17:22<2635::AID-SIM954>3.0.CO;2-C.
     """
     if not (values == 0.5).any():
         return grouped_share(values, groups, confidence)
     wins, losses = (values == 1).astype(np.float64), (values == 0).astype(np.float64)
-    (won, won_moves), (lost, lost_moves) = (_wilson_share(side, groups, confidence) for side in (wins, losses))
+    (won, won_moves), (lost, lost_moves) = (
+        _wilson_share(side, groups, confidence) for side in (wins, losses)
+    )
     if won.reason:
         return won._replace(value=float(values.mean()))
     together = math.sqrt(won_moves.moment(2) * lost_moves.moment(2))
@@ -134,15 +168,23 @@ def grouped_balance(values: Array, groups: Sequence[Hashable] | None, confidence
 
     low = difference - reach(won.value - won.low, lost.high - lost.value)
     high = difference + reach(won.high - won.value, lost.value - lost.low)
-    return Estimate((1 + difference) / 2, (1 + max(low, -1.0)) / 2, (1 + min(high, 1.0)) / 2, len(values))
+    return Estimate(
+        (1 + difference) / 2, (1 + max(low, -1.0)) / 2, (1 + min(high, 1.0)) / 2, len(values)
+    )
 
 
-def _wilson_share(side: Array, groups: Sequence[Hashable] | None, confidence: float) -> tuple[Estimate, Influence]:
+def _wilson_share(
+    side: Array, groups: Sequence[Hashable] | None, confidence: float
+) -> tuple[Estimate, Influence]:
     """One side's share, by Wilson's interval however few its events are, and its influence."""
     sums, counts = by_group(side, groups)
     value, count, influence = float(side.mean()), len(side), influence_on_mean(sums, counts)
     if len(sums) == count:
-        return Estimate(value, *wilson_interval(float(side.sum()), count, confidence), count), influence
+        return Estimate(
+            value, *wilson_interval(float(side.sum()), count, confidence), count
+        ), influence
     if len(sums) < 2:
         return without_interval(value, count, "groups: all observations are of one"), influence
-    return Estimate(value, *share_interval(value, influence, count, confidence=confidence), count), influence
+    return Estimate(
+        value, *share_interval(value, influence, count, confidence=confidence), count
+    ), influence

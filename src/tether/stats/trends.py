@@ -26,7 +26,8 @@ LONGEST = 2000
 class Trend(NamedTuple):
     """Means of the first and the last `span` of `count` steps, and how far off each may be.
 
-    `noise` is half the 95% interval of the last mean, `gain_noise` that of the rise. Where both are None `lacking` says why.
+    `noise` is half the 95% interval of the last mean, `gain_noise` that of the rise. Where both are
+    None `lacking` says why.
     """
 
     first: float
@@ -43,18 +44,22 @@ class Trend(NamedTuple):
         value = self.last - self.first
         if self.gain_noise is None:
             return without_interval(value, self.count, self.lacking).as_dict()
-        return Estimate(value, value - self.gain_noise, value + self.gain_noise, self.count).as_dict()
+        return Estimate(
+            value, value - self.gain_noise, value + self.gain_noise, self.count
+        ).as_dict()
 
 
 def trend(values: Sequence[float]) -> Trend | None:
-    """Of the first and the last tenth of the steps; of up to five, but no more than a quarter, where a tenth is fewer.
+    """Of the first and the last tenth of the steps; of up to five, but no more than a quarter,
+    where a tenth is fewer.
 
-    Equation: a value is a quadratic of time and noise ``u_t = φ u_{t−1} + e_t``. The error of a mean of steps is a Student's t
-    whose scale follows from φ; φ is not chosen but averaged over, weighted by the restricted likelihood times a flat prior on
-    (−0.4, 0.99).
+    Equation: a value is a quadratic of time and noise ``u_t = φ u_{t−1} + e_t``. The error of a
+    mean of steps is a Student's t whose scale follows from φ; φ is not chosen but averaged over,
+    weighted by the restricted likelihood times a flat prior on (−0.4, 0.99).
     Paper: Harville 1974, https://doi.org/10.1093/biomet/61.2.383 (restricted likelihood).
     Assumes: noise of one kind throughout, each step of which forgets the one before at one rate.
-    Trap: where φ is near 1 noise and movement look alike; steps that are worth fewer than six independent ones give no interval.
+    Trap: where φ is near 1 noise and movement look alike; steps that are worth fewer than six
+        independent ones give no interval.
     """
     count = len(values)
     if not count:
@@ -69,12 +74,18 @@ def trend(values: Sequence[float]) -> Trend | None:
     else:
         noise, both, free = _noise(np.asarray(values, dtype=np.float64), span)
         if free < FEWEST_FREE:
-            lacking, noise, both = f"steps: {count} are worth {max(free, 1.0):.0f} independent ones", None, None
+            lacking, noise, both = (
+                f"steps: {count} are worth {max(free, 1.0):.0f} independent ones",
+                None,
+                None,
+            )
     return Trend(first, last, span, count, noise, both, lacking)
 
 
 def _noise(values: Array, span: int) -> tuple[float, float, float]:
-    """Half the intervals of the last mean and of the rise, and how many independent steps the steps are worth."""
+    """Half the intervals of the last mean and of the rise, and how many independent steps the steps
+    are worth.
+    """
     block = -(-len(values) // LONGEST)
     if block > 1:
         whole = len(values) // block * block
@@ -95,8 +106,8 @@ def _noise(values: Array, span: int) -> tuple[float, float, float]:
 class _Course(NamedTuple):
     """For each φ of the grid what depends on the number of steps alone.
 
-    `bases` (grid, time, degree + 1) spans the whitened quadratic, `determinants` are logarithms. `variances` (2, grid) are those
-    of the last mean and of the rise, in units of the variance of e.
+    `bases` (grid, time, degree + 1) spans the whitened quadratic, `determinants` are logarithms.
+    `variances` (2, grid) are those of the last mean and of the rise, in units of the variance of e.
     """
 
     grid: Array
@@ -107,7 +118,8 @@ class _Course(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _course(count: int, span: int) -> _Course:
-    grid = np.concatenate([np.arange(-0.4, 0.9, 0.05), np.arange(0.9, 0.99, 0.02)])  # denser where noise changes fastest
+    # denser where noise changes fastest
+    grid = np.concatenate([np.arange(-0.4, 0.9, 0.05), np.arange(0.9, 0.99, 0.02)])
     design = np.polynomial.legendre.legvander(np.linspace(-1, 1, count), SLOW)
     bases, determinants = [], []
     for phi in grid:
@@ -142,10 +154,17 @@ def _half(weights: Array, scales: Array, freedom: int) -> float:
     low, high = quantile * float(scales.min()), quantile * float(scales.max())
     if high - low <= 1e-12 * high:
         return high
-    return float(brentq(lambda size: float(weights @ stdtr(freedom, -size / scales)) - 0.025, low, high))  # type: ignore[arg-type]
+
+    def surplus(size: float) -> float:
+        return float(weights @ stdtr(freedom, -size / scales)) - 0.025
+
+    return float(brentq(surplus, low, high))  # type: ignore[arg-type]
 
 
-K1 = "the estimate (k1, the mean log ratio of what was sampled) is unbiased and may be negative, the KL itself never"
+K1 = (
+    "the estimate (k1, the mean log ratio of what was sampled) is unbiased and may be negative, "
+    "the KL itself never"
+)
 
 
 def vague(kl: float, noise: float | None) -> str:

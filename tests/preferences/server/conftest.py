@@ -22,7 +22,9 @@ class Browser:
     """A client with a cookie jar that fills in the hidden fields of the page it is on."""
 
     def __init__(self, app: Any) -> None:
-        self.client = TestClient(app, base_url=ORIGIN, headers={"origin": ORIGIN}, raise_server_exceptions=False)
+        self.client = TestClient(
+            app, base_url=ORIGIN, headers={"origin": ORIGIN}, raise_server_exceptions=False
+        )
         self.page: Any = None
 
         self.client.__enter__()  # one event loop for all requests, not one each
@@ -37,7 +39,9 @@ class Browser:
 
     def send(self, path: str, *, headers: Any = None, follow: bool = True, **fields: Any) -> Any:
         """Post a form of the current page; a field that is None is left out."""
-        data = {name: value for name, value in {**self.hidden(), **fields}.items() if value is not None}
+        data = {
+            name: value for name, value in {**self.hidden(), **fields}.items() if value is not None
+        }
         self.page = self.client.post(path, data=data, headers=headers, follow_redirects=follow)
         return self.page
 

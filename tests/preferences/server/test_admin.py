@@ -17,7 +17,9 @@ from tether.preferences.work import Work
 
 
 def judged(store, clock, said):
-    """Tasks judged by three people as `said` (a letter a person: f, s, t, b or - for skipped), each a minute after the other."""
+    """Tasks judged by three people as `said` (a letter a person: f, s, t, b or - for skipped), each
+    a minute after the other.
+    """
     names, work = people(store, 3), Work(store, gold_every=0)
     letters = {"f": "first", "s": "second", "t": "tie", "b": "both_bad"}
     for row in said:
@@ -37,12 +39,20 @@ def test_the_overview_by_hand(store, clock):
     found = Overview(store)
     # Pairs of equal verdicts by task: 3 of 3, 1 of 3, 1 of 3 (both_bad is a tie), 1 of 1.
     assert found.raw.value == pytest.approx(6 / 10)
-    # Coincidences: each ordered pair weighs 1 / (votes - 1). Observed disagreement: 0 + 4/2 + 4/2 + 0 of 11 votes; the margins
-    # are 5 first, 4 second, 2 ties, so that 11 * 10 * expected = 2 * (5*4 + 5*2 + 4*2) / 11.
+    # Coincidences: each ordered pair weighs 1 / (votes - 1). Observed disagreement: 0 + 4/2 + 4/2 +
+    # 0 of 11 votes; the margins are 5 first, 4 second, 2 ties, so that 11 * 10 * expected = 2 *
+    # (5*4 + 5*2 + 4*2) / 11.
     assert found.alpha.value == pytest.approx(1 - (4 / 11) / (2 * 38 / (11 * 10)))
-    assert [p.judged for p in found.people] == [4, 4, 3] and [p.seconds for p in found.people] == [10.0, 20.0, 30.0]
+    assert [p.judged for p in found.people] == [4, 4, 3] and [p.seconds for p in found.people] == [
+        10.0,
+        20.0,
+        30.0,
+    ]
     assert [str(p.agrees) for p in found.people] == ["71% of 7", "71% of 7", "33% of 6"]
-    assert sum(number for _, number in found.hours) == 11 == found.days[-1][1] and len(found.days) == 14
+    assert (
+        sum(number for _, number in found.hours) == 11 == found.days[-1][1]
+        and len(found.days) == 14
+    )
     assert found.counts["tasks_done"] == 3 and found.counts["open_judgments"] == 1
 
 
@@ -57,7 +67,10 @@ def test_gold_and_sides_by_hand_and_gold_is_not_in_the_agreement(store, clock):
             work.judge(held.assignment, name, Opinion(choice))
     found = Overview(store)
     assert [str(p.gold) for p in found.people] == ["67% of 3"] * 2 and found.raw.value is None
-    assert [p.left.count for p in found.people] == [sum(lefts[:3]), sum(lefts[3:])] and found.people[0].left.total == 3
+    assert [p.left.count for p in found.people] == [
+        sum(lefts[:3]),
+        sum(lefts[3:]),
+    ] and found.people[0].left.total == 3
 
 
 def test_withdrawn_judgments_and_experts_are_not_in_the_agreement(store, clock):
@@ -81,10 +94,22 @@ def test_an_invitation_is_shown_once_and_lets_in(come, visit, store):
     page = admin.send("/admin/invite", name="  Bob ", role="expert", days="3").text
     link = page.split('value="http://127.0.0.1:8765/join#')[1].split('"')[0]
     assert visit().join(link).url.path == "/experts" and link not in admin.get("/admin").text
-    assert [(a.name, a.role) for a in store.annotators()] == [("some admin", "admin"), ("Bob", "expert")]
+    assert [(a.name, a.role) for a in store.annotators()] == [
+        ("some admin", "admin"),
+        ("Bob", "expert"),
+    ]
     admin.get("/admin")
-    for fields in ({"role": "king"}, {"days": "0"}, {"days": "x"}, {"name": ""}, {"name": "x" * 81}, {"name": "some admin"}):
-        answer = admin.send("/admin/invite", **{"name": "Eve", "role": "annotator", "days": "3", **fields})
+    for fields in (
+        {"role": "king"},
+        {"days": "0"},
+        {"days": "x"},
+        {"name": ""},
+        {"name": "x" * 81},
+        {"name": "some admin"},
+    ):
+        answer = admin.send(
+            "/admin/invite", **{"name": "Eve", "role": "annotator", "days": "3", **fields}
+        )
         assert answer.status_code in (400, 409), fields
         admin.get("/admin")
     assert len(store.annotators()) == 2
@@ -94,7 +119,10 @@ def test_locking_out_ends_a_session_at_once_and_not_ones_own(come, store):
     ann, admin = come(name="Ann"), come("admin")
     ann.get("/judge")
     admin.get("/admin")
-    assert "Locked out" in admin.send("/admin/access", name="Ann", lock="1").text and "Let in" in admin.page.text
+    assert (
+        "Locked out" in admin.send("/admin/access", name="Ann", lock="1").text
+        and "Let in" in admin.page.text
+    )
     assert ann.send("/judge", choice="left").status_code == 401 and store.counts()["judgments"] == 0
     admin.send("/admin/access", name="Ann", lock="0")
     assert ann.get("/judge").status_code == 200 and "Which answer" in ann.page.text
@@ -120,7 +148,9 @@ def test_guidelines_and_criteria_have_versions_that_travel_with_judgments(come, 
         from tether.preferences.tables import JudgmentRow
 
         kept = list(session.execute(select(JudgmentRow)).scalars())
-    assert [j.guidelines for j in kept] == [1, 2] and [n.split("/")[0] for n in kept[0].ratings] == ["true"]
+    assert [j.guidelines for j in kept] == [1, 2] and [
+        n.split("/")[0] for n in kept[0].ratings
+    ] == ["true"]
     old = admin.get("/admin/guidelines?version=1").text
     assert "former version" in old and "be <em>kind</em>" in old
     assert admin.get("/admin/guidelines?version=9").status_code == 404
@@ -137,7 +167,9 @@ def test_guidelines_without_criteria_given_keep_the_former_ones(store):
     assert store.guidelines().criteria == ["kind"]
 
 
-@pytest.mark.parametrize("names", [["x"] * 2, [str(n) for n in range(11)], ["x" * 31], ["a\u202eb"]])
+@pytest.mark.parametrize(
+    "names", [["x"] * 2, [str(n) for n in range(11)], ["x" * 31], ["a\u202eb"]]
+)
 def test_criteria_that_no_form_could_hold_are_refused(names):
     with pytest.raises(ConfigError, match="criteria"):
         checked_criteria(names)
@@ -175,7 +207,9 @@ def test_the_queue_shows_the_first_fifty(come, store):
     prompts = [(user(f"dispute {n}"),) for n in range(60)]
     answers = [[Answer(p, (assistant(mark),)) for mark in "ab"] for p in prompts]
     store.add_answers([a for pair in answers for a in pair])
-    store.add_tasks([TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id) for a, b in answers])
+    store.add_tasks(
+        [TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id) for a, b in answers]
+    )
     with store.transaction() as session:
         session.execute(TaskRow.__table__.update().values(state="expert"))
     page = come("expert").get("/experts").text
@@ -188,10 +222,14 @@ def test_who_clicks_one_side_is_named_on_the_overview(come, store):
     names, work = people(store, 3), Work(store, gold_every=0)
     for place, name in enumerate(names):
         while held := work.next(name):
-            work.judge(held.assignment, name, Opinion(held.left if place == 2 else "first", seconds=5.0))
+            work.judge(
+                held.assignment, name, Opinion(held.left if place == 2 else "first", seconds=5.0)
+            )
     assert {one.annotator for one in Overview(store).suspects} == {"annotator 2"}
     page = come("admin").get("/admin").text
-    assert "Look at what they do" in page and page.index("annotator 2", page.index("Look at what")) > 0
+    assert (
+        "Look at what they do" in page and page.index("annotator 2", page.index("Look at what")) > 0
+    )
 
 
 def test_a_new_link_keeps_the_role_unless_told_otherwise(come, store):
@@ -200,7 +238,9 @@ def test_a_new_link_keeps_the_role_unless_told_otherwise(come, store):
     admin.get("/admin")
     assert "lets in as an expert" in admin.send("/admin/invite", name="Eve", role="", days="3").text
     admin.get("/admin")
-    assert "lets in as an annotator" in admin.send("/admin/invite", name="Ann", role="", days="3").text
+    assert (
+        "lets in as an annotator" in admin.send("/admin/invite", name="Ann", role="", days="3").text
+    )
     assert {row.name: row.role for row in store.annotators() if row.name in ("Eve", "Ann")} == {
         "Eve": "expert",
         "Ann": "annotator",

@@ -1,4 +1,6 @@
-"""In a real browser: an annotator, an expert and an administrator; what they judge trains a reward model."""
+"""In a real browser: an annotator, an expert and an administrator; what they judge trains a reward
+model.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ CONTRAST = """() => {
 
 
 class Visits:
-    """Browser pages of people with sessions of their own, and everything that goes wrong on them."""
+    """Browser pages of people with sessions of their own, and everything that goes wrong on
+    them.
+    """
 
     def __init__(self, browser: Any, store: Store, origin: str) -> None:
         self.browser, self.store, self.origin = browser, store, origin
@@ -55,7 +59,10 @@ class Visits:
         page.set_default_timeout(20_000)
         page.on("console", lambda message: self.problems.append(message.text))
         page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("request", lambda r: r.url.startswith((self.origin, "data:")) or self.problems.append(r.url))
+        page.on(
+            "request",
+            lambda r: r.url.startswith((self.origin, "data:")) or self.problems.append(r.url),
+        )
         secret = self.store.invite(name, role)
         page.goto(f"{self.origin}/join#{secret}")
         page.wait_for_url(re.compile(r"/(judge|experts|admin)$"))
@@ -67,7 +74,10 @@ class Visits:
 def browser(chromium_path: str) -> Any:
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as driver, driver.chromium.launch(executable_path=chromium_path, args=FLAGS) as browser:
+    with (
+        sync_playwright() as driver,
+        driver.chromium.launch(executable_path=chromium_path, args=FLAGS) as browser,
+    ):
         yield browser
 
 
@@ -77,7 +87,9 @@ def visits(tmp_path: Any, browser: Any) -> Any:
 
     store = Store(tmp_path / "prefs.db")
     opened, settings = listen(SiteConfig(port=0, gold_every=0))
-    server = uvicorn.Server(uvicorn.Config(create_app(store, settings), log_level="warning", log_config=None))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(store, settings), log_level="warning", log_config=None)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     thread.start()
     made = Visits(browser, store, settings.origin)
@@ -92,9 +104,16 @@ def visits(tmp_path: Any, browser: Any) -> Any:
 
 def words(store: Store, needed: int) -> None:
     """Ten prompts, each with a good answer that ends in `!` and a bad one that begins with `no`."""
-    pairs = [[Answer((user(w),), (assistant(text),)) for text in (f"{w}!", f"no {w}")] for w in WORDS]
+    pairs = [
+        [Answer((user(w),), (assistant(text),)) for text in (f"{w}!", f"no {w}")] for w in WORDS
+    ]
     store.add_answers([answer for pair in pairs for answer in pair])
-    store.add_tasks([TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, needed=needed) for a, b in pairs])
+    store.add_tasks(
+        [
+            TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, needed=needed)
+            for a, b in pairs
+        ]
+    )
 
 
 def send(page: Any, button: str) -> None:
@@ -113,7 +132,9 @@ def press_better(page: Any) -> str:
     return prompt
 
 
-def test_people_judge_by_keys_an_expert_settles_and_a_reward_model_learns_it(visits: Visits, tmp_path: Any) -> None:
+def test_people_judge_by_keys_an_expert_settles_and_a_reward_model_learns_it(
+    visits: Visits, tmp_path: Any
+) -> None:
     store = visits.store
     words(store, needed=2)
     store.set_guidelines("Prefer what **ends** well.", criteria=["kind"])
@@ -121,7 +142,10 @@ def test_people_judge_by_keys_an_expert_settles_and_a_reward_model_learns_it(vis
     for _ in range(3):
         last = press_better(ann)
     ann.wait_for_selector(READY)
-    assert ann.inner_text("#said") == "Your judgment is kept." and ann.evaluate("document.activeElement.id") == "task"
+    assert (
+        ann.inner_text("#said") == "Your judgment is kept."
+        and ann.evaluate("document.activeElement.id") == "task"
+    )
     with ann.expect_navigation():
         ann.keyboard.press("u")
     ann.wait_for_selector(READY)
@@ -150,27 +174,35 @@ def test_people_judge_by_keys_an_expert_settles_and_a_reward_model_learns_it(vis
                 bob.keyboard.press("0")
     assert "everything there is" in bob.inner_text("h1")
     expert = visits.come("Eve", "expert")
-    assert expert.locator(".queue > li").count() == 2 and "what is this about?" in expert.inner_text("main")
+    assert expert.locator(".queue > li").count() == 2 and (
+        "what is this about?"
+    ) in expert.inner_text("main")
     send(expert, "text=Settle the next one")
     for _ in range(2):
         press_better(expert)
     assert "Nothing waits" in expert.inner_text("h1")
     admin = visits.come("Ada", "admin")
     figures = admin.locator(".tile", has_text="raw agreement").inner_text()
-    assert "0.89" in figures and "9 tasks" in figures  # Bob's tie is the one of nine on which they differ
+    # Bob's tie is the one of nine on which they differ
+    assert "0.89" in figures and "9 tasks" in figures
     with store.reading() as session:
         judged = list(session.execute(select(JudgmentRow)).scalars())
     kept = [j for j in judged if j.comment == "120 s b"]
-    assert [(j.strength, list(j.ratings.values())) for j in kept] == [(2, [4])] and all(0.2 < j.seconds < 60 for j in judged)
+    assert [(j.strength, list(j.ratings.values())) for j in kept] == [(2, [4])] and all(
+        0.2 < j.seconds < 60 for j in judged
+    )
     assert learned(store, tmp_path) > 0.9
 
 
 def learned(store: Store, folder: Any) -> float:
-    """The share of held-out pairs that a tiny reward model, trained on what was judged, ranks as the people did."""
+    """The share of held-out pairs that a tiny reward model, trained on what was judged, ranks as
+    the people did.
+    """
     from tether.core.config import build
     from tether.run.recipe import Recipe, run_recipe
 
-    assert export_labels(store, folder / "pairs.jsonl", how="majority") == 10  # what people agree on and what an expert settled
+    # what people agree on and what an expert settled
+    assert export_labels(store, folder / "pairs.jsonl", how="majority") == 10
     reward = {
         "data": {"path": str(folder / "pairs.jsonl")},
         "epochs": 6,
@@ -178,7 +210,14 @@ def learned(store: Store, folder: Any) -> float:
         "lora": {"rank": 4, "last_layers": 1},
         "optimizer": {"learning_rate": 1e-2},
     }
-    made = build(Recipe, {"run": str(folder / "run"), "model": {"source": "tiny", "dtype": "float32"}, "reward": reward})
+    made = build(
+        Recipe,
+        {
+            "run": str(folder / "run"),
+            "model": {"source": "tiny", "dtype": "float32"},
+            "reward": reward,
+        },
+    )
     return run_recipe(made, ("reward",))["reward"]["heldout_accuracy"]["value"]
 
 
@@ -186,19 +225,34 @@ OTHERS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in ((360, "light"
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light"), *OTHERS])
-def test_every_page_fits_reads_well_and_has_its_landmarks(visits: Visits, width: int, scheme: Any) -> None:
+def test_every_page_fits_reads_well_and_has_its_landmarks(
+    visits: Visits, width: int, scheme: Any
+) -> None:
     filled(visits.store)
     visits.store.set_guidelines(
-        "# A\n\ntext `code` [link](https://a.example)\n\n> quote", criteria=["a criterion of some length"]
+        "# A\n\ntext `code` [link](https://a.example)\n\n> quote",
+        criteria=["a criterion of some length"],
     )
     page = visits.come(
-        "Ada with a long name that goes on", "admin", viewport={"width": width, "height": 740}, color_scheme=scheme
+        "Ada with a long name that goes on",
+        "admin",
+        viewport={"width": width, "height": 740},
+        color_scheme=scheme,
     )
     ann = visits.come("Ann", viewport={"width": width, "height": 740}, color_scheme=scheme)
     ann.wait_for_selector(READY)
     ann.keyboard.press("f")
     ann.keyboard.type("see")
-    for path in ("/admin", "/admin/guidelines", "/experts", "/judge", "/rest", "/join", "/nowhere", "ann"):
+    for path in (
+        "/admin",
+        "/admin/guidelines",
+        "/experts",
+        "/judge",
+        "/rest",
+        "/join",
+        "/nowhere",
+        "ann",
+    ):
         if path == "ann":
             page = ann
         else:
@@ -220,7 +274,9 @@ def test_every_page_fits_reads_well_and_has_its_landmarks(visits: Visits, width:
 def test_nobody_sees_what_is_hidden(visits: Visits, size: tuple[int, int]) -> None:
     filled(visits.store)
     for script in (True, False):
-        page = visits.browser.new_context(viewport={"width": size[0], "height": size[1]}, java_script_enabled=script).new_page()
+        page = visits.browser.new_context(
+            viewport={"width": size[0], "height": size[1]}, java_script_enabled=script
+        ).new_page()
         page.goto(f"{visits.origin}/join#{visits.store.invite('Ann')}")
         if script:
             page.wait_for_selector(READY)
@@ -250,7 +306,10 @@ def test_everything_works_without_the_script(visits: Visits) -> None:
     page.click("summary")
     page.fill("#reason", "odd")
     send(page, "text=Send it to an expert")
-    assert "an expert will look" in page.inner_text("#said") and visits.store.counts()["open_flags"] == 1
+    assert (
+        "an expert will look" in page.inner_text("#said")
+        and visits.store.counts()["open_flags"] == 1
+    )
     send(page, "text=Leave")
     assert page.url.endswith("/join")
 
@@ -296,9 +355,14 @@ def test_keys_in_a_rating_rate_and_never_judge(visits: Visits) -> None:
 def test_a_million_characters_neither_run_nor_hang(visits: Visits) -> None:
     hostile = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'> "
     prompt = (user(hostile),)
-    answers = [Answer(prompt, (assistant((hostile + "word ") * (1_000_000 // len(hostile)) + mark),)) for mark in "ab"]
+    answers = [
+        Answer(prompt, (assistant((hostile + "word ") * (1_000_000 // len(hostile)) + mark),))
+        for mark in "ab"
+    ]
     visits.store.add_answers(answers)
-    visits.store.add_tasks([TaskRow(prompt_id=answers[0].prompt_id, first_id=answers[0].id, second_id=answers[1].id)])
+    visits.store.add_tasks(
+        [TaskRow(prompt_id=answers[0].prompt_id, first_id=answers[0].id, second_id=answers[1].id)]
+    )
     page = visits.come("Ann")
     page.wait_for_selector(READY)
     started = time.monotonic()

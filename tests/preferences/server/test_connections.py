@@ -13,7 +13,12 @@ from tether.preferences.server.connections import bounded_protocol
 from tether.preferences.server.site import SiteConfig
 from tether.preferences.store import Store
 
-BEGINNINGS = [b"", b"G", b"GET /join HTTP/1.1\r\nHost: x\r\n", b"POST /join HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"]
+BEGINNINGS = [
+    b"",
+    b"G",
+    b"GET /join HTTP/1.1\r\nHost: x\r\n",
+    b"POST /join HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+]
 
 
 @pytest.fixture
@@ -26,7 +31,9 @@ def serve(tmp_path):
         opened, settings = listen(SiteConfig(port=0, gold_every=0))
         protocol = bounded_protocol(most, seconds)
         server = uvicorn.Server(
-            uvicorn.Config(create_app(store, settings), log_config=None, http=protocol, timeout_keep_alive=60)
+            uvicorn.Config(
+                create_app(store, settings), log_config=None, http=protocol, timeout_keep_alive=60
+            )
         )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
         thread.start()
@@ -104,5 +111,6 @@ def test_a_slow_but_steady_client_and_a_kept_connection_are_served(serve):
         answer = connection.getresponse()
         assert answer.status == 200
         answer.read()
-        time.sleep(1.5)  # longer than a request may take: an idle connection is no half-sent request
+        # longer than a request may take: an idle connection is no half-sent request
+        time.sleep(1.5)
     connection.close()

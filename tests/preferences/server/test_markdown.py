@@ -8,7 +8,15 @@ import time
 
 import pytest
 
-from tether.preferences.server.markdown import BLOCK, CUT, LONGEST, as_written, beginning, rendered, shown_text
+from tether.preferences.server.markdown import (
+    BLOCK,
+    CUT,
+    LONGEST,
+    as_written,
+    beginning,
+    rendered,
+    shown_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +41,19 @@ def test_markdown(text, expected):
 
 def test_links_lead_out_without_a_trace():
     found = str(rendered('[x](https://a.example/?q="b"&c)'))
-    assert 'href="https://a.example/?q=%22b%22&amp;c"' in found and 'rel="noopener nofollow noreferrer"' in found
+    assert (
+        'href="https://a.example/?q=%22b%22&amp;c"' in found
+        and ('rel="noopener nofollow noreferrer"') in found
+    )
 
 
 def test_tables_and_deep_lists_are_whole():
     assert str(rendered("|a|b|\n|-|-|\n|1|2|")).count("<td>") == 2
     deep = "\n".join(f"{'  ' * n}- level {n}" for n in range(25))
-    assert all(f"level {n}\n" in str(rendered(deep)) or f"level {n}<" in str(rendered(deep)) for n in range(25))
+    assert all(
+        f"level {n}\n" in str(rendered(deep)) or f"level {n}<" in str(rendered(deep))
+        for n in range(25)
+    )
 
 
 def test_a_plain_text_keeps_every_character():
@@ -71,7 +85,23 @@ def test_a_large_table_is_one_still():
 
 
 @pytest.mark.parametrize(
-    "piece", ["[", "![", "[a](", "*a ", "_a", "`" * 3 + "\n", "> ", "- ", "|a", "<a ", "&", "\\", "~~a", "a\n"]
+    "piece",
+    [
+        "[",
+        "![",
+        "[a](",
+        "*a ",
+        "_a",
+        "`" * 3 + "\n",
+        "> ",
+        "- ",
+        "|a",
+        "<a ",
+        "&",
+        "\\",
+        "~~a",
+        "a\n",
+    ],
 )
 def test_no_text_takes_long(piece):
     started = time.process_time()

@@ -66,7 +66,9 @@ def test_the_session_cookie_is_out_of_reach_of_scripts_and_other_sites(visit, st
     browser.get("/join")
     cookies = browser.send("/join", code=secret, follow=False).headers.get_list("set-cookie")
     (session,) = [c for c in cookies if c.startswith("tether_session=")]
-    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {part.strip() for part in session.split(";")} and "Secure" not in session
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {
+        part.strip() for part in session.split(";")
+    } and "Secure" not in session
 
 
 def test_behind_https_cookies_are_secure(store):
@@ -80,7 +82,9 @@ def test_behind_https_cookies_are_secure(store):
     browser.client.base_url, browser.client.headers["origin"] = site, site
     browser.get("/join")
     sent = browser.send("/join", code=store.invite("Ann", "admin"), follow=False)
-    assert sent.status_code == 303 and all("Secure" in c for c in sent.headers.get_list("set-cookie") if "session=" in c)
+    assert sent.status_code == 303 and all(
+        "Secure" in c for c in sent.headers.get_list("set-cookie") if "session=" in c
+    )
     browser.get("/admin")
     assert f'value="{site}/join#' in browser.send("/admin/invite", name="Bob", days="2").text
     browser.close()
@@ -102,12 +106,18 @@ def test_an_address_may_be_written_otherwise_than_browsers_say_it(store, address
     from tether.preferences.server.site import SiteConfig
 
     browser = Browser(create_app(store, SiteConfig(address=address)))
-    browser.client.base_url = said.replace("https:", "http:")  # a proxy that does not tell that people came by https
+    # a proxy that does not tell that people came by https
+    browser.client.base_url = said.replace("https:", "http:")
     browser.client.headers["origin"] = said
     browser.get("/join")
     token = browser.hidden()["token"]
     cookies = "; ".join(f"{name}={value}" for name, value in browser.client.cookies.items())
-    post = lambda: browser.client.post("/join", data={"code": "x", "token": token}, headers={"cookie": cookies})  # noqa: E731
+
+    def post():
+        return browser.client.post(
+            "/join", data={"code": "x", "token": token}, headers={"cookie": cookies}
+        )
+
     assert "not valid" in post().text
     browser.client.headers["origin"] = said.replace("judge", "other").replace("2001", "2002")
     assert "not sent from a page of this server" in post().text
@@ -115,7 +125,13 @@ def test_an_address_may_be_written_otherwise_than_browsers_say_it(store, address
 
 
 @pytest.mark.parametrize(
-    "rest", ["judge.example.org:99999", "judge.example.org:0", "me@judge.example.org", "judge.example.org/a"]
+    "rest",
+    [
+        "judge.example.org:99999",
+        "judge.example.org:0",
+        "me@judge.example.org",
+        "judge.example.org/a",
+    ],
 )
 def test_an_address_that_no_browser_would_say_is_refused(rest):
     from tether.preferences.server.site import SiteConfig
@@ -131,10 +147,17 @@ def test_nobody_touches_anothers_task(come, store, path):
     bob.get("/judge")
     before, theirs = store.counts(), ann.assignment
     if path == "/whole":
-        assert bob.get(f"/whole/{theirs}/left").status_code == 404 and ann.get(f"/whole/{theirs}/left").status_code == 200
+        assert (
+            bob.get(f"/whole/{theirs}/left").status_code == 404
+            and ann.get(f"/whole/{theirs}/left").status_code == 200
+        )
         return
     answer = bob.send(path, choice="left", reason="mine", assignment=theirs)
-    assert answer.status_code == 409 and "This task was not given to you." in answer.text and store.counts() == before
+    assert (
+        answer.status_code == 409
+        and "This task was not given to you." in answer.text
+        and store.counts() == before
+    )
 
 
 CROSS_SITE = [
@@ -152,7 +175,10 @@ CROSS_SITE = [
 def test_a_form_from_another_site_is_refused_even_with_the_token(come, store, headers):
     ann = come()
     ann.get("/judge")
-    assert ann.send("/judge", choice="left", headers=headers).status_code == 403 and store.counts()["judgments"] == 0
+    assert (
+        ann.send("/judge", choice="left", headers=headers).status_code == 403
+        and store.counts()["judgments"] == 0
+    )
 
 
 def test_a_form_without_any_origin_or_with_a_foreign_token_is_refused(come, visit, store):
@@ -161,14 +187,24 @@ def test_a_form_without_any_origin_or_with_a_foreign_token_is_refused(come, visi
     ann.get("/judge")
     fields = {**ann.hidden(), "choice": "left"}
     for token in (None, "", "x", "ä", bob.hidden()["token"]):
-        answer = ann.client.post("/judge", data={k: v for k, v in {**fields, "token": token}.items() if v is not None})
+        answer = ann.client.post(
+            "/judge", data={k: v for k, v in {**fields, "token": token}.items() if v is not None}
+        )
         assert answer.status_code == 403 and "older visit" in answer.text
     del ann.client.headers["origin"]
     assert ann.client.post("/judge", data=fields).status_code == 403
     stranger = visit()
-    assert stranger.client.post("/join", data={"code": store.invite("Eve"), "token": "x"}).status_code == 403
+    assert (
+        stranger.client.post("/join", data={"code": store.invite("Eve"), "token": "x"}).status_code
+        == 403
+    )
     assert store.counts()["judgments"] == 0
-    assert ann.client.post("/judge", data=fields, headers={"sec-fetch-site": "same-origin"}).status_code == 200
+    assert (
+        ann.client.post(
+            "/judge", data=fields, headers={"sec-fetch-site": "same-origin"}
+        ).status_code
+        == 200
+    )
     assert store.counts()["judgments"] == 1
 
 
@@ -188,12 +224,16 @@ def test_pages_of_others_are_closed(come, store, role):
     gets = ["/admin", "/admin/guidelines", *(["/experts"] if role == "annotator" else [])]
     assert [somebody.get(path).status_code for path in gets] == [403] * len(gets)
     somebody.get("/rest")
-    assert [somebody.send(path, **fields).status_code for path, fields in posts.items()] == [403] * 3
+    assert [somebody.send(path, **fields).status_code for path, fields in posts.items()] == [
+        403
+    ] * 3
     assert len(store.annotators()) == 1 and store.all_guidelines() == []
 
 
 def test_a_link_that_is_followed_again_from_elsewhere_lets_in(visit, store):
-    """A browser sends no cookies to a page that another site links to, and sends them with that page's form."""
+    """A browser sends no cookies to a page that another site links to, and sends them with that
+    page's form.
+    """
     store.invite("Ann")
     assert visit().join(f"/join#{store.invite('Ann')}").status_code == 200
     browser = visit()
@@ -215,14 +255,26 @@ def leaves(routes):
 
 
 def test_a_program_that_is_not_signed_in_gets_the_door_alone_at_every_path(app, come, visit):
-    """Another user of the machine, a page of another site, and a name of another site that leads here."""
+    """Another user of the machine, a page of another site, and a name of another site that leads
+    here.
+    """
     come()
-    asked = [(method, route.path) for route in leaves(app.routes) for method in route.methods or ["GET"]]
+    asked = [
+        (method, route.path) for route in leaves(app.routes) for method in route.methods or ["GET"]
+    ]
     assert len(asked) > 15
     for method, path in asked:
         if path != "/join" and not path.startswith("/static"):
             for headers in ({}, {"origin": "http://evil.example"}):
-                answer = visit().client.request(method, path, headers=headers, follow_redirects=False)
+                answer = visit().client.request(
+                    method, path, headers=headers, follow_redirects=False
+                )
                 refused = (303, "/join") if method == "GET" else (401, None)
-                assert (answer.status_code, answer.headers.get("location")) == refused, (method, path)
-        assert visit().client.request(method, path, headers={"host": "evil.example"}).status_code == 421
+                assert (answer.status_code, answer.headers.get("location")) == refused, (
+                    method,
+                    path,
+                )
+        assert (
+            visit().client.request(method, path, headers={"host": "evil.example"}).status_code
+            == 421
+        )

@@ -1,4 +1,6 @@
-"""Rows out of Arrow's tables: Parquet files, Arrow's own files, and the nulls that one schema for all rows puts into them."""
+"""Rows out of Arrow's tables: Parquet files, Arrow's own files, and the nulls that one schema for
+all rows puts into them.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,28 @@ from tether.data.formats.json_rows import BadRow, Row
 
 _BATCH = 256
 _WITH_OWN_KEYS = ("tool_calls", "tools")
-"""Columns, and keys of messages, whose objects have other keys in each row: the arguments and the schemas of functions."""
+"""Columns, and keys of messages, whose objects have other keys in each row: the arguments and the
+schemas of functions.
+"""
 
 
 def without_added_nulls(value: Any, inside: bool = False) -> Any:
     """A row without the nulls in its tool calls and schemas of tools.
 
-    A table has one schema, so each call gets every argument of all functions, null where it has none of the name. Other objects
-    keep their nulls.
+    A table has one schema, so each call gets every argument of all functions, null where it has
+    none of the name. Other objects keep their nulls.
     """
     if isinstance(value, Mapping):
         rest = {name: item for name, item in value.items() if not (inside and item is None)}
-        return {name: without_added_nulls(item, inside or name in _WITH_OWN_KEYS) for name, item in rest.items()}
-    return [without_added_nulls(item, inside) for item in value] if isinstance(value, list | tuple) else value
+        return {
+            name: without_added_nulls(item, inside or name in _WITH_OWN_KEYS)
+            for name, item in rest.items()
+        }
+    return (
+        [without_added_nulls(item, inside) for item in value]
+        if isinstance(value, list | tuple)
+        else value
+    )
 
 
 def parquet_rows(stream: Any, where: str) -> Iterator[tuple[int, Row | BadRow]]:
@@ -36,11 +47,16 @@ def parquet_rows(stream: Any, where: str) -> Iterator[tuple[int, Row | BadRow]]:
         no_column_twice(file.schema_arrow.names, where)
         yield from _rows(file.iter_batches(batch_size=_BATCH, use_threads=False))
     except pa.ArrowException as error:
-        raise DataError(f"{where}: not a readable Parquet file ({one_line(error)}). Copy or download the file again.") from error
+        raise DataError(
+            f"{where}: not a readable Parquet file ({one_line(error)}). Copy or "
+            "download the file again."
+        ) from error
 
 
 def arrow_rows(stream: Any, where: str) -> Iterator[tuple[int, Row | BadRow]]:
-    """The numbered rows of an Arrow file: a stream, as `save_to_disk` of `datasets` writes them, or a file with an index."""
+    """The numbered rows of an Arrow file: a stream, as `save_to_disk` of `datasets` writes them, or
+    a file with an index.
+    """
     import pyarrow as pa
 
     try:
@@ -52,7 +68,10 @@ def arrow_rows(stream: Any, where: str) -> Iterator[tuple[int, Row | BadRow]]:
         no_column_twice(file.schema.names, where)
         yield from _rows(part for batch in batches for part in _parts(batch))
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{where}: not a readable Arrow file ({one_line(error)}). Copy or download the file again.") from error
+        raise DataError(
+            f"{where}: not a readable Arrow file ({one_line(error)}). Copy or "
+            "download the file again."
+        ) from error
 
 
 def _parts(batch: Any) -> Iterator[Any]:

@@ -11,8 +11,9 @@ from tether.core.types import Json
 class Cells(Json):
     """A row, or an object inside one, that records which of its keys were read.
 
-    `cells[name]`, `get`, `items` and `values` read. `name in cells`, iteration over names and `fields.has` look without reading.
-    Objects inside a value come back as `Cells` too, alone or in lists.
+    `cells[name]`, `get`, `items` and `values` read. `name in cells`, iteration over names and
+    `fields.has` look without reading. Objects inside a value come back as `Cells` too, alone or in
+    lists.
     """
 
     __slots__ = ("_left_out", "_read")
@@ -28,12 +29,15 @@ class Cells(Json):
         return super().__getitem__(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Put a value that was decoded from a cell's text into its place; the cell then counts as read."""
+        """Put a value that was decoded from a cell's text into its place; the cell then counts as
+        read.
+        """
         self._read.add(name)
         super().__setitem__(name, _tracked(value))
 
     def __iter__(self) -> Iterator[str]:
-        # With an __iter__ of its own a dict is copied through __getitem__, so that copies read as well.
+        # With an __iter__ of its own a dict is copied through __getitem__, so that copies read as
+        # well.
         return super().__iter__()
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -50,15 +54,31 @@ class Cells(Json):
         self._left_out.append(name)
 
     def unread(self) -> Json:
-        """The keys that nobody read, with their values; those of an object inside as `outer.inner`. Nulls are left out."""
-        own = {name: value for name, value in super().items() if name and name not in self._read and value is not None}
-        inside = [(name, super(Cells, self).__getitem__(name)) for name in self if name in self._read]
+        """The keys that nobody read, with their values; those of an object inside as `outer.inner`.
+        Nulls are left out.
+        """
+        own = {
+            name: value
+            for name, value in super().items()
+            if name and name not in self._read and value is not None
+        }
+        inside = [
+            (name, super(Cells, self).__getitem__(name)) for name in self if name in self._read
+        ]
         objects = ((name, value.unread()) for name, value in inside if isinstance(value, Cells))
-        return own | {f"{name}.{key}": value for name, keys in objects for key, value in keys.items()}
+        return own | {
+            f"{name}.{key}": value for name, keys in objects for key, value in keys.items()
+        }
 
     def unused(self) -> list[str]:
-        """The names of all keys that hold something and that nobody read, at any depth, and of what was left out."""
-        names = [name for name, value in super().items() if name and name not in self._read and not _is_empty(value)]
+        """The names of all keys that hold something and that nobody read, at any depth, and of what
+        was left out.
+        """
+        names = [
+            name
+            for name, value in super().items()
+            if name and name not in self._read and not _is_empty(value)
+        ]
         for name in self:
             if name in self._read:
                 names += (_joined(name, inner) for inner in _inside(super().__getitem__(name)))
@@ -66,7 +86,9 @@ class Cells(Json):
 
 
 def _joined(outer: str, inner: str) -> str:
-    """`replies.text` of `replies` is `replies.text`: trees have a name for each key, not for each depth."""
+    """`replies.text` of `replies` is `replies.text`: trees have a name for each key, not for each
+    depth.
+    """
     return inner if inner.partition(".")[0] == outer else f"{outer}.{inner}"
 
 

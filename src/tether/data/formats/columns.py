@@ -1,4 +1,6 @@
-"""Columns of the user's under the names of a format: plain names, keys inside of objects, places in lists."""
+"""Columns of the user's under the names of a format: plain names, keys inside of objects, places in
+lists.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,14 @@ from tether.data.formats.json_rows import Row, kind_name
 from tether.data.formats.printed import cell_value
 
 _INDEX = re.compile(r"-?\d{1,9}")
-_NUMBERED = re.compile(r"annotator_?\d{1,9}|(quotes|tokens|answer|score|generator|model|output)_[012ab]")
+_NUMBERED = re.compile(
+    r"annotator_?\d{1,9}|(quotes|tokens|answer|score|generator|model|output)_[012ab]"
+)
 OPTIONAL = (
-    "system tools images input context history output response completion solution answer ground_truth final_answer "
-    "margin tie probability annotations group label kto_tag reward score score_chosen score_rejected chosen_score rejected_score "
+    "system tools images input context history output response completion solution answer "
+    "ground_truth final_answer "
+    "margin tie probability annotations group label kto_tag reward score score_chosen "
+    "score_rejected chosen_score rejected_score "
     "models generator tests test kind metadata id task_id question_id prompt_id message_tree_id"
 )
 """Names that readers and rewards look for where no format needs them."""
@@ -28,10 +34,12 @@ class _AbsentError(Exception):
 
 
 def renamed(row: Row, columns: Mapping[str, str]) -> Row:
-    """The row with its columns under a format's names: {"chosen": "good", "answer": "reward_model.ground_truth"}.
+    """The row with its columns under a format's names: {"chosen": "good", "answer":
+    "reward_model.ground_truth"}.
 
-    A column of the whole name comes before a key inside of a column. What stands beside such a key goes by its path. A column of
-    the file whose name another one takes gives way: it goes by "name (of the file)".
+    A column of the whole name comes before a key inside of a column. What stands beside such a key
+    goes by its path. A column of the file whose name another one takes gives way: it goes by "name
+    (of the file)".
 
     Raises:
         DataError: a name leads to nothing.
@@ -44,11 +52,14 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
             raise DataError(f"no column {own!r}, which data.columns names; {absent}") from None
         passed.update(places)
     left = {name: value for name, value in {**row, **beside}.items() if name not in passed}
-    return {f"{name} (of the file)" if name in taken else name: value for name, value in left.items()} | taken
+    return {
+        f"{name} (of the file)" if name in taken else name: value for name, value in left.items()
+    } | taken
 
 
 def _value(value: Any, path: str, before: str, beside: Row) -> tuple[Any, list[str]]:
-    """The thing that a path leads to, from a value that stands behind `before`, and all places on the way.
+    """The thing that a path leads to, from a value that stands behind `before`, and all places on
+    the way.
 
     `beside` gets the values that stand beside these places.
     """
@@ -74,12 +85,16 @@ def _value(value: Any, path: str, before: str, beside: Row) -> tuple[Any, list[s
     raise deepest or _AbsentError(f"{before!r} holds: {names}" if before else f"there are: {names}")
 
 
-def _inner(values: Mapping[Any, Any], key: str | int, path: str, before: str, beside: Row) -> tuple[Any, list[str]]:
+def _inner(
+    values: Mapping[Any, Any], key: str | int, path: str, before: str, beside: Row
+) -> tuple[Any, list[str]]:
     """The same behind one of these values."""
     place = f"{before}.{key}" if before else str(key)
     reached, places = _value(values[key], path, place, beside) if path else (values[key], [])
     if before:
-        beside.update({f"{before}.{other}": value for other, value in values.items() if other != key})
+        beside.update(
+            {f"{before}.{other}": value for other, value in values.items() if other != key}
+        )
     return reached, [place, *places]
 
 
@@ -91,14 +106,20 @@ def _unpacked(value: str) -> Any:
 
 
 def strange_names(names: Iterable[str], of_formats: Iterable[str]) -> dict[str, str]:
-    """The names that no format is said to have, each with the nearest ones; a reader may read one of them all the same.
+    """The names that no format is said to have, each with the nearest ones; a reader may read one
+    of them all the same.
 
     Args:
         of_formats: the columns that formats need, as `Format.columns` writes them.
     """
-    all_names = sorted({*OPTIONAL.split(), *(one for columns in of_formats for one in columns.split("|"))})
+    all_names = sorted(
+        {*OPTIONAL.split(), *(one for columns in of_formats for one in columns.split("|"))}
+    )
     others = (name for name in names if name not in all_names and not _NUMBERED.fullmatch(name))
-    return {name: alike(name, all_names, most=3) or f"the names are: {', '.join(all_names)}" for name in others}
+    return {
+        name: alike(name, all_names, most=3) or (f"the names are: {', '.join(all_names)}")
+        for name in others
+    }
 
 
 def no_column_twice(names: Sequence[str], where: str) -> Sequence[str]:
@@ -108,26 +129,37 @@ def no_column_twice(names: Sequence[str], where: str) -> Sequence[str]:
         DataError: two columns have one name.
     """
     if twice := next((name for name, count in Counter(names).items() if name and count > 1), ""):
-        raise DataError(f"{where}: column {twice:.40} stands twice. Rename or remove one of the two.")
+        raise DataError(
+            f"{where}: column {twice:.40} stands twice. Rename or remove one of the two."
+        )
     return names
 
 
 def rows_of_columns(table: Mapping[str, Any]) -> list[Row] | None:
     """The rows of {"prompt": ["a", "b"], "answer": ["1", "2"]}; None if it is no table of columns.
 
-    An object whose values are lists is one row, and no table, if a list holds the turns of a conversation.
+    An object whose values are lists is one row, and no table, if a list holds the turns of a
+    conversation.
 
     Raises:
         DataError: the columns differ in their lengths.
     """
     columns = list(table.values())
-    if not columns or not all(isinstance(column, list) for column in columns) or any(map(_is_conversation, columns)):
+    if (
+        not columns
+        or not all(isinstance(column, list) for column in columns)
+        or any(map(_is_conversation, columns))
+    ):
         return None
     if len({len(column) for column in columns}) > 1:
         lengths = ", ".join(f"{name} has {len(column)}" for name, column in table.items())
-        raise DataError(f"columns of one table differ in their lengths: {lengths}. Give each as many values")
+        raise DataError(
+            f"columns of one table differ in their lengths: {lengths}. Give each as many values"
+        )
     return [dict(zip(table, cells, strict=True)) for cells in zip(*columns, strict=True)]
 
 
 def _is_conversation(column: list[Any]) -> bool:
-    return bool(column) and all(isinstance(item, Mapping) and ("role" in item or "from" in item) for item in column)
+    return bool(column) and all(
+        isinstance(item, Mapping) and ("role" in item or "from" in item) for item in column
+    )

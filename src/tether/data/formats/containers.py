@@ -1,4 +1,6 @@
-"""Containers of rows: files of several kinds, folders of them, data sets on the hub; each becomes a stream of numbered rows."""
+"""Containers of rows: files of several kinds, folders of them, data sets on the hub; each becomes a
+stream of numbered rows.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ Numbered = Iterator[tuple[int, Row | BadRow]]
 _NAMED = 8
 """Files that are left out for one reason, of which the log has the names."""
 _LOG = logging.getLogger("tether.data")
-_HUB = re.compile(r"hub:(?P<name>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.\[\]%:+-]+))?")
+_HUB = re.compile(
+    r"hub:(?P<name>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.\[\]%:+-]+))?"
+)
 _LONGEST_CELL = 1 << 24  # an unclosed quote would otherwise read the rest of the file into one cell
 _FOREIGN = {
     codecs.BOM_UTF16_LE: "text in UTF-16. Save it as UTF-8",
@@ -52,7 +56,8 @@ _BINARY = "binary, or text in UTF-16 or UTF-32. Export it as JSON lines in UTF-8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One file, or one split of a data set on the hub. `name` is for messages, `stem` for the ids of its rows.
+    """One file, or one split of a data set on the hub. `name` is for messages, `stem` for the ids
+    of its rows.
 
     `numbered` opens it.
     """
@@ -62,7 +67,8 @@ class Place:
     numbered: Callable[[], Numbered]
 
     def rows(self) -> Numbered:
-        """The rows with their 1-based numbers: the line in text files, the element or row elsewhere.
+        """The rows with their 1-based numbers: the line in text files, the element or row
+        elsewhere.
 
         Raises:
             DataError: the file is cut off, damaged or cannot be read.
@@ -73,7 +79,8 @@ class Place:
 
 
 def places(sources: str | Path | Sequence[str | Path]) -> list[Place]:
-    """All files and hub data sets that the sources name; of a folder every known file, in sorted order.
+    """All files and hub data sets that the sources name; of a folder every known file, in sorted
+    order.
 
     Raises:
         MissingFileError: a path does not exist.
@@ -93,49 +100,82 @@ def places(sources: str | Path | Sequence[str | Path]) -> list[Place]:
 
 
 def left_out(sources: str | Path | Sequence[str | Path]) -> dict[str, str]:
-    """The files of folders among the sources that are not read, each with the reason; `places` names them in the log."""
+    """The files of folders among the sources that are not read, each with the reason; `places`
+    names them in the log.
+    """
     named = [sources] if isinstance(sources, str | Path) else sources
     folders = (Path(source).expanduser() for source in named if not str(source).startswith("hub:"))
-    return {str(file): why for path in folders if path.is_dir() for file, why in data_files(path).left_out.items()}
+    return {
+        str(file): why
+        for path in folders
+        if path.is_dir()
+        for file, why in data_files(path).left_out.items()
+    }
 
 
 def _resolve(source: str | Path) -> list[Place]:
     if isinstance(source, str) and source.startswith("hub:"):
         return [_hub(source)]
     if not str(source).strip():
-        raise DataError("the name of a data source is empty. Name a file, a folder or hub:owner/name.")
+        raise DataError(
+            "the name of a data source is empty. Name a file, a folder or hub:owner/name."
+        )
     try:
         path = Path(source).expanduser()
-        entries = os.listdir(path) if path.is_dir() else None  # `rglob` is silent about folders that it may not read
+        # `rglob` is silent about folders that it may not read
+        entries = os.listdir(path) if path.is_dir() else None
         exists, is_file = path.exists(), path.is_file()
     except (OSError, RuntimeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
-        raise DataError(f"{source!s:.200} cannot be read: {reason}. Mend that, or name another file or folder.") from None
+        raise DataError(
+            f"{source!s:.200} cannot be read: {reason}. Mend that, or name another file or folder."
+        ) from None
     if entries is not None:
         folder = data_files(path)
         for reason in dict.fromkeys(folder.left_out.values()):
-            names = [str(file.relative_to(path)) for file, why in folder.left_out.items() if why == reason]
+            names = [
+                str(file.relative_to(path))
+                for file, why in folder.left_out.items()
+                if why == reason
+            ]
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            once(_LOG.warning, "%s: left out: %s%s: %s", str(path), ", ".join(names[:_NAMED]), more, reason)
+            once(
+                _LOG.warning,
+                "%s: left out: %s%s: %s",
+                str(path),
+                ", ".join(names[:_NAMED]),
+                more,
+                reason,
+            )
         return [_file(file) for file in folder.files]
     if not exists:
-        raise MissingFileError(f"data file not found: {path}. Give the path of a file or a folder, or hub:owner/name.")
+        raise MissingFileError(
+            f"data file not found: {path}. Give the path of a file or a folder, or hub:owner/name."
+        )
     if not is_file:
-        raise DataError(f"{path} is neither a file nor a folder, and data is read more than once. Save it in a file.")
+        raise DataError(
+            f"{path} is neither a file nor a folder, and data is read more than once. "
+            "Save it in a file."
+        )
     if suffix_of(path) not in SUFFIXES:
         raise DataError(f"{path}: {unknown_kind(path)}")
     return [_file(path)]
 
 
 def _hub(source: str) -> Place:
-    """The data set in hub:owner/name, hub:owner/name:split or hub:owner/name/config:split; the split is train unless named."""
+    """The data set in hub:owner/name, hub:owner/name:split or hub:owner/name/config:split; the
+    split is train unless named.
+    """
     address = _HUB.fullmatch(source)
     if address is None:
         raise DataError(
-            f"{source!r} is no data set on the hub. Write hub:owner/name, hub:owner/name:split or hub:owner/name/config:split."
+            f"{source!r} is no data set on the hub. Write hub:owner/name, hub:owner/name:split or "
+            "hub:owner/name/config:split."
         )
     name, config, split = address.groups()
-    return Place(source, name.rpartition("/")[2], partial(_hub_rows, name, config, split or "train"))
+    return Place(
+        source, name.rpartition("/")[2], partial(_hub_rows, name, config, split or "train")
+    )
 
 
 def _hub_rows(name: str, config: str | None, split: str) -> Numbered:
@@ -148,12 +188,15 @@ def _hub_rows(name: str, config: str | None, split: str) -> Numbered:
         place = f"{name}{'/' + config if config else ''}, split {split}"
         raise DataError(
             f"the hub data set {place} cannot be read: {type(error).__name__}: {str(error)[:300]}. "
-            "Check the name and the connection; without one, download it elsewhere and give the path of its files."
+            "Check the name and the connection; without one, download it elsewhere and give the "
+            "path of its files."
         ) from error
 
 
 def _stream(name: str, config: str | None, split: str) -> Any:
-    """The rows of a split; a configuration that a data set does not have may be one of its folders."""
+    """The rows of a split; a configuration that a data set does not have may be one of its
+    folders.
+    """
     import datasets
 
     try:
@@ -165,7 +208,9 @@ def _stream(name: str, config: str | None, split: str) -> Any:
 
 
 def _file(path: Path) -> Place:
-    return Place(str(path), path.name[: path.name.lower().rindex(suffix_of(path))], partial(_file_rows, path))
+    return Place(
+        str(path), path.name[: path.name.lower().rindex(suffix_of(path))], partial(_file_rows, path)
+    )
 
 
 def _file_rows(path: Path) -> Numbered:
@@ -174,8 +219,12 @@ def _file_rows(path: Path) -> Numbered:
             yield from _rows(_unpacked(stream), suffix_of(path), str(path))
     except (EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.strerror:
-            raise DataError(f"{path} cannot be read: {error.strerror}. Mend that, or name another file.") from error
-        raise DataError(f"{path} is cut off or damaged ({one_line(error)}). Copy or download the file again.") from error
+            raise DataError(
+                f"{path} cannot be read: {error.strerror}. Mend that, or name another file."
+            ) from error
+        raise DataError(
+            f"{path} is cut off or damaged ({one_line(error)}). Copy or download the file again."
+        ) from error
 
 
 def _unpacked(stream: io.BufferedReader) -> Any:
@@ -186,12 +235,16 @@ def _unpacked(stream: io.BufferedReader) -> Any:
     if head == b"\x28\xb5\x2f\xfd":
         import pyarrow as pa
 
-        return io.BufferedReader(_Unpacking(pa.CompressedInputStream(stream, "zstd"), stream), json_rows.CHUNK)
+        return io.BufferedReader(
+            _Unpacking(pa.CompressedInputStream(stream, "zstd"), stream), json_rows.CHUNK
+        )
     return stream
 
 
 class _Unpacking(io.RawIOBase):
-    """An unpacked stream that ends with an error where a small file becomes very large: texts shrink to a tenth or so."""
+    """An unpacked stream that ends with an error where a small file becomes very large: texts
+    shrink to a tenth or so.
+    """
 
     def __init__(self, unpacked: Any, packed: io.BufferedReader) -> None:
         self.unpacked, self.packed, self.read_bytes = unpacked, packed, 0
@@ -216,7 +269,8 @@ class _Unpacking(io.RawIOBase):
         self.read_bytes += len(content)
         if self.read_bytes > FREE_BYTES and self.read_bytes > MOST_GROWTH * self.packed.tell():
             raise DataError(
-                f"{self.packed.name} grows to more than {MOST_GROWTH} times its size when it is unpacked: it is damaged, or made "
+                f"{self.packed.name} grows to more than {MOST_GROWTH} times its size when it is "
+                "unpacked: it is damaged, or made "
                 "to fill memories. Unpack it by hand if you trust it"
             )
         return len(content)
@@ -228,7 +282,10 @@ def _rows(stream: Any, suffix: str, where: str) -> Numbered:
     if suffix == ".arrow":
         return arrow_rows(stream, where)
     head = bytes(stream.peek(8)[:8])
-    foreign = next((what for begin, what in _FOREIGN.items() if head.startswith(begin)), _BINARY if b"\0" in head else "")
+    foreign = next(
+        (what for begin, what in _FOREIGN.items() if head.startswith(begin)),
+        _BINARY if b"\0" in head else "",
+    )
     if foreign:
         raise DataError(f"{where} is {foreign}.")
     if suffix in (".csv", ".tsv"):
@@ -247,17 +304,25 @@ def _table(stream: IO[bytes], delimiter: str, where: str) -> Numbered:
     try:
         header = list(no_column_twice(next(reader, []), where))
         if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), "")):
-            raise DataError(f"{where}: its columns are parted by {other!r}. Part them by commas, or by tabs in a .tsv file.")
+            raise DataError(
+                f"{where}: its columns are parted by {other!r}. Part them by commas, "
+                "or by tabs in a .tsv file."
+            )
         begins = reader.line_num + 1
         for cells in reader:
             if cells:
                 yield begins, _cells(cells, header)
             begins = reader.line_num + 1
     except csv.Error as error:
-        raise DataError(f"{where}, line {reader.line_num}: {error}. A quote is probably not closed.") from error
+        raise DataError(
+            f"{where}, line {reader.line_num}: {error}. A quote is probably not closed."
+        ) from error
 
 
 def _cells(cells: list[str], header: list[str]) -> Row | BadRow:
     if len(cells) != len(header):
-        return BadRow(f"uneven row: {len(cells)} cells under {len(header)} columns", ascii("|".join(cells)[:200]))
+        return BadRow(
+            f"uneven row: {len(cells)} cells under {len(header)} columns",
+            ascii("|".join(cells)[:200]),
+        )
     return dict(zip(header, cells, strict=True))

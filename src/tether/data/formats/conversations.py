@@ -1,12 +1,16 @@
-"""Demonstrations and prompts: whole conversations, trees of them, prompt and response, instructions, prompts alone.
+"""Demonstrations and prompts: whole conversations, trees of them, prompt and response,
+instructions, prompts alone.
 
-OpenAI's `messages` and ShareGPT's `conversations` (https://platform.openai.com/docs/guides/supervised-fine-tuning,
+OpenAI's `messages` and ShareGPT's `conversations`
+(https://platform.openai.com/docs/guides/supervised-fine-tuning,
 https://github.com/lm-sys/FastChat/blob/main/docs/training.md); prompt and response
-(https://huggingface.co/docs/trl/dataset_formats#prompt-completion); Alpaca, Dolly, self-instruct and AlpacaEval's instructions
-(https://github.com/tatsu-lab/stanford_alpaca, https://huggingface.co/datasets/databricks/databricks-dolly-15k,
+(https://huggingface.co/docs/trl/dataset_formats#prompt-completion); Alpaca, Dolly, self-instruct
+and AlpacaEval's instructions (https://github.com/tatsu-lab/stanford_alpaca,
+https://huggingface.co/datasets/databricks/databricks-dolly-15k,
 https://github.com/yizhongw/self-instruct, https://github.com/tatsu-lab/alpaca_eval); MT-bench
-(https://github.com/lm-sys/FastChat/tree/main/fastchat/llm_judge, https://arxiv.org/abs/2306.05685); OpenAssistant's trees, where
-people ranked the sibling replies of the assistant (https://github.com/LAION-AI/Open-Assistant/tree/main/oasst-data, paper:
+(https://github.com/lm-sys/FastChat/tree/main/fastchat/llm_judge, https://arxiv.org/abs/2306.05685);
+OpenAssistant's trees, where people ranked the sibling replies of the assistant
+(https://github.com/LAION-AI/Open-Assistant/tree/main/oasst-data, paper:
 https://arxiv.org/abs/2304.07327).
 """
 
@@ -20,7 +24,15 @@ from itertools import combinations
 from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Conversation, Demonstration, Message, Prompt, assistant, user
+from tether.core.types import (
+    Comparison,
+    Conversation,
+    Demonstration,
+    Message,
+    Prompt,
+    assistant,
+    user,
+)
 from tether.data.formats import fields, nested
 from tether.data.formats.cells import leave_out
 from tether.data.formats.fields import LeftOutError
@@ -36,7 +48,17 @@ TURNS_BEFORE = ("trajectory", "messages", "conversation", "context")
 _PROMPTS = ("prompt", "question", "query")
 
 
-CONVERSATIONS = ("messages", "conversations", "conversation", "dialog", "dialogue", "chat", "data", "contents", "turns")
+CONVERSATIONS = (
+    "messages",
+    "conversations",
+    "conversation",
+    "dialog",
+    "dialogue",
+    "chat",
+    "data",
+    "contents",
+    "turns",
+)
 """Columns that hold whole conversations; beside the first two only where they do."""
 REPLIES = (
     "response",
@@ -50,7 +72,16 @@ REPLIES = (
     "target",
     "message_2",
 )
-ASKED = (*_PROMPTS, "input", "inputs_pretokenized", "inputs", "message_1", "user", "human", "problem")
+ASKED = (
+    *_PROMPTS,
+    "input",
+    "inputs_pretokenized",
+    "inputs",
+    "message_1",
+    "user",
+    "human",
+    "problem",
+)
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -62,20 +93,35 @@ def _column(row: Row) -> str:
 
 
 def has_dialogue(row: Row) -> bool:
-    """True if a column holds messages, questions with their answers, or texts by turns; `data` only where no prompt is beside."""
-    names = CONVERSATIONS[2:] if not fields.has(row, *PROMPTS) else [name for name in CONVERSATIONS[2:] if name != "data"]
+    """True if a column holds messages, questions with their answers, or texts by turns; `data` only
+    where no prompt is beside.
+    """
+    names = (
+        CONVERSATIONS[2:]
+        if not fields.has(row, *PROMPTS)
+        else [name for name in CONVERSATIONS[2:] if name != "data"]
+    )
     return any(nested.is_dialogue(row, name) for name in names)
 
 
 def conversation(row: Row) -> Conversation:
-    """All turns of a row, with its system text first where that is a column of its own. Of plain texts the first is a user's."""
+    """All turns of a row, with its system text first where that is a column of its own. Of plain
+    texts the first is a user's.
+    """
     name, _ = fields.first(row, _column(row))
     texts = nested.listed_in(row, name)
     if texts and all(isinstance(words, str) for words in texts):
-        messages = tuple(Message("assistant" if place % 2 else "user", words) for place, words in enumerate(texts))
+        messages = tuple(
+            Message("assistant" if place % 2 else "user", words)
+            for place, words in enumerate(texts)
+        )
     else:
         messages = fields.turns_at(row, name, "user")
-    return messages if messages and messages[0].role == "system" else fields.system_turn(row) + messages
+    return (
+        messages
+        if messages and messages[0].role == "system"
+        else fields.system_turn(row) + messages
+    )
 
 
 def read_conversation(row: Row) -> Iterator[Demonstration]:
@@ -89,7 +135,10 @@ def read_conversation(row: Row) -> Iterator[Demonstration]:
     if len(demonstration.messages) == 1:
         raise DataError("empty prompt: the conversation is a single assistant turn")
     if all(turn.content.strip() in ("+", "-") for turn in replies):
-        raise DataError("verdicts in place of replies: each assistant turn is + or -, which judges a step of the turn before")
+        raise DataError(
+            "verdicts in place of replies: each assistant turn is + or -, which "
+            "judges a step of the turn before"
+        )
     if not any(turn.train for turn in replies):
         raise LeftOutError("no turn to learn: a flag keeps each assistant turn out of the loss")
     yield demonstration
@@ -110,19 +159,35 @@ def read_prompt_response(row: Row) -> Iterator[Demonstration]:
 
 
 def _reply(row: Row, *names: str) -> Conversation:
-    """The first of these columns that holds something, as the assistant's turn, with its thought where a column has one."""
+    """The first of these columns that holds something, as the assistant's turn, with its thought
+    where a column has one.
+    """
     name, _ = fields.first(row, *names)
     reply = fields.checked_response(fields.turns_at(row, name, "assistant"), "the response")
-    thought = next((own for own in _THOUGHTS if isinstance(dict.get(row, own), str) and fields.filled(row, own)), "")
+    thought = next(
+        (
+            own
+            for own in _THOUGHTS
+            if isinstance(dict.get(row, own), str) and fields.filled(row, own)
+        ),
+        "",
+    )
     if not thought or any(turn.reasoning for turn in reply):
         return reply
-    return tuple(replace(turn, reasoning=fields.text(row, thought)) for turn in reply[:1]) + reply[1:]
+    return (
+        tuple(replace(turn, reasoning=fields.text(row, thought)) for turn in reply[:1]) + reply[1:]
+    )
 
 
 def read_calls(row: Row) -> Iterator[Demonstration]:
     """A question and the calls of tools that answer it, as xLAM's function calls have them."""
     prompt = fields.checked_prompt(fields.prompt_turns(row, "query"))
-    yield Demonstration(prompt + read_message({"role": "assistant", "tool_calls": nested.listed_in(row, "answers")}, "answers"))
+    yield Demonstration(
+        prompt
+        + read_message(
+            {"role": "assistant", "tool_calls": nested.listed_in(row, "answers")}, "answers"
+        )
+    )
 
 
 def read_reading(row: Row) -> Iterator[Demonstration]:
@@ -150,7 +215,9 @@ def has_spans(row: Row) -> bool:
 
 
 def read_helpsteer(row: Row) -> Iterator[Demonstration]:
-    """HelpSteer's `prompt` and `response`; the scores of the response stay in the metadata, whatever they say."""
+    """HelpSteer's `prompt` and `response`; the scores of the response stay in the metadata,
+    whatever they say.
+    """
     yield fields.demonstration(marked_turns(row, "prompt"), fields.text(row, "response"))
 
 
@@ -158,13 +225,19 @@ _TURN = re.compile(r"\s*<extra_id_1>(User|Assistant)\s*")
 
 
 def marked_turns(row: Row, name: str) -> Conversation:
-    """HelpSteer's prompt, where <extra_id_1>Assistant and <extra_id_1>User begin the turns after the first."""
+    """HelpSteer's prompt, where <extra_id_1>Assistant and <extra_id_1>User begin the turns after
+    the first.
+    """
     prompt = fields.prompt_turns(row, name)
     first, *rest = _TURN.split(prompt[-1].content) if prompt else ("",)
     if not rest or prompt[-1].role != "user":
         return prompt
     turns = zip(rest[::2], rest[1::2], strict=True)
-    return (*prompt[:-1], user(first), *(user(words) if who == "User" else assistant(words) for who, words in turns))
+    return (
+        *prompt[:-1],
+        user(first),
+        *(user(words) if who == "User" else assistant(words) for who, words in turns),
+    )
 
 
 def prompt_reader(*columns: str) -> fields.Reader:
@@ -179,17 +252,23 @@ def prompt_reader(*columns: str) -> fields.Reader:
 def read_turns(row: Row) -> Iterator[Prompt]:
     """MT-bench: the first of `turns`; the later ones wait in the metadata as `later_turns`."""
     listed = fields.sequence(row.get("turns"), "turns")
-    questions = [fields.text(turn, "content") if isinstance(turn, dict) else fields.as_text(turn, "turns") for turn in listed]
+    questions = [
+        fields.text(turn, "content") if isinstance(turn, dict) else fields.as_text(turn, "turns")
+        for turn in listed
+    ]
     if not questions:
         raise DataError("empty prompt: turns is an empty list")
     if len(questions) > 1:
         leave_out(row, "turns after the first")
-    yield Prompt(fields.checked_prompt((user(questions[0]),)), metadata={"later_turns": tuple(questions[1:])})
+    yield Prompt(
+        fields.checked_prompt((user(questions[0]),)), metadata={"later_turns": tuple(questions[1:])}
+    )
 
 
 def read_instruction(row: Row) -> Iterator[Demonstration]:
-    """Alpaca's `instruction`, `input`, `output` or Dolly's `instruction`, `context`, `response`; `history` and `system`
-    as LLaMA-Factory writes them."""
+    """Alpaca's `instruction`, `input`, `output` or Dolly's `instruction`, `context`, `response`;
+    `history` and `system` as LLaMA-Factory writes them.
+    """
     fields.first(row, "instruction")
     prompt = fields.checked_prompt(fields.prompt_turns(row, "instruction"))
     yield Demonstration(prompt + _reply(row, "output", "response", "completion"))
@@ -204,7 +283,9 @@ def read_self_instruct(row: Row) -> Iterator[Demonstration | DataError]:
     def one(instance: Any) -> Demonstration:
         if not isinstance(instance, dict):
             raise DataError("not an instance: instances need input and output")
-        words = fields.with_input(fields.text(row, "instruction"), fields.optional(instance, "input"))
+        words = fields.with_input(
+            fields.text(row, "instruction"), fields.optional(instance, "input")
+        )
         return fields.demonstration((user(words),), fields.text(instance, "output"))
 
     yield from fields.attempt(one, instances)
@@ -214,16 +295,26 @@ Node = Row
 
 
 def read_tree(row: Row) -> Iterator[Comparison | DataError]:
-    """All pairs of ranked assistant siblings, at every depth; 0 is the best rank and equal ranks tie.
+    """All pairs of ranked assistant siblings, at every depth; 0 is the best rank and equal ranks
+    tie.
 
     Unranked siblings give no pair. A tree without ranked siblings is no comparison at all.
     """
     questions = list(_questions(_root(row), ()))
-    rivals = [sorted((reply for reply in replies if fields.has(reply, "rank")), key=_rank) for _, replies in questions]
-    ranked = [(path, two) for (path, _), of_path in zip(questions, rivals, strict=True) for two in combinations(of_path, 2)]
+    rivals = [
+        sorted((reply for reply in replies if fields.has(reply, "rank")), key=_rank)
+        for _, replies in questions
+    ]
+    ranked = [
+        (path, two)
+        for (path, _), of_path in zip(questions, rivals, strict=True)
+        for two in combinations(of_path, 2)
+    ]
     if not ranked:
         raise DataError("no ranked siblings: the tree holds no comparison")
-    if sum(len(replies) for _, replies in questions) > sum(len(of_path) for of_path in rivals if len(of_path) > 1):
+    if sum(len(replies) for _, replies in questions) > sum(
+        len(of_path) for of_path in rivals if len(of_path) > 1
+    ):
         leave_out(row, "prompt.replies without a ranked sibling")
     yield from fields.attempt(_pair, ranked)
 
@@ -231,7 +322,9 @@ def read_tree(row: Row) -> Iterator[Comparison | DataError]:
 def _pair(ranked: tuple[Conversation, tuple[Node, Node]]) -> Comparison:
     prompt, (better, worse) = ranked
     tie, sides = _rank(better) == _rank(worse), ((_message(better),), (_message(worse),))
-    return fields.checked_comparison(Comparison(prompt, *sides, tie=tie, probability=0.5 if tie else 1.0))
+    return fields.checked_comparison(
+        Comparison(prompt, *sides, tie=tie, probability=0.5 if tie else 1.0)
+    )
 
 
 def read_best_path(row: Row) -> Iterator[Demonstration]:
@@ -285,4 +378,6 @@ def _message(node: Node) -> Message:
 
 def is_tree(row: Row) -> bool:
     """True if a row is a tree: its prompt is a node, and it says so or has replies."""
-    return isinstance(row["prompt"], Mapping) and ("message_tree_id" in row or "replies" in row["prompt"])
+    return isinstance(row["prompt"], Mapping) and (
+        "message_tree_id" in row or "replies" in row["prompt"]
+    )

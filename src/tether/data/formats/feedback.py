@@ -1,7 +1,9 @@
 """Single responses with a verdict: good or bad.
 
-KTO: `messages` + `label`, or `prompt`, `completion`, `label` (https://huggingface.co/docs/trl/dataset_formats#unpaired-preference,
-https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md, https://arxiv.org/abs/2402.01306); thumbs of users; safety
+KTO: `messages` + `label`, or `prompt`, `completion`, `label`
+(https://huggingface.co/docs/trl/dataset_formats#unpaired-preference,
+https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md,
+https://arxiv.org/abs/2402.01306); thumbs of users; safety
 (https://huggingface.co/datasets/PKU-Alignment/BeaverTails).
 TruthfulQA: InstructGPT's answers with the scores of two judges
 (https://github.com/openai/following-instructions-human-feedback, https://arxiv.org/abs/2203.02155).
@@ -22,7 +24,18 @@ from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, conversatio
 from tether.data.formats.json_rows import Row
 
 LABELS = (
-    *("label", "kto_tag", "feedback", "desirable", "is_desirable", "accepted", "is_accepted", "thumbs_up", "thumbs", "thumb"),
+    *(
+        "label",
+        "kto_tag",
+        "feedback",
+        "desirable",
+        "is_desirable",
+        "accepted",
+        "is_accepted",
+        "thumbs_up",
+        "thumbs",
+        "thumb",
+    ),
     *("vote", "upvoted", "liked", "is_good", "is_safe", "safe", "is_correct", "correct"),
 )
 """Columns of a verdict on one response."""
@@ -38,8 +51,14 @@ _BAD = {
 
 
 def is_good(value: Any, name: str) -> bool:
-    """True for a good response: a boolean, 0 or 1, or a word such as good, thumbs_up or accepted."""
-    word = "".join(str(value).lower().split()).replace("_", "").replace("-", "") if isinstance(value, str) else ""
+    """True for a good response: a boolean, 0 or 1, or a word such as good, thumbs_up or
+    accepted.
+    """
+    word = (
+        "".join(str(value).lower().split()).replace("_", "").replace("-", "")
+        if isinstance(value, str)
+        else ""
+    )
     if word in _GOOD | _BAD:
         return word in _GOOD
     return fields.boolean(value, name)
@@ -48,7 +67,10 @@ def is_good(value: Any, name: str) -> bool:
 def _label(row: Row) -> str | None:
     """The column of the verdict: the first that can be one, else the first that holds something."""
     given = [name for name in LABELS if fields.has(row, name)]
-    return next((name for name in given if _is_verdict(dict.get(row, name), name)), given[0] if given else None)
+    return next(
+        (name for name in given if _is_verdict(dict.get(row, name), name)),
+        given[0] if given else None,
+    )
 
 
 def _is_verdict(value: Any, name: str) -> bool:
@@ -70,8 +92,10 @@ def scaled(rows: Sequence[Row]) -> str:
     for name in dict.fromkeys(filter(None, map(_label, rows))):
         if points := sorted(fields.cell_numbers(rows, name) - {0, 1}):
             return (
-                f"column {name} holds {points[0]:g}, so it is a scale and no verdict. Write true for the responses that are good "
-                f"enough and false for the others, into {name} or another column, and name that one by data.columns: "
+                f"column {name} holds {points[0]:g}, so it is a scale and no verdict. Write true "
+                "for the responses that are good "
+                f"enough and false for the others, into {name} or another column, and name that "
+                "one by data.columns: "
                 f'{{ label = "..." }}'
             )
     return ""
@@ -94,8 +118,12 @@ def read_feedback(row: Row) -> Iterator[Feedback]:
 
 
 def read_truthful_qa(row: Row) -> Iterator[Feedback]:
-    """An answer is desirable if both judges, `true` and `info`, give it at least one half: refusing to say anything is
-    true but not desirable. Both scores stay in the metadata."""
+    """An answer is desirable if both judges, `true` and `info`, give it at least one half: refusing
+    to say anything is true but not desirable. Both scores stay in the metadata.
+    """
     scores = {name: fields.number(row.get(name), name) for name in ("true", "info")}
-    answer, question = (assistant(fields.text(row, "answer")),), (user(fields.text(row, "question")),)
+    answer, question = (
+        (assistant(fields.text(row, "answer")),),
+        (user(fields.text(row, "question")),),
+    )
     yield replace(fields.feedback(question, answer, min(scores.values()) >= 0.5), metadata=scores)

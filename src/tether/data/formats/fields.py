@@ -14,7 +14,16 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tether.core.errors import DataError
-from tether.core.types import ChatRole, Comparison, Conversation, Demonstration, Feedback, Json, Message, assistant
+from tether.core.types import (
+    ChatRole,
+    Comparison,
+    Conversation,
+    Demonstration,
+    Feedback,
+    Json,
+    Message,
+    assistant,
+)
 from tether.data.formats.json_rows import Row
 from tether.data.formats.messages import is_turn, read_message, tool_schemas, with_thoughts
 from tether.data.formats.printed import cell_value
@@ -22,11 +31,15 @@ from tether.data.formats.values import as_text, missing, sequence, sound
 
 T = TypeVar("T")
 Reader = Callable[[Row], Iterable[Any]]
-"""A row -> its records. A `DataError` that is raised condemns the row, one that is yielded only that part of it."""
+"""A row -> its records. A `DataError` that is raised condemns the row, one that is yielded only
+that part of it.
+"""
 
 
 class LeftOutError(DataError):
-    """A sound row, or part of one, that has no place among the records of this kind: counted, and no error in strict reading."""
+    """A sound row, or part of one, that has no place among the records of this kind: counted, and
+    no error in strict reading.
+    """
 
 
 # Only a blank line before the speaker begins a turn: people also write "Human:" within one.
@@ -62,7 +75,9 @@ def first(row: Row, *names: str) -> tuple[str, Any]:
 
 
 def text(row: Row, *names: str) -> str:
-    """The text in the first of these columns that holds something; numbers and booleans are written out."""
+    """The text in the first of these columns that holds something; numbers and booleans are written
+    out.
+    """
     name, value = first(row, *names)
     return as_text(value, name)
 
@@ -96,7 +111,9 @@ def boolean(value: Any, name: str) -> bool:
     """A verdict, written as a boolean, as 0 or 1, or as a word for them."""
     word = str(value).strip().lower()
     if word not in _TRUE | _FALSE:
-        raise DataError(f"unreadable label: column {name} holds {value!r:.40}, neither true nor false")
+        raise DataError(
+            f"unreadable label: column {name} holds {value!r:.40}, neither true nor false"
+        )
     return word in _TRUE
 
 
@@ -106,7 +123,8 @@ def texts(row: Row, name: str) -> tuple[str, ...]:
 
 
 def turns(value: Any, speaker: ChatRole, name: str) -> Conversation:
-    """A text as one turn of `speaker`; a message or a list of them (also as JSON text) as `read_message` reads them.
+    """A text as one turn of `speaker`; a message or a list of them (also as JSON text) as
+    `read_message` reads them.
 
     Empty system turns are dropped.
     """
@@ -120,19 +138,24 @@ def turns(value: Any, speaker: ChatRole, name: str) -> Conversation:
 
 
 def _from_text(value: Any, name: str) -> Any:
-    """Messages that a CSV cell carries as JSON, or as Python prints them; any other text stays a text.
+    """Messages that a CSV cell carries as JSON, or as Python prints them; any other text stays a
+    text.
 
     Raises:
         DataError: the text begins as messages do, and cannot be read.
     """
     if not (isinstance(value, str) and value.startswith(_OPENINGS)):
         return value
-    begins = _MESSAGES.match(value) and (name in ("messages", "conversations") or value.rstrip().endswith(("]", "}")))
+    begins = _MESSAGES.match(value) and (
+        name in ("messages", "conversations") or value.rstrip().endswith(("]", "}"))
+    )
     try:
         decoded = cell_value(value)
     except ValueError as error:
         if begins:
-            raise DataError(f"not a list: column {name} holds a text that only begins like messages ({error})") from None
+            raise DataError(
+                f"not a list: column {name} holds a text that only begins like messages ({error})"
+            ) from None
         return value
     items = decoded if isinstance(decoded, list) else [decoded]
     return decoded if begins or (items and all(map(is_turn, items))) else value
@@ -150,7 +173,9 @@ def prompt_digest(messages: Conversation) -> str:
 
 def short_hash(*words: str) -> int:
     """A number of 64 bits that stands for these words."""
-    return int.from_bytes(hashlib.blake2b("\x1f".join(words).encode(), digest_size=8).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b("\x1f".join(words).encode(), digest_size=8).digest(), "big"
+    )
 
 
 def checked_prompt(messages: Conversation) -> Conversation:
@@ -177,7 +202,16 @@ def checked_response(messages: Conversation, name: str) -> Conversation:
     return messages
 
 
-SYSTEM = ("system", "system_prompt", "system_message", "system_instruction", "systemInstruction", "sys", "sys_prompt", "preamble")
+SYSTEM = (
+    "system",
+    "system_prompt",
+    "system_message",
+    "system_instruction",
+    "systemInstruction",
+    "sys",
+    "sys_prompt",
+    "preamble",
+)
 """Names of a column with the system prompt."""
 _QUESTIONS = ("question", "query", "problem")
 _ABOVE = {"inputs": ("definition",), **dict.fromkeys(_QUESTIONS, ("instruction",))}
@@ -187,7 +221,9 @@ _PLACEHOLDERS = {"noinput", "n/a", "none", ""}
 
 
 def system_turn(row: Row) -> Conversation:
-    """The system prompt of a row as a turn, where a column holds one; also as Anthropic's blocks and Gemini's parts."""
+    """The system prompt of a row as a turn, where a column holds one; also as Anthropic's blocks
+    and Gemini's parts.
+    """
     name = next((name for name in SYSTEM if filled(row, name)), "")
     if not name:
         return ()
@@ -198,11 +234,13 @@ def system_turn(row: Row) -> Conversation:
 
 
 def prompt_turns(row: Row, *names: str) -> Conversation:
-    """The prompt of a row: the first of these columns that is filled, with the columns that belong to a prompt beside it.
+    """The prompt of a row: the first of these columns that is filled, with the columns that belong
+    to a prompt beside it.
 
-    A text is a question: `system` (or another name of it) and the turns of `history` and `context` come before it, `instruction`
-    above a `question`, and texts in `input` and `context` below it after a blank line, as Alpaca has them. Messages, and a
-    transcript that waits for the assistant, are read as they are. Nothing without any of these columns.
+    A text is a question: `system` (or another name of it) and the turns of `history` and `context`
+    come before it, `instruction` above a `question`, and texts in `input` and `context` below it
+    after a blank line, as Alpaca has them. Messages, and a transcript that waits for the assistant,
+    are read as they are. Nothing without any of these columns.
     """
     if not has(row, *names):
         return ()
@@ -212,7 +250,9 @@ def prompt_turns(row: Row, *names: str) -> Conversation:
         return system_turn(row) + split_transcript(value)[:-1]
     if not isinstance(_from_text(value, name), str | int | float):
         messages = turns_at(row, name, "user")
-        return messages if messages and messages[0].role == "system" else system_turn(row) + messages
+        return (
+            messages if messages and messages[0].role == "system" else system_turn(row) + messages
+        )
     return system_turn(row) + earlier_turns(row, name) + _question(row, name)
 
 
@@ -221,12 +261,20 @@ def _question(row: Row, name: str) -> Conversation:
     for above in _ABOVE.get(name, ()):
         if filled(row, above) and fold(str(dict.get(row, above))) not in fold(words):
             words = f"{text(row, above)}\n\n{words}"
-    passages = [column for column in _PASSAGES if name in _QUESTIONS and isinstance(dict.get(row, column), str)]
+    passages = [
+        column
+        for column in _PASSAGES
+        if name in _QUESTIONS and isinstance(dict.get(row, column), str)
+    ]
     for beside in ("input", "context", *passages):
         if beside != name and filled(row, beside) and not _is_messages(dict.get(row, beside)):
             words = with_input(words, text(row, beside))
     for listed in ("choices", "options") if name in _QUESTIONS else ():
-        if filled(row, listed) and _is_prose(dict.get(row, listed)) and fold(str(dict.get(row, listed))) not in fold(words):
+        if (
+            filled(row, listed)
+            and _is_prose(dict.get(row, listed))
+            and fold(str(dict.get(row, listed))) not in fold(words)
+        ):
             words = f"{words}\n{text(row, listed)}"
     choices = options(row) if name in _QUESTIONS else []
     if choices and not all(fold(choice) in fold(words) for _, choice in choices):
@@ -235,19 +283,41 @@ def _question(row: Row, name: str) -> Conversation:
 
 
 def options(row: Row) -> list[tuple[str, str]]:
-    """The options of a question with their letters: `choices` or `options`, a list of texts, or texts beside their labels."""
+    """The options of a question with their letters: `choices` or `options`, a list of texts, or
+    texts beside their labels.
+    """
     given = {name: dict.get(row, name) for name in ("choices", "options") if filled(row, name)}
-    name = next((n for n, v in given.items() if isinstance(v, list | tuple | dict | str) and not _is_prose(v)), "")
+    name = next(
+        (
+            n
+            for n, v in given.items()
+            if isinstance(v, list | tuple | dict | str) and not _is_prose(v)
+        ),
+        "",
+    )
     value = row[name] if name else None
     if isinstance(value, Mapping) and {"text", "label"} <= value.keys():
         labels, choices = sequence(value["label"], name), sequence(value["text"], name)
         if len(labels) != len(choices):
-            raise DataError(f"uneven lists: {len(labels)} labels but {len(choices)} texts in column {name}")
-        return [(as_text(label, name), as_text(choice, name)) for label, choice in zip(labels, choices, strict=True)]
+            raise DataError(
+                f"uneven lists: {len(labels)} labels but {len(choices)} texts in column {name}"
+            )
+        return [
+            (as_text(label, name), as_text(choice, name))
+            for label, choice in zip(labels, choices, strict=True)
+        ]
     if isinstance(value, Mapping):
-        return [(letter, as_text(choice, name)) for letter, choice in value.items() if not missing(choice)]
-    choices = [as_text(choice, name) for choice in sequence(value, name)] if value is not None else []
-    return [(chr(ord("A") + place), _LETTERED.sub("", choice)) for place, choice in enumerate(choices)]
+        return [
+            (letter, as_text(choice, name))
+            for letter, choice in value.items()
+            if not missing(choice)
+        ]
+    choices = (
+        [as_text(choice, name) for choice in sequence(value, name)] if value is not None else []
+    )
+    return [
+        (chr(ord("A") + place), _LETTERED.sub("", choice)) for place, choice in enumerate(choices)
+    ]
 
 
 def with_input(instruction: str, words: str) -> str:
@@ -259,7 +329,9 @@ def with_input(instruction: str, words: str) -> str:
 
 
 def earlier_turns(row: Row, name: str = "") -> Conversation:
-    """The turns of `history` (pairs of question and answer, or messages) and of a `context` of messages; not of column `name`."""
+    """The turns of `history` (pairs of question and answer, or messages) and of a `context` of
+    messages; not of column `name`.
+    """
     earlier: Conversation = ()
     if name != "history" and filled(row, "history") and not _is_prose(dict.get(row, "history")):
         for item in sequence(row["history"], "history"):
@@ -278,9 +350,13 @@ def _exchange(item: Any) -> Conversation:
 
 
 def filled(row: Row, name: str) -> bool:
-    """True if a column holds more than white space and brackets; looking does not count as reading."""
+    """True if a column holds more than white space and brackets; looking does not count as
+    reading.
+    """
     value = dict.get(row, name)
-    return not missing(value) and (bool(value.strip()) if isinstance(value, str) else value not in ([], {}, ()))
+    return not missing(value) and (
+        bool(value.strip()) if isinstance(value, str) else value not in ([], {}, ())
+    )
 
 
 def _is_messages(value: Any) -> bool:
@@ -295,7 +371,9 @@ def _is_prose(value: Any) -> bool:
 
 
 def row_tools(row: Row) -> str:
-    """The schemas in the column `tools` or `functions`, as `Message.tools` holds them; other contents are not read."""
+    """The schemas in the column `tools` or `functions`, as `Message.tools` holds them; other
+    contents are not read.
+    """
     for name in ("tools", "functions"):
         if tool_schemas(dict.get(row, name)):
             return tool_schemas(row[name])
@@ -303,7 +381,9 @@ def row_tools(row: Row) -> str:
 
 
 def turns_at(row: Row, name: str, speaker: ChatRole) -> Conversation:
-    """`turns` of a cell. The messages that its JSON text holds replace it, so that their keys are recorded as well."""
+    """`turns` of a cell. The messages that its JSON text holds replace it, so that their keys are
+    recorded as well.
+    """
     _, value = first(row, name)
     if (decoded := _from_text(value, name)) is not value:
         row[name] = decoded
@@ -320,11 +400,16 @@ def split_transcript(transcript: str) -> Conversation:
     if before.strip() or not parts:
         raise DataError("not a transcript: it does not begin with a Human or an Assistant turn")
     spoken = zip(parts[::2], parts[1::2], strict=True)
-    return tuple(Message("user" if speaker == "Human" else "assistant", words.strip()) for speaker, words in spoken)
+    return tuple(
+        Message("user" if speaker == "Human" else "assistant", words.strip())
+        for speaker, words in spoken
+    )
 
 
 def attempt(make: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T | DataError]:
-    """One record for each item, or the reason why there is none: the other parts of a row stay good."""
+    """One record for each item, or the reason why there is none: the other parts of a row stay
+    good.
+    """
     for item in items:
         try:
             yield make(item)
@@ -346,7 +431,9 @@ def up_to_reply(messages: Conversation) -> Demonstration:
 
 
 def demonstration(prompt: Conversation, response: str) -> Demonstration:
-    return Demonstration(checked_prompt(prompt) + checked_response((assistant(response),), "the response"))
+    return Demonstration(
+        checked_prompt(prompt) + checked_response((assistant(response),), "the response")
+    )
 
 
 def feedback(prompt: Conversation, response: Conversation, desirable: bool) -> Feedback:
@@ -359,8 +446,9 @@ def checked_comparison(pair: Comparison) -> Comparison:
     Its group is the prompt's digest unless the source names one.
 
     Raises:
-        DataError: the prompt or a response is empty, a response does not end on an assistant turn, or both are equal
-            and yet one is preferred. (Equal responses that tie contradict nothing and are kept.)
+        DataError: the prompt or a response is empty, a response does not end on an assistant turn,
+            or both are equal and yet one is preferred. (Equal responses that tie contradict nothing
+            and are kept.)
     """
     checked_prompt(pair.prompt)
     if pair.chosen == pair.rejected and not pair.tie:

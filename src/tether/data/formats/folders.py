@@ -1,7 +1,9 @@
-"""The files of a folder that hold rows: one split of a data set, without the files that describe it; the others are named.
+"""The files of a folder that hold rows: one split of a data set, without the files that describe
+it; the others are named.
 
-Folders are people's own, snapshots of the hub (https://huggingface.co/docs/hub/datasets-data-files-configuration), or written by
-`save_to_disk` of `datasets`.
+Folders are people's own, snapshots of the hub
+(https://huggingface.co/docs/hub/datasets-data-files-configuration), or written by `save_to_disk` of
+`datasets`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,11 @@ from tether.core.errors import DataError
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 ENDINGS = f"{', '.join(SUFFIXES)}, each also .gz or .zst"
 TRAIN = "train"
-_SPLITS = {TRAIN: "training", "validation": "valid val dev", "test": "testing eval evaluation heldout"}
+_SPLITS = {
+    TRAIN: "training",
+    "validation": "valid val dev",
+    "test": ("testing eval evaluation heldout"),
+}
 SPLIT_OF = {word: split for split, words in _SPLITS.items() for word in (split, *words.split())}
 """The split that a word in a file's name means."""
 _SHARD = re.compile(r"(?P<split>\w[\w.-]*?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\..*")
@@ -28,12 +34,16 @@ _OTHER_KINDS = {
     ".xlsx .xls .ods .numbers": "is a spreadsheet. Export it as CSV",
     ".zip .tar .tgz .7z .rar .xz .bz2 .lz4": "is an archive. Unpack it",
     ".yaml .yml .toml .xml": "is no table of rows. Write a JSON object a line",
-    ".pkl .pickle .pt .pth .joblib .npy .npz .h5 .hdf5": "holds objects of a program. Save rows as JSON lines or Parquet",
+    ".pkl .pickle .pt .pth .joblib .npy .npz .h5 .hdf5": (
+        "holds objects of a program. Save rows as JSON lines or Parquet"
+    ),
     ".db .sqlite .sqlite3 .duckdb": "is a database. Export a table as CSV or Parquet",
     ".feather .orc .avro .tfrecord": "is a table of a kind that is not read. Save it as Parquet",
     ".docx .doc .pdf .rtf .html .htm": "is a document. Write a JSON object a line",
 }
-_ADVICE = {suffix: advice for suffixes, advice in _OTHER_KINDS.items() for suffix in suffixes.split()}
+_ADVICE = {
+    suffix: advice for suffixes, advice in _OTHER_KINDS.items() for suffix in suffixes.split()
+}
 _DESCRIPTIONS = (
     "dataset_info.json",
     "dataset_infos.json",
@@ -60,7 +70,11 @@ def suffix_of(path: Path) -> str:
 
 def unknown_kind(path: Path) -> str:
     """The sentence about a file that is not read by its ending."""
-    return f"{_advice(path)}." if _advice(path) else f"unknown kind of file. Data files end on {ENDINGS}."
+    return (
+        f"{_advice(path)}."
+        if _advice(path)
+        else (f"unknown kind of file. Data files end on {ENDINGS}.")
+    )
 
 
 def _advice(path: Path) -> str:
@@ -78,13 +92,17 @@ def data_files(path: Path) -> FilesOfFolder:
     if (path / "snapshots").is_dir() and (path / "refs").is_dir():
         return data_files(path / "snapshots" / _snapshot(path))
     if (saved := path / "state.json").is_file():
-        return FilesOfFolder(tuple(path / shard["filename"] for shard in _listed(saved, "_data_files")))
+        return FilesOfFolder(
+            tuple(path / shard["filename"] for shard in _listed(saved, "_data_files"))
+        )
     everything = sorted(p for p in path.rglob("*") if p.is_file() and not _is_hidden(p, path))
     files = [file for file in everything if not _describes(file)]
     rows = [file for file in files if suffix_of(file) in SUFFIXES]
     if not rows:
         near = "; ".join(f"{file.name} {unknown_kind(file)}" for file in files if _advice(file))
-        raise DataError(f"{path} holds no data file. Data files end on {ENDINGS}. {near:.200}".strip())
+        raise DataError(
+            (f"{path} holds no data file. Data files end on {ENDINGS}. {near:.200}").strip()
+        )
     others = {file: unknown_kind(file) for file in files if suffix_of(file) not in SUFFIXES}
     described = (file for file in everything if _describes(file) and suffix_of(file) in SUFFIXES)
     return _one_split(path, rows, others | dict.fromkeys(described, "describes the data"))
@@ -103,7 +121,12 @@ def _one_split(path: Path, files: Sequence[Path], others: Mapping[Path, str]) ->
         raise DataError(f"{path} holds several splits: {first}. Name the files of one of them.")
     given = "training rows" if TRAIN in by_split else "files without a split's name"
     reason = "another split ({}): of a folder with several, the {} are read"
-    left_out = {file: reason.format(split, given) for split in named if split != TRAIN for file in by_split[split]}
+    left_out = {
+        file: reason.format(split, given)
+        for split in named
+        if split != TRAIN
+        for file in by_split[split]
+    }
     return FilesOfFolder(tuple(sorted(read)), {**left_out, **others})
 
 
@@ -111,7 +134,11 @@ def split_of(file: Path) -> str:
     """The split that a file's name, or else a folder above it, says; empty if none does."""
     if shard := _SHARD.fullmatch(file.name):
         name = shard["split"].lower()
-        return SPLIT_OF.get(name, name) if any(word in SPLIT_OF for word in _WORD.findall(name)) else _split_in(file.parts[:-1])
+        return (
+            SPLIT_OF.get(name, name)
+            if any(word in SPLIT_OF for word in _WORD.findall(name))
+            else _split_in(file.parts[:-1])
+        )
     return _split_in(file.parts)
 
 
@@ -125,13 +152,20 @@ def _split_in(parts: Iterable[str]) -> str:
 def _only(names: Sequence[str], path: Path, kind: str) -> str:
     if len(names) == 1:
         return names[0]
-    raise DataError(f"{path} holds several {kind}: {', '.join(names)}. Name the folder of one of them: {path / names[0]}")
+    raise DataError(
+        f"{path} holds several {kind}: {', '.join(names)}. Name the folder of one of "
+        f"them: {path / names[0]}"
+    )
 
 
 def _snapshot(path: Path) -> str:
     """Of a data set in the cache of the hub, the version that `main` was last."""
     main = path / "refs" / "main"
-    return main.read_text().strip() if main.is_file() else _only(sorted(os.listdir(path / "snapshots")), path, "snapshots")
+    return (
+        main.read_text().strip()
+        if main.is_file()
+        else _only(sorted(os.listdir(path / "snapshots")), path, "snapshots")
+    )
 
 
 def _listed(file: Path, key: str) -> list:

@@ -1,4 +1,6 @@
-"""Rows out of JSON: one object a line, read line by line; an array of objects, or objects one after the other, read at once."""
+"""Rows out of JSON: one object a line, read line by line; an array of objects, or objects one after
+the other, read at once.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,20 @@ from tether.core.types import Json
 Row = Json
 CHUNK = 1 << 16
 LONGEST_LINE = 1 << 26
-"""More text than this without the end of a line means that the file is damaged, not that the line is long."""
+"""More text than this without the end of a line means that the file is damaged, not that the line
+is long.
+"""
 DEEPEST = 100
 """Lists and objects inside one another; whoever walks over a row may do so by recursion."""
 
-_NAMES = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
+_NAMES = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    int: ("a number"),
+    float: "a number",
+}
 _DECODER = json.JSONDecoder()
 _SOLID = re.compile(r"[^ \t\r\n]")
 _BOM = codecs.BOM_UTF8
@@ -41,7 +52,8 @@ def rows(stream: Any, is_lines: bool, where: str) -> Iterator[tuple[int, Row | B
     """The rows of a buffered binary stream with their 1-based line or element numbers.
 
     Args:
-        is_lines: the file says that it holds one object a line; only an array at its start can overrule that.
+        is_lines: the file says that it holds one object a line; only an array at its start can
+            overrule that.
     """
     head = bytes(stream.peek(CHUNK)).removeprefix(_BOM).lstrip()
     is_array = head.startswith(b"[")
@@ -52,24 +64,39 @@ def rows(stream: Any, is_lines: bool, where: str) -> Iterator[tuple[int, Row | B
 
 
 def _spans_lines(head: bytes) -> bool:
-    """True if the first object does not end on its first line (and the next line does not begin another one)."""
+    """True if the first object does not end on its first line (and the next line does not begin
+    another one).
+    """
     first, newline, rest = head.partition(b"\n")
-    return bool(newline) and not first.rstrip().endswith(b"}") and not rest.lstrip().startswith(b"{")
+    return (
+        bool(newline) and not first.rstrip().endswith(b"}") and not rest.lstrip().startswith(b"{")
+    )
 
 
-def text_lines(stream: IO[bytes], where: str, read: Callable[[str], Row | BadRow]) -> Iterator[tuple[int, Row | BadRow]]:
-    """What `read` makes of the lines that hold something, with their 1-based numbers and without the white space around them."""
+def text_lines(
+    stream: IO[bytes], where: str, read: Callable[[str], Row | BadRow]
+) -> Iterator[tuple[int, Row | BadRow]]:
+    """What `read` makes of the lines that hold something, with their 1-based numbers and without
+    the white space around them.
+    """
     for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), 1):
         if len(line) > LONGEST_LINE:
             raise DataError(
-                f"{where}, line {number}: longer than {LONGEST_LINE >> 20} MiB. The file is damaged, or has no lines."
+                f"{where}, line {number}: longer than {LONGEST_LINE >> 20} MiB. The file is "
+                "damaged, or has no lines."
             )
         try:
             if words := line.removeprefix(_BOM if number == 1 else b"").decode("utf-8").strip():
                 yield number, read(words)
         except UnicodeDecodeError as error:
             bad = error.object[error.start]
-            yield number, BadRow(f"not UTF-8: byte {bad:#04x} at {error.start}; save the file as UTF-8", repr(line[:200]))
+            yield (
+                number,
+                BadRow(
+                    f"not UTF-8: byte {bad:#04x} at {error.start}; save the file as UTF-8",
+                    repr(line[:200]),
+                ),
+            )
 
 
 def _line(line: str) -> Row | BadRow:
@@ -103,22 +130,34 @@ def kind_name(value: Any) -> str:
     """The word of JSON for such a value, for messages."""
     if value is None:
         return "nothing"
-    return next((name for kind, name in _NAMES.items() if isinstance(value, kind)), f"a {type(value).__name__}")
+    return next(
+        (name for kind, name in _NAMES.items() if isinstance(value, kind)),
+        f"a {type(value).__name__}",
+    )
 
 
 def _as_row(value: Any, source: str) -> Row | BadRow:
     """The value, if it is an object."""
-    return value if isinstance(value, dict) else BadRow(f"not an object: a row is {kind_name(value)}", ascii(source[:400])[1:-1])
+    return (
+        value
+        if isinstance(value, dict)
+        else BadRow(f"not an object: a row is {kind_name(value)}", ascii(source[:400])[1:-1])
+    )
 
 
 def fault(value: Any, depth: int = 0) -> str:
-    """The reason why a value cannot be used: too deep, a text with NUL or that is no UTF-8; empty if it can."""
+    """The reason why a value cannot be used: too deep, a text with NUL or that is no UTF-8; empty
+    if it can.
+    """
     if isinstance(value, str):
         if "\0" in value:
             return "NUL character: a text holds a byte 0; take it out"
         if value.isascii() or not (lone := _UNPAIRED.search(value)):
             return ""
-        return f"not UTF-8: {'undecodable byte' if 0xDC80 <= ord(lone[0]) <= 0xDCFF else 'half a surrogate pair'}"
+        return (
+            "not UTF-8: "
+            f"{'undecodable byte' if 0xDC80 <= ord(lone[0]) <= 0xDCFF else 'half a surrogate pair'}"
+        )
     if not isinstance(value, dict | list):
         return ""
     if depth == DEEPEST:
@@ -129,18 +168,23 @@ def fault(value: Any, depth: int = 0) -> str:
 
 
 def _elements(stream: IO[bytes], where: str, is_array: bool) -> Iterator[tuple[int, Row | BadRow]]:
-    """The elements of an array, or the values of a file that holds one after the other, with their 1-based numbers.
+    """The elements of an array, or the values of a file that holds one after the other, with their
+    1-based numbers.
 
     The whole file is in memory meanwhile.
     """
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="").read()
+    text = io.TextIOWrapper(
+        stream, encoding="utf-8-sig", errors="surrogateescape", newline=""
+    ).read()
     try:
         values = json.loads(text) if is_array else [*_values(text)]
     except (ValueError, RecursionError) as error:
         place = ""
         if isinstance(error, json.JSONDecodeError):
             if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
-                raise DataError(f"{where} is cut off: its JSON does not end. Copy or download the file again.") from None
+                raise DataError(
+                    f"{where} is cut off: its JSON does not end. Copy or download the file again."
+                ) from None
             place = f", line {error.lineno}"
         advice = "Mend it, or write one object a line, where a bad line harms only itself."
         raise DataError(f"{where}{place}: malformed JSON ({_complaint(error)}). {advice}") from None

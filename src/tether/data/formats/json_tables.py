@@ -1,4 +1,6 @@
-"""JSON files whose rows are inside of one object: {"data": [...]}, {"train": [...]}, columns, what `DataFrame.to_json` writes."""
+"""JSON files whose rows are inside of one object: {"data": [...]}, {"train": [...]}, columns, what
+`DataFrame.to_json` writes.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,39 @@ from tether.data.formats.folders import SPLIT_OF
 from tether.data.formats.json_rows import BadRow, Row
 
 _WRAPPERS = ("data", "rows", "examples", "records", "items", "samples")
-_OF_A_ROW = {"prompt", "question", "instruction", "problem", "query", "messages", "conversations", "chosen"}
+_OF_A_ROW = {
+    "prompt",
+    "question",
+    "instruction",
+    "problem",
+    "query",
+    "messages",
+    "conversations",
+    "chosen",
+}
 _LOG = logging.getLogger("tether.data")
 
 
-def unwrapped(rows: Iterator[tuple[int, Row | BadRow]], where: str) -> Iterator[tuple[int, Row | BadRow]]:
+def unwrapped(
+    rows: Iterator[tuple[int, Row | BadRow]], where: str
+) -> Iterator[tuple[int, Row | BadRow]]:
     """The rows of a JSON file; of one that holds a single object with rows inside, these rows.
 
     Raises:
         DataError: the object holds several splits, or columns of different lengths.
     """
     first = list(itertools.islice(rows, 2))
-    if len(first) == 1 and isinstance(first[0][1], dict) and (inner := _inside(first[0][1], where)) is not None:
+    if (
+        len(first) == 1
+        and isinstance(first[0][1], dict)
+        and (inner := _inside(first[0][1], where)) is not None
+    ):
         for number, row in enumerate(inner, 1):
             yield (
                 number,
-                row if isinstance(row, dict) else BadRow("not an object: a row is a list or a single value", f"{row!r:.200}"),
+                row
+                if isinstance(row, dict)
+                else BadRow("not an object: a row is a list or a single value", f"{row!r:.200}"),
             )
         return
     yield from itertools.chain(first, rows)
@@ -38,16 +57,27 @@ def unwrapped(rows: Iterator[tuple[int, Row | BadRow]], where: str) -> Iterator[
 def _inside(whole: Row, where: str) -> list[Any] | None:
     """The rows inside of an object; None if the object is a row itself."""
     lists = [
-        name for name, value in whole.items() if isinstance(value, list) and value and all(isinstance(v, dict) for v in value)
+        name
+        for name, value in whole.items()
+        if isinstance(value, list) and value and all(isinstance(v, dict) for v in value)
     ]
     splits = [name for name in lists if name.lower() in SPLIT_OF]
     if len(splits) > 1 and len(splits) == len(whole):
-        raise DataError(f"{where} holds several splits: {', '.join(splits)}. Save one of them in a file of its own.")
+        raise DataError(
+            f"{where} holds several splits: {', '.join(splits)}. Save one of them in "
+            "a file of its own."
+        )
     if len(splits) == len(whole) == 1:
         return whole[splits[0]]
     if len(lists) == 1 and lists[0] in _WRAPPERS and not whole.keys() & _OF_A_ROW:
         if beside := [name for name in whole if name not in lists]:
-            once(_LOG.warning, "%s: the rows are read from %r; left out beside it: %s", where, lists[0], ", ".join(beside))
+            once(
+                _LOG.warning,
+                "%s: the rows are read from %r; left out beside it: %s",
+                where,
+                lists[0],
+                ", ".join(beside),
+            )
         return whole[lists[0]]
     return _of_frame(whole) or _of_columns(whole, where)
 
@@ -57,14 +87,25 @@ def _are_objects(value: Any) -> bool:
 
 
 def _of_frame(whole: Row) -> list[Row] | None:
-    """The rows of `DataFrame.to_json(orient="split")`, or of its usual orient: {"prompt": {"0": "a", "1": "b"}}."""
+    """The rows of `DataFrame.to_json(orient="split")`, or of its usual orient: {"prompt": {"0":
+    "a", "1": "b"}}.
+    """
     names, cells = whole.get("columns"), whole.get("data")
-    if isinstance(names, list) and isinstance(cells, list) and all(isinstance(row, list) for row in cells):
+    if (
+        isinstance(names, list)
+        and isinstance(cells, list)
+        and all(isinstance(row, list) for row in cells)
+    ):
         return [dict(zip(map(str, names), row, strict=False)) for row in cells]
     columns = list(whole.values())
-    if not columns or not all(isinstance(column, dict) and column and all(map(str.isdigit, column)) for column in columns):
+    if not columns or not all(
+        isinstance(column, dict) and column and all(map(str.isdigit, column)) for column in columns
+    ):
         return None
-    return [{name: column.get(place) for name, column in whole.items()} for place in dict.fromkeys(itertools.chain(*columns))]
+    return [
+        {name: column.get(place) for name, column in whole.items()}
+        for place in dict.fromkeys(itertools.chain(*columns))
+    ]
 
 
 def _of_columns(whole: Mapping[str, Any], where: str) -> list[Row] | None:

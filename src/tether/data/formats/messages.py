@@ -1,9 +1,11 @@
 """One message of a conversation, in the spellings of data sets and of providers' APIs.
 
-OpenAI's chat (https://platform.openai.com/docs/api-reference/chat), ShareGPT's `from` and `value`, Anthropic's content blocks
-(https://docs.anthropic.com/en/api/messages), Gemini's `parts` (https://ai.google.dev/api/caching#Content), Cohere's `message`
-(https://docs.cohere.com/v1/reference/chat), thoughts as vLLM and gpt-oss write them, and flags that keep a turn out of the loss
-(https://platform.openai.com/docs/guides/supervised-fine-tuning, https://docs.axolotl.ai/docs/dataset-formats/conversation.html,
+OpenAI's chat (https://platform.openai.com/docs/api-reference/chat), ShareGPT's `from` and `value`,
+Anthropic's content blocks (https://docs.anthropic.com/en/api/messages), Gemini's `parts`
+(https://ai.google.dev/api/caching#Content), Cohere's `message`
+(https://docs.cohere.com/v1/reference/chat), thoughts as vLLM and gpt-oss write them, and flags that
+keep a turn out of the loss (https://platform.openai.com/docs/guides/supervised-fine-tuning,
+https://docs.axolotl.ai/docs/dataset-formats/conversation.html,
 https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html).
 """
 
@@ -22,11 +24,18 @@ from tether.data.formats.values import as_text, json_value, missing, sequence
 
 _SPEAKERS: dict[ChatRole, str] = {
     "user": "user human prompter",
-    "assistant": "assistant gpt bot chatgpt chatbot model ai llm bard bing claude function_call tool_call",
+    "assistant": (
+        "assistant gpt bot chatgpt chatbot model ai llm bard bing claude function_call tool_call"
+    ),
     "system": "system developer",
-    "tool": "tool function observation ipython tool_response tool_result function_response function_result",
+    "tool": (
+        "tool function observation ipython tool_response tool_result function_response "
+        "function_result"
+    ),
 }
-ROLES: dict[str, ChatRole] = {name: role for role, names in _SPEAKERS.items() for name in names.split()}
+ROLES: dict[str, ChatRole] = {
+    name: role for role, names in _SPEAKERS.items() for name in names.split()
+}
 """Every name that data sets give to a speaker."""
 _CALLS = ("function_call", "tool_call")
 """Speakers whose words are the JSON text of calls."""
@@ -38,11 +47,19 @@ _ANSWERED = ("output", "answer", "response", "completion")
 _SPOKEN = {**ROLES, **dict.fromkeys(_ASKED, "user"), **dict.fromkeys(_ANSWERED, "assistant")}
 _FLAGS = ("weight", "train", "training", "loss", "loss_mask")
 _ON, _OFF = {"1", "1.0", "true"}, {"0", "0.0", "false"}
-_TURN_SHAPES = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"}, {"role", "parts"}, {"role", "function_call"})
+_TURN_SHAPES = (
+    {"role", "content"},
+    {"role", "tool_calls"},
+    {"from", "value"},
+    {"role", "parts"},
+    {"role", "function_call"},
+)
 
 
 def is_turn(item: Any) -> bool:
-    """True if an object has the keys of a message, so that a cell whose text it is holds messages and no text."""
+    """True if an object has the keys of a message, so that a cell whose text it is holds messages
+    and no text.
+    """
     return isinstance(item, dict) and any(item.keys() >= shape for shape in _TURN_SHAPES)
 
 
@@ -62,13 +79,17 @@ class _Parts:
 
 
 def read_message(item: Any, name: str) -> Conversation:
-    """The turns of one message of column `name`: one, but for results of tools beside a text, and for a question with its answer.
+    """The turns of one message of column `name`: one, but for results of tools beside a text, and
+    for a question with its answer.
 
     Raises:
         DataError: it has no speaker that is known, no text, or parts that are not text.
     """
     if not isinstance(item, Mapping):
-        raise DataError(f"not a message: column {name} lists {kind_name(item)} where a role and a content belong")
+        raise DataError(
+            f"not a message: column {name} lists {kind_name(item)} where a role and a "
+            "content belong"
+        )
     spoken = _first(item, _SPEAKER)
     if missing(spoken) and (both := _exchange(item, name)):
         return both
@@ -81,7 +102,11 @@ def read_message(item: Any, name: str) -> Conversation:
     if word in _CALLS:
         parts.calls += _called(content, name)
     elif role == "assistant" and recipient.startswith("functions."):
-        parts.calls.append(_tool_call({"name": item["recipient"].removeprefix("functions."), "arguments": content}, name))
+        parts.calls.append(
+            _tool_call(
+                {"name": item["recipient"].removeprefix("functions."), "arguments": content}, name
+            )
+        )
         _first(item, ("channel",))
     elif role == "assistant" and channel == "analysis":
         _add(inner := _Parts(), content, name)
@@ -93,10 +118,15 @@ def read_message(item: Any, name: str) -> Conversation:
     if role == "assistant":
         calls = sequence(item["tool_calls"], name) if _peek(item, "tool_calls") else []
         parts.calls += [_tool_call(call, name) for call in calls]
-        parts.calls += [_tool_call(item["function_call"], name)] if _peek(item, "function_call") else []
+        parts.calls += (
+            [_tool_call(item["function_call"], name)] if _peek(item, "function_call") else []
+        )
         parts.reasoning += _thought(item, parts)
     if not parts.text and not parts.calls and not parts.results:
-        raise DataError(f"not a message: the content of a turn in column {name} is {kind_name(content)} and not a text")
+        raise DataError(
+            f"not a message: the content of a turn in column {name} is "
+            f"{kind_name(content)} and not a text"
+        )
     if parts.results and not (parts.text or parts.calls):
         return tuple(parts.results)
     turn = Message(
@@ -106,7 +136,9 @@ def read_message(item: Any, name: str) -> Conversation:
         tool_schemas(item["tools"]) if _peek(item, "tools") else "",
         reasoning="".join(parts.reasoning),
         name=as_text(item["name"], name) if _peek(item, "name") else "",
-        tool_call_id=as_text(item["tool_call_id"], name) if role == "tool" and _peek(item, "tool_call_id") else "",
+        tool_call_id=as_text(item["tool_call_id"], name)
+        if role == "tool" and _peek(item, "tool_call_id")
+        else "",
         train=_is_trained(item, role, name),
     )
     return (*parts.results, turn)
@@ -115,19 +147,30 @@ def read_message(item: Any, name: str) -> Conversation:
 def _thought(item: Mapping[str, Any], parts: _Parts) -> list[str]:
     """The thought in a field of its own, unless the content has the same one."""
     there = (key for key in _THOUGHT if key in item)
-    key = next((key for key in there if isinstance(_peek(item, key), str) and _peek(item, key).strip()), "")
+    key = next(
+        (key for key in there if isinstance(_peek(item, key), str) and _peek(item, key).strip()), ""
+    )
     words = "".join(parts.text)
     is_there = "<think>" in words and bool(key) and _peek(item, key).strip() in words
     return [item[key]] if key and not parts.reasoning and not is_there else []
 
 
 def with_thoughts(messages: Iterable[Message]) -> Conversation:
-    """The turns, a thought that is one of its own (gpt-oss's channel `analysis`) in the reply after it."""
+    """The turns, a thought that is one of its own (gpt-oss's channel `analysis`) in the reply after
+    it.
+    """
     turns: list[Message] = []
     for turn in messages:
         before = turns[-1] if turns else turn
-        if turn.role == "assistant" == before.role and before.is_empty and before.reasoning and before is not turn:
-            turns[-1] = replace(turn, reasoning="\n".join(filter(None, (before.reasoning, turn.reasoning))))
+        if (
+            turn.role == "assistant" == before.role
+            and before.is_empty
+            and before.reasoning
+            and before is not turn
+        ):
+            turns[-1] = replace(
+                turn, reasoning="\n".join(filter(None, (before.reasoning, turn.reasoning)))
+            )
         else:
             turns.append(turn)
     return tuple(turns)
@@ -148,12 +191,21 @@ def _first(item: Mapping[str, Any], keys: Iterable[str]) -> Any:
 
 
 def _exchange(item: Mapping[str, Any], name: str) -> Conversation:
-    """A question and its answer, or one turn, under keys that name the speaker: {"user": "...", "assistant": "..."}."""
-    keys = {key: _SPOKEN[key] for key in item if key in _SPOKEN and isinstance(_peek(item, key), str)}
+    """A question and its answer, or one turn, under keys that name the speaker: {"user": "...",
+    "assistant": "..."}.
+    """
+    keys = {
+        key: _SPOKEN[key] for key in item if key in _SPOKEN and isinstance(_peek(item, key), str)
+    }
     if not keys or len({*keys.values()}) < len(keys) or "tool" in keys.values():
         return ()
     order: tuple[ChatRole, ...] = ("system", "user", "assistant")
-    return tuple(Message(role, item[key]) for role in order for key, speaker in keys.items() if speaker == role)
+    return tuple(
+        Message(role, item[key])
+        for role in order
+        for key, speaker in keys.items()
+        if speaker == role
+    )
 
 
 def _add(parts: _Parts, content: Any, name: str) -> None:
@@ -167,7 +219,10 @@ def _add(parts: _Parts, content: Any, name: str) -> None:
             _add_part(parts, part, name)
         parts.text += [] if parts.calls or parts.results or parts.text else [""]
     elif content is not None:
-        raise DataError(f"not a message: the content of a turn in column {name} is {kind_name(content)} and not a text")
+        raise DataError(
+            f"not a message: the content of a turn in column {name} is "
+            f"{kind_name(content)} and not a text"
+        )
 
 
 def _add_part(parts: _Parts, part: Any, name: str) -> None:
@@ -182,41 +237,74 @@ def _add_part(parts: _Parts, part: Any, name: str) -> None:
         _add(inner, _first(part, ("thinking", "reasoning", "text", "content")), name)
         parts.reasoning += inner.text
     elif kind == "tool_use":
-        parts.calls.append(_tool_call({"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")}, name))
+        parts.calls.append(
+            _tool_call(
+                {"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")},
+                name,
+            )
+        )
     elif kind == "tool_result":
         inner = _Parts()
         _add(inner, part.get("content") or "", name)
-        parts.results.append(Message("tool", "".join(inner.text), tool_call_id=str(part.get("tool_use_id") or "")))
+        parts.results.append(
+            Message("tool", "".join(inner.text), tool_call_id=str(part.get("tool_use_id") or ""))
+        )
     elif call := _first(part, ("functionCall", "function_call")):
-        parts.calls.append(_tool_call({"name": call.get("name"), "arguments": _first(call, ("args", "arguments")) or {}}, name))
+        parts.calls.append(
+            _tool_call(
+                {"name": call.get("name"), "arguments": _first(call, ("args", "arguments")) or {}},
+                name,
+            )
+        )
     elif result := _first(part, ("functionResponse", "function_response")):
         parts.results.append(
-            Message("tool", json.dumps(result.get("response"), ensure_ascii=False), name=str(result.get("name")))
+            Message(
+                "tool",
+                json.dumps(result.get("response"), ensure_ascii=False),
+                name=str(result.get("name")),
+            )
         )
     elif kind in ("", "text", "input_text", "output_text", "refusal") and isinstance(
         words := _first(part, ("text", "refusal", "content")), str
     ):
         parts.text.append(words)
     else:
-        what = f"a part of type {kind!r:.40}" if kind else f"a part with {', '.join(part)[:60] or 'nothing in it'}"
-        raise DataError(f"not a text: a turn in column {name} has {what}, and only text is read. Leave such rows out")
+        what = (
+            f"a part of type {kind!r:.40}"
+            if kind
+            else (f"a part with {', '.join(part)[:60] or 'nothing in it'}")
+        )
+        raise DataError(
+            f"not a text: a turn in column {name} has {what}, and only text is read. "
+            "Leave such rows out"
+        )
 
 
 def _is_trained(item: Mapping[str, Any], role: ChatRole, name: str) -> bool:
-    """False if a flag keeps the turn out of the loss. Only the assistant's turns are ever trained, so flags of others are not
-    read unless they say the same."""
+    """False if a flag keeps the turn out of the loss. Only the assistant's turns are ever trained,
+    so flags of others are not read unless they say the same.
+    """
     trained = True
     for key in filter(item.__contains__, _FLAGS):
         word = str(_peek(item, key)).strip().lower()
         if _peek(item, key) is None or (role != "assistant" and word not in _OFF):
             continue
         if word not in _ON | _OFF:
-            raise DataError(f"unreadable flag: {key} of a turn in column {name} is {item[key]!r:.40}; it must be 0 or 1")
+            raise DataError(
+                f"unreadable flag: {key} of a turn in column {name} is "
+                f"{item[key]!r:.40}; it must be 0 or 1"
+            )
         trained &= bool(item[key]) and word in _ON
     if role == "assistant" and _peek(item, "mask") is not None:
-        raise DataError(f"ambiguous flag: mask of a turn in column {name}; write train: false where nothing is to be learned")
+        raise DataError(
+            f"ambiguous flag: mask of a turn in column {name}; write train: false "
+            "where nothing is to be learned"
+        )
     if role == "assistant" and (_peek(item, "train_detail") or _peek(item, "training_detail")):
-        raise DataError(f"parts of a turn: train_detail in column {name} is not supported; write train: true or false")
+        raise DataError(
+            f"parts of a turn: train_detail in column {name} is not supported; write "
+            "train: true or false"
+        )
     return trained or role != "assistant"
 
 
@@ -224,11 +312,15 @@ def _called(content: Any, name: str) -> list[str]:
     """The calls in the JSON text of one or of a list of them."""
     with contextlib.suppress(ValueError):
         content = json_value(content, name)
-    return [_tool_call(call, name) for call in (content if isinstance(content, list) else [content])]
+    return [
+        _tool_call(call, name) for call in (content if isinstance(content, list) else [content])
+    ]
 
 
 def _tool_call(call: Any, name: str) -> str:
-    """The JSON text of a call in OpenAI's format; its arguments, there the text of an object, become the object itself."""
+    """The JSON text of a call in OpenAI's format; its arguments, there the text of an object,
+    become the object itself.
+    """
     try:
         call = json_value(call, name)
         call.get("type")
@@ -237,27 +329,41 @@ def _tool_call(call: Any, name: str) -> str:
         called = {"name": function["name"], "arguments": json_value(arguments, name)}
     except (AttributeError, KeyError, TypeError, ValueError):
         called, own = {}, {}
-    if not (called and isinstance(called["name"], str) and isinstance(called["arguments"], Mapping)):
-        raise DataError(f"unreadable tool call: in column {name} one has no function with a name and arguments")
+    if not (
+        called and isinstance(called["name"], str) and isinstance(called["arguments"], Mapping)
+    ):
+        raise DataError(
+            f"unreadable tool call: in column {name} one has no function with a name and arguments"
+        )
     return json.dumps({**own, "type": "function", "function": called}, ensure_ascii=False)
 
 
 def tool_schemas(value: Any) -> str:
-    """The JSON text of a list of tools' schemas; nothing for any other value, since a column of that name may hold anything.
+    """The JSON text of a list of tools' schemas; nothing for any other value, since a column of
+    that name may hold anything.
 
-    A schema without its envelope gets one, as chat templates expect. Anthropic's `input_schema` and Gemini's
-    `functionDeclarations` are read as well.
+    A schema without its envelope gets one, as chat templates expect. Anthropic's `input_schema` and
+    Gemini's `functionDeclarations` are read as well.
     """
     with contextlib.suppress(DataError):
         schemas = sequence(value, "tools")
         if schemas and all(isinstance(schema, Mapping) for schema in schemas):
-            inner = [s.get("functionDeclarations") or s.get("function_declarations") or [s] for s in schemas]
-            return json.dumps([_enveloped(schema) for some in inner for schema in some], ensure_ascii=False)
+            inner = [
+                s.get("functionDeclarations") or s.get("function_declarations") or [s]
+                for s in schemas
+            ]
+            return json.dumps(
+                [_enveloped(schema) for some in inner for schema in some], ensure_ascii=False
+            )
     return ""
 
 
 def _enveloped(schema: Row) -> Row:
-    if "function" in schema or not isinstance(schema.get("name"), str) or schema.get("type") not in (None, "function", "custom"):
+    if (
+        "function" in schema
+        or not isinstance(schema.get("name"), str)
+        or schema.get("type") not in (None, "function", "custom")
+    ):
         return schema
     function = {key: value for key, value in schema.items() if key not in ("type", "input_schema")}
     if "input_schema" in schema:

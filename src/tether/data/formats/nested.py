@@ -1,4 +1,6 @@
-"""Lists and objects inside cells, also where a cell holds them as text; some functions look, others read."""
+"""Lists and objects inside cells, also where a cell holds them as text; some functions look, others
+read.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from tether.data.formats.printed import cell_value
 
 
 def _decoded(row: Row, name: str, bracket: str) -> Any:
-    """The value of a cell without reading it; the list or object of a text that begins with this bracket."""
+    """The value of a cell without reading it; the list or object of a text that begins with this
+    bracket.
+    """
     value = dict.get(row, name)
     if isinstance(value, str) and value.lstrip().startswith(bracket):
         with contextlib.suppress(ValueError):
@@ -27,7 +31,9 @@ def list_in(row: Row, name: str) -> list[Any]:
 
 
 def object_in(row: Row, name: str) -> Row:
-    """The object that a cell holds; empty for any other value. Looking does not count as reading."""
+    """The object that a cell holds; empty for any other value. Looking does not count as
+    reading.
+    """
     value = _decoded(row, name, "{")
     return value if isinstance(value, dict) else {}
 
@@ -59,4 +65,7 @@ def is_dialogue(row: Row, name: str) -> bool:
     items = list_in(row, name)
     if name == "turns":  # whose texts are questions alone
         return bool(items) and all(map(is_turn, items))
-    return bool(items) and (all(isinstance(item, str) for item in items) or all(is_turn(i) or is_exchange(i) for i in items))
+    return bool(items) and (
+        all(isinstance(item, str) for item in items)
+        or all(is_turn(i) or is_exchange(i) for i in items)
+    )

@@ -1,11 +1,14 @@
 """Comparisons: two responses with the better one first.
 
-`prompt`, `chosen`, `rejected`, each a text or a list of messages (https://huggingface.co/docs/trl/dataset_formats#preference);
-with whole conversations and scores (https://huggingface.co/datasets/HuggingFaceH4/ultrafeedback_binarized); with ShareGPT turns
-(https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md); under other names (`NAMES`), for example OpenAI's
-`preferred_output` (https://platform.openai.com/docs/guides/direct-preference-optimization); a conversation beside the response
-that was rejected (https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html); Anthropic's HH-RLHF, two whole
-transcripts (https://github.com/anthropics/hh-rlhf, https://arxiv.org/abs/2204.05862).
+`prompt`, `chosen`, `rejected`, each a text or a list of messages
+(https://huggingface.co/docs/trl/dataset_formats#preference); with whole conversations and scores
+(https://huggingface.co/datasets/HuggingFaceH4/ultrafeedback_binarized); with ShareGPT turns
+(https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md); under other names (`NAMES`),
+for example OpenAI's `preferred_output`
+(https://platform.openai.com/docs/guides/direct-preference-optimization); a conversation beside the
+response that was rejected
+(https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html); Anthropic's HH-RLHF, two
+whole transcripts (https://github.com/anthropics/hh-rlhf, https://arxiv.org/abs/2204.05862).
 """
 
 from __future__ import annotations
@@ -60,25 +63,34 @@ _SCORES = (
     ("reward_chosen", "reward_rejected"),
 )
 PAIR_COLUMNS = " ".join(
-    ("system margin tie probability annotations group status generations rating", *PROMPTS, *(" ".join(pair) for pair in _SCORES))
+    (
+        "system margin tie probability annotations group status generations rating",
+        *PROMPTS,
+        *(" ".join(pair) for pair in _SCORES),
+    )
 )
 """What `read_pair` looks at beside `chosen` and `rejected`."""
 
 
 def named_pair(row: Row) -> tuple[str, str] | None:
-    """The names of the columns of the better and of the worse response, if a row has two that hold texts or turns."""
+    """The names of the columns of the better and of the worse response, if a row has two that hold
+    texts or turns.
+    """
     for pair in NAMES:
         values = [dict.get(row, name) for name in pair]
-        if all(name in row for name in pair) and not all(isinstance(value, bool) for value in values):
+        if all(name in row for name in pair) and not all(
+            isinstance(value, bool) for value in values
+        ):
             return pair
     return None
 
 
 def read_pair(row: Row) -> Iterator[Comparison | DataError]:
-    """`margin`, or the difference of the two scores, is kept; equal scores give no direction and so a tie.
+    """`margin`, or the difference of the two scores, is kept; equal scores give no direction and so
+    a tie.
 
-    Optional columns: system, tie, probability, group, annotations (each `annotator`, `preference`). Lists of several texts give
-    a pair of each chosen with each rejected one.
+    Optional columns: system, tie, probability, group, annotations (each `annotator`, `preference`).
+    Lists of several texts give a pair of each chosen with each rejected one.
     """
     names = named_pair(row) or ("chosen", "rejected")
     sides = [_alternatives(*fields.first(row, name)) for name in names]
@@ -89,7 +101,9 @@ def read_pair(row: Row) -> Iterator[Comparison | DataError]:
     def one(both: tuple[Any, ...]) -> Comparison:
         turns = [_side(value, name) for value, name in zip(both, names, strict=True)]
         are_replies = all(side and side[0].role == "assistant" for side in turns)
-        before = prompt or (fields.prompt_turns(row, *TURNS_BEFORE) if are_replies else fields.system_turn(row))
+        before = prompt or (
+            fields.prompt_turns(row, *TURNS_BEFORE) if are_replies else fields.system_turn(row)
+        )
         return fields.checked_comparison(Comparison(*_parted(before, turns[0], turns[1]), **label))
 
     pairs = list(product(*sides))
@@ -103,12 +117,22 @@ def _side(value: Any, name: str) -> Conversation:
 
 
 def _refuse_places(row: Row, names: tuple[str, str]) -> None:
-    """Refuse whole numbers beside a list of answers: they may be places in the list, counted from 0 or from 1."""
-    lists = [name for name in ("responses", "completions", "generations", "candidates", "outputs", "answers") if name in row]
-    if lists and all(isinstance(value := dict.get(row, name), int) and not isinstance(value, bool) for name in names):
+    """Refuse whole numbers beside a list of answers: they may be places in the list, counted from 0
+    or from 1.
+    """
+    lists = [
+        name
+        for name in ("responses", "completions", "generations", "candidates", "outputs", "answers")
+        if name in row
+    ]
+    if lists and all(
+        isinstance(value := dict.get(row, name), int) and not isinstance(value, bool)
+        for name in names
+    ):
         one, other = names
         raise DataError(
-            f"ambiguous verdict: {one} and {other} may be places in {lists[0]}. Write the texts into {one} and {other}"
+            f"ambiguous verdict: {one} and {other} may be places in {lists[0]}. Write the texts "
+            f"into {one} and {other}"
         )
 
 
@@ -137,10 +161,18 @@ def _label(row: Row, names: tuple[str, str]) -> dict[str, Any]:
         probability = fields.number(row["probability"], "probability")
     if not 0.0 <= probability <= 1.0:
         raise DataError(f"impossible probability: {probability}")
-    votes = fields.sequence(row["annotations"], "annotations") if fields.has(row, "annotations") else []
+    votes = (
+        fields.sequence(row["annotations"], "annotations") if fields.has(row, "annotations") else []
+    )
     annotations = tuple(map(_annotation, votes))
     group = fields.optional(row, "group")
-    return {"margin": margin, "tie": tie, "probability": probability, "annotations": annotations, "group": group}
+    return {
+        "margin": margin,
+        "tie": tie,
+        "probability": probability,
+        "annotations": annotations,
+        "group": group,
+    }
 
 
 def _said_tie(row: Row) -> bool:
@@ -158,7 +190,9 @@ def _parted(
     shared = chosen[:length]
     words = {fields.fold(turn.content) for turn in shared}
     if prompt and prompt[-1].role != "system" and fields.fold(prompt[-1].content) not in words:
-        raise DataError("prompt differs: its text is not a turn of the conversations in chosen and rejected")
+        raise DataError(
+            "prompt differs: its text is not a turn of the conversations in chosen and rejected"
+        )
     if prompt and prompt[0].role == "system" and shared[0].role != "system":
         shared = (prompt[0], *shared)
     return shared, chosen[length:], rejected[length:]
@@ -177,15 +211,24 @@ def _margin(row: Row, names: tuple[str, str]) -> tuple[float | None, bool]:
 
 
 def _scores(row: Row, names: tuple[str, str]) -> list[float]:
-    """The scores of the two sides; distilabel lists them as `rating`, in the order of its `generations`."""
+    """The scores of the two sides; distilabel lists them as `rating`, in the order of its
+    `generations`.
+    """
     if pair := next((pair for pair in _SCORES if all(fields.has(row, name) for name in pair)), ()):
         return [fields.number(row[name], name) for name in pair]
     drawn, rated = (dict.get(row, name) for name in ("generations", "rating"))
     sides = [dict.get(row, name) for name in names]
-    if isinstance(drawn, list) and isinstance(rated, list) and len(drawn) == len(rated) == 2 and all(s in drawn for s in sides):
+    if (
+        isinstance(drawn, list)
+        and isinstance(rated, list)
+        and len(drawn) == len(rated) == 2
+        and all(s in drawn for s in sides)
+    ):
         order = [drawn.index(side) for side in sides]
         return (
-            [fields.number(row["rating"][place], "rating") for place in order] if None not in rated and len({*order}) == 2 else []
+            [fields.number(row["rating"][place], "rating") for place in order]
+            if None not in rated and len({*order}) == 2
+            else []
         )
     return []
 
@@ -200,11 +243,15 @@ def _annotation(item: Any) -> Annotation:
 
 
 def read_transcripts(row: Row) -> Iterator[Comparison]:
-    """The prompt is the longest shared opening that ends on a Human turn; what follows are the two continuations.
+    """The prompt is the longest shared opening that ends on a Human turn; what follows are the two
+    continuations.
 
-    Pairs that branch before the last reply are kept with all their turns, as long as both end on an Assistant turn.
+    Pairs that branch before the last reply are kept with all their turns, as long as both end on an
+    Assistant turn.
     """
-    chosen, rejected = (fields.split_transcript(fields.text(row, side)) for side in ("chosen", "rejected"))
+    chosen, rejected = (
+        fields.split_transcript(fields.text(row, side)) for side in ("chosen", "rejected")
+    )
     length = shared_prompt(chosen, rejected)
     prompt = fields.system_turn(row) + chosen[:length]
     yield fields.checked_comparison(Comparison(prompt, chosen[length:], rejected[length:]))
@@ -218,7 +265,10 @@ def shared_prompt(chosen: Conversation, rejected: Conversation) -> int:
     """
     if chosen == rejected:
         raise DataError("equal responses: chosen and rejected are the same")
-    shared = next((n for n, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other), None)
+    shared = next(
+        (n for n, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other),
+        None,
+    )
     length = min(len(chosen), len(rejected)) if shared is None else shared
     while length and chosen[length - 1].role not in ("user", "tool"):
         length -= 1
@@ -228,12 +278,18 @@ def shared_prompt(chosen: Conversation, rejected: Conversation) -> int:
 
 
 def is_rejected_beside(row: Row) -> bool:
-    """True for a conversation, or a query with its response, beside a response that was rejected."""
-    return not fields.has(row, "chosen", "chosen_response", "preferred_response", "accepted_response")
+    """True for a conversation, or a query with its response, beside a response that was
+    rejected.
+    """
+    return not fields.has(
+        row, "chosen", "chosen_response", "preferred_response", "accepted_response"
+    )
 
 
 def read_beside(row: Row) -> Iterator[Comparison | DataError]:
-    """The last reply is chosen; `rejected_response` (one or several) or the end of `rejected_messages` is rejected."""
+    """The last reply is chosen; `rejected_response` (one or several) or the end of
+    `rejected_messages` is rejected.
+    """
     if fields.has(row, "messages", "conversations"):
         whole = conversation(row)
     else:
@@ -248,7 +304,11 @@ def read_beside(row: Row) -> Iterator[Comparison | DataError]:
             return fields.checked_comparison(Comparison(prompt, whole[-1:], rejected, **label))
         if whole and whole[0].role == "system" and rejected[0].role != "system":
             rejected = (whole[0], *rejected)
-        rejected = (replace(rejected[0], tools=rejected[0].tools or whole[0].tools), *rejected[1:]) if whole else rejected
+        rejected = (
+            (replace(rejected[0], tools=rejected[0].tools or whole[0].tools), *rejected[1:])
+            if whole
+            else rejected
+        )
         return fields.checked_comparison(Comparison(*_parted((), whole, rejected), **label))
 
     others = _alternatives(name, value)

@@ -1,7 +1,8 @@
-"""Values as Python and numpy print them: the text that `DataFrame.to_csv` writes for lists and objects.
+"""Values as Python and numpy print them: the text that `DataFrame.to_csv` writes for lists and
+objects.
 
-Python prints single quotes, None and True; numpy prints arrays without commas, `array([...], dtype=object)` within objects, and
-`np.float64(1.5)` within lists.
+Python prints single quotes, None and True; numpy prints arrays without commas, `array([...],
+dtype=object)` within objects, and `np.float64(1.5)` within lists.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def cell_value(words: str) -> Any:
     """The value that a cell holds as text: JSON, else what Python or numpy printed.
 
     Raises:
-        ValueError: it is none of these, or nested too deeply; the message is a quarantined row's reason.
+        ValueError: it is none of these, or nested too deeply; the message is a quarantined row's
+            reason.
     """
     try:
         return parse(words)
@@ -64,7 +66,8 @@ def _literal(words: str) -> Iterator[str]:
     """A printed value as a literal of Python: commas between an array's elements, no calls.
 
     Raises:
-        ValueError: a word in it is no literal. An array that numpy cut short has such a word, "...".
+        ValueError: a word in it is no literal. An array that numpy cut short has such a word,
+            "...".
     """
     calls: list[bool] = []  # of each open bracket: the parenthesis of a call, which is left out
     name, skipping, after_value = "", 0, False

@@ -1,11 +1,13 @@
-"""Several responses to one prompt, with a score or a rank each; they are unfolded into all their pairs, which are one group.
+"""Several responses to one prompt, with a score or a rank each; they are unfolded into all their
+pairs, which are one group.
 
-UltraFeedback (https://huggingface.co/datasets/openbmb/UltraFeedback, paper: https://arxiv.org/abs/2310.01377), Nectar
-(https://huggingface.co/datasets/berkeley-nest/Nectar), answers of Stack Exchange
-(https://huggingface.co/datasets/HuggingFaceH4/stack-exchange-preferences), plain lists, also as distilabel writes them
-(https://distilabel.argilla.io), and OpenAI's WebGPT comparisons, two answers with a score each
-(https://huggingface.co/datasets/openai/webgpt_comparisons, https://arxiv.org/abs/2112.09332), and the same as lists of two
-(https://github.com/Linear95/DSP).
+UltraFeedback (https://huggingface.co/datasets/openbmb/UltraFeedback, paper:
+https://arxiv.org/abs/2310.01377), Nectar (https://huggingface.co/datasets/berkeley-nest/Nectar),
+answers of Stack Exchange
+(https://huggingface.co/datasets/HuggingFaceH4/stack-exchange-preferences), plain lists, also as
+distilabel writes them (https://distilabel.argilla.io), and OpenAI's WebGPT comparisons, two answers
+with a score each (https://huggingface.co/datasets/openai/webgpt_comparisons,
+https://arxiv.org/abs/2112.09332), and the same as lists of two (https://github.com/Linear95/DSP).
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class RankedResponses:
-    """A prompt with its responses. `measured` says whether differences of worth mean something (scores, not ranks)."""
+    """A prompt with its responses. `measured` says whether differences of worth mean something
+    (scores, not ranks).
+    """
 
     prompt: Conversation
     responses: list[Ranked]
@@ -48,39 +52,63 @@ class RankedResponses:
     num_unscored: int = 0
 
     def pairs(self) -> Iterator[Comparison | DataError]:
-        """All pairs, the better response first; equal worth is a tie. Responses without a score are in none."""
+        """All pairs, the better response first; equal worth is a tie. Responses without a score are
+        in none.
+        """
         if self.num_unscored:
-            yield fields.LeftOutError(f"response without a score: {self.num_unscored} of the row's are in no pair")
+            yield fields.LeftOutError(
+                f"response without a score: {self.num_unscored} of the row's are in no pair"
+            )
         if not 2 <= (count := len(self.responses)) <= MOST:
-            raise DataError(f"too {'few' if count < 2 else 'many'} responses: {count}, and a ranking has 2 to {MOST}")
+            raise DataError(
+                f"too {'few' if count < 2 else 'many'} responses: {count}, and a "
+                f"ranking has 2 to {MOST}"
+            )
         yield from fields.attempt(self._pair, combinations(self.responses, 2))
 
     def _pair(self, two: tuple[Ranked, Ranked]) -> Comparison:
         better, worse = two if two[0].worth >= two[1].worth else two[::-1]
         models = {"chosen_model": better.model, "rejected_model": worse.model}
-        tie, margin = better.worth == worse.worth, better.worth - worse.worth if self.measured else None
+        tie, margin = (
+            better.worth == worse.worth,
+            better.worth - worse.worth if self.measured else None,
+        )
         facts = models if any(model is not None for model in models.values()) else {}
-        label = {"margin": margin, "tie": tie, "probability": 0.5 if tie else 1.0, "metadata": facts}
-        return fields.checked_comparison(Comparison(self.prompt, better.response, worse.response, **label))
+        label = {
+            "margin": margin,
+            "tie": tie,
+            "probability": 0.5 if tie else 1.0,
+            "metadata": facts,
+        }
+        return fields.checked_comparison(
+            Comparison(self.prompt, better.response, worse.response, **label)
+        )
 
     def best(self) -> Iterator[Demonstration]:
         """The response of the highest worth, the first one among equals."""
         if not self.responses:
             raise DataError("too few responses: the ranking is empty")
         best = max(self.responses, key=lambda ranked: ranked.worth)
-        yield Demonstration(fields.checked_prompt(self.prompt) + fields.checked_response(best.response, "the response"))
+        yield Demonstration(
+            fields.checked_prompt(self.prompt)
+            + fields.checked_response(best.response, "the response")
+        )
 
     def question(self) -> Iterator[Prompt]:
         yield Prompt(fields.checked_prompt(self.prompt))
 
 
 def ultrafeedback(row: Row) -> RankedResponses:
-    """`completions`, each with `response` and `overall_score`; a completion without a score is left out."""
+    """`completions`, each with `response` and `overall_score`; a completion without a score is left
+    out.
+    """
     return _ranked(row, "instruction", "completions", ("response", "overall_score"), measured=True)
 
 
 def nectar(row: Row) -> RankedResponses:
-    """`answers`, each with `answer` and `rank`, 1 for the best; ranks are no measure, so there are no margins."""
+    """`answers`, each with `answer` and `rank`, 1 for the best; ranks are no measure, so there are
+    no margins.
+    """
     return _ranked(row, "prompt", "answers", ("answer", "rank"), measured=False)
 
 
@@ -94,13 +122,19 @@ def lists_objects(column: str, *keys: str) -> Callable[[Row], bool]:
 
     def holds(row: Row) -> bool:
         items = dict.get(row, column)
-        return isinstance(items, list) and any(isinstance(item, Mapping) and item.keys() >= {*keys} for item in items)
+        return isinstance(items, list) and any(
+            isinstance(item, Mapping) and item.keys() >= {*keys} for item in items
+        )
 
     return holds
 
 
-def _ranked(row: Row, prompt: str, column: str, keys: tuple[str, str], *, measured: bool) -> RankedResponses:
-    """The responses that a column lists as objects; one without a score is left out, one without a rank is an error."""
+def _ranked(
+    row: Row, prompt: str, column: str, keys: tuple[str, str], *, measured: bool
+) -> RankedResponses:
+    """The responses that a column lists as objects; one without a score is left out, one without a
+    rank is an error.
+    """
     (response, worth), ranked = keys, []
     items = fields.sequence(row.get(column), column)
     for item in items:
@@ -108,8 +142,16 @@ def _ranked(row: Row, prompt: str, column: str, keys: tuple[str, str], *, measur
             raise DataError(f"not a response: {column} need {response} and {worth}")
         if not measured or fields.has(item, worth):
             value = fields.number(item.get(worth), worth) * (1.0 if measured else -1.0)
-            ranked.append(Ranked((assistant(fields.as_text(item.get(response), response)),), value, item.get("model")))
-    return RankedResponses(fields.prompt_turns(row, prompt), ranked, measured, len(items) - len(ranked))
+            ranked.append(
+                Ranked(
+                    (assistant(fields.as_text(item.get(response), response)),),
+                    value,
+                    item.get("model"),
+                )
+            )
+    return RankedResponses(
+        fields.prompt_turns(row, prompt), ranked, measured, len(items) - len(ranked)
+    )
 
 
 OBJECTS = (*LISTS, "candidates", "answers")
@@ -135,7 +177,9 @@ def are_objects(row: Row) -> bool:
 
 
 def scored_objects(row: Row) -> RankedResponses:
-    """A list of objects with a text and a score (higher is better) or a rank (1 is the best) each."""
+    """A list of objects with a text and a score (higher is better) or a rank (1 is the best)
+    each.
+    """
     if (keys := _keys(row)) is None:
         raise DataError("not a ranking: no list of objects with a text and a score each")
     column, text, worth, sign = keys
@@ -144,17 +188,31 @@ def scored_objects(row: Row) -> RankedResponses:
 
 
 def lists(row: Row) -> RankedResponses:
-    """Responses beside `scores` or `ratings` (higher is better) or `ranks` (1 is the best); one without a score is left out."""
+    """Responses beside `scores` or `ratings` (higher is better) or `ranks` (1 is the best); one
+    without a score is left out.
+    """
     column, responses = fields.first(row, *LISTS)
     measured = fields.has(row, *SCORES)
     name, values = fields.first(row, *(SCORES if measured else RANKS))
     responses, values = fields.sequence(responses, column), fields.sequence(values, name)
     if len(responses) != len(values):
         raise DataError(f"uneven lists: {len(responses)} {column} but {len(values)} {name}")
-    both = [(response, value) for response, value in zip(responses, values, strict=True) if value is not None or not measured]
+    both = [
+        (response, value)
+        for response, value in zip(responses, values, strict=True)
+        if value is not None or not measured
+    ]
     sign = 1.0 if measured else -1.0
-    ranked = [Ranked(fields.turns(one, "assistant", column), sign * fields.number(value, name)) for one, value in both]
-    return RankedResponses(fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE), ranked, measured, len(responses) - len(ranked))
+    ranked = [
+        Ranked(fields.turns(one, "assistant", column), sign * fields.number(value, name))
+        for one, value in both
+    ]
+    return RankedResponses(
+        fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE),
+        ranked,
+        measured,
+        len(responses) - len(ranked),
+    )
 
 
 def readers(parse: Callable[[Row], RankedResponses]) -> dict[type, fields.Reader]:
@@ -172,24 +230,40 @@ def readers(parse: Callable[[Row], RankedResponses]) -> dict[type, fields.Reader
 
 
 def read_webgpt(row: Row) -> Iterator[Comparison | DataError]:
-    """`question` (its `full_text`), `answer_0`, `answer_1`, `score_0`, `score_1`, as on the hub; equal scores are ties."""
+    """`question` (its `full_text`), `answer_0`, `answer_1`, `score_0`, `score_1`, as on the hub;
+    equal scores are ties.
+    """
     question = row.get("question")
     is_object = isinstance(question, Mapping)
-    prompt = fields.as_text(question.get("full_text"), "question.full_text") if is_object else fields.text(row, "question")
+    prompt = (
+        fields.as_text(question.get("full_text"), "question.full_text")
+        if is_object
+        else fields.text(row, "question")
+    )
     answers = [(assistant(fields.text(row, f"answer_{side}")),) for side in (0, 1)]
     scores = [fields.number(row.get(f"score_{side}"), f"score_{side}") for side in (0, 1)]
-    return RankedResponses((user(prompt),), list(map(Ranked, answers, scores)), measured=True).pairs()
+    return RankedResponses(
+        (user(prompt),), list(map(Ranked, answers, scores)), measured=True
+    ).pairs()
 
 
 def read_webgpt_lists(row: Row) -> Iterator[Comparison | DataError]:
     """`text`, two transcripts of ## Human: and ## Assistant:, and `score` a number for each."""
-    both, scores = fields.sequence(row.get("text"), "text"), fields.sequence(row.get("score"), "score")
+    both, scores = (
+        fields.sequence(row.get("text"), "text"),
+        fields.sequence(row.get("score"), "score"),
+    )
     if len(both) != 2 or len(scores) != 2:
         raise DataError(f"not a pair: {len(both)} texts and {len(scores)} scores")
-    (question, one), (other, two) = (_question_answer(fields.as_text(item, "text")) for item in both)
+    (question, one), (other, two) = (
+        _question_answer(fields.as_text(item, "text")) for item in both
+    )
     if question != other:
         raise DataError("no shared prompt: the two texts begin with different questions")
-    ranked = [Ranked((assistant(words),), fields.number(score, "score")) for words, score in zip((one, two), scores, strict=True)]
+    ranked = [
+        Ranked((assistant(words),), fields.number(score, "score"))
+        for words, score in zip((one, two), scores, strict=True)
+    ]
     return RankedResponses((user(question),), ranked, measured=True).pairs()
 
 

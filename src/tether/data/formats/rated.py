@@ -1,10 +1,11 @@
 """Solutions whose steps people or programs rated, in published layouts.
 
-PRM800K as OpenAI wrote it (https://github.com/openai/prm800k, https://arxiv.org/abs/2305.20050) and with a rating in every
-step; Math-Shepherd, whose steps end on a mark (https://huggingface.co/datasets/peiyi9979/Math-Shepherd, paper:
-https://arxiv.org/abs/2312.08935); ProcessBench, which names the first wrong step
-(https://huggingface.co/datasets/Qwen/ProcessBench, https://arxiv.org/abs/2412.06559); steps as turns of a conversation, each
-answered by + or - (https://huggingface.co/datasets/RLHFlow/Mistral-PRM-Data).
+PRM800K as OpenAI wrote it (https://github.com/openai/prm800k, https://arxiv.org/abs/2305.20050) and
+with a rating in every step; Math-Shepherd, whose steps end on a mark
+(https://huggingface.co/datasets/peiyi9979/Math-Shepherd, paper: https://arxiv.org/abs/2312.08935);
+ProcessBench, which names the first wrong step (https://huggingface.co/datasets/Qwen/ProcessBench,
+https://arxiv.org/abs/2412.06559); steps as turns of a conversation, each answered by + or -
+(https://huggingface.co/datasets/RLHFlow/Mistral-PRM-Data).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _RATED: dict[float, bool | None] = {1.0: True, 0.0: None, -1.0: False}
 _FIRST = re.compile(r"(?<!\S)(?=Step 1\s*[:.])")
 
 
-def with_labels(prompt: Conversation, steps: tuple[str, ...], labels: tuple[bool | None, ...], group: str = "") -> StepLabels:
+def with_labels(
+    prompt: Conversation, steps: tuple[str, ...], labels: tuple[bool | None, ...], group: str = ""
+) -> StepLabels:
     """The solution, if it has steps and a label for each."""
     if not steps:
         raise DataError("no steps: the solution is empty")
@@ -40,8 +43,9 @@ def with_labels(prompt: Conversation, steps: tuple[str, ...], labels: tuple[bool
 
 
 def read_prm800k(row: Row) -> Iterator[StepLabels]:
-    """The steps that the labeller went on with, and the first completion where there was none. Ratings 1, 0 and -1 are right,
-    unjudged and wrong; as numbers they are the metadata `ratings`. A step that the labeller wrote counts as right.
+    """The steps that the labeller went on with, and the first completion where there was none.
+    Ratings 1, 0 and -1 are right, unjudged and wrong; as numbers they are the metadata `ratings`. A
+    step that the labeller wrote counts as right.
 
     Raises:
         LeftOutError: the labeller gave the problem up as a bad one.
@@ -52,7 +56,11 @@ def read_prm800k(row: Row) -> Iterator[StepLabels]:
     judged = [_followed(step) for step in sequence(label.get("steps"), "label.steps")]
     ratings = [None if missing(rating) else fields.number(rating, "rating") for _, rating in judged]
     holds_object = bool(nested.object_in(row, "question"))
-    problem = fields.text(nested.inner(row, "question"), "problem") if holds_object else fields.text(row, "question")
+    problem = (
+        fields.text(nested.inner(row, "question"), "problem")
+        if holds_object
+        else fields.text(row, "question")
+    )
     question = (user(problem),)
     solution = with_labels(question, tuple(step for step, _ in judged), tuple(map(_rated, ratings)))
     yield replace(solution, metadata={"ratings": ratings})
@@ -68,7 +76,10 @@ def _followed(step: Any) -> tuple[str, Any]:
     completions = sequence(step.get("completions") or [], "label.steps.completions")
     place = 0 if missing(place) else int(fields.number(place, "chosen_completion"))
     if not 0 <= place < len(completions) or not isinstance(completions[place], dict):
-        raise DataError(f"not a step: chosen_completion is {place}, and there are {len(completions)} completions")
+        raise DataError(
+            f"not a step: chosen_completion is {place}, and there are "
+            f"{len(completions)} completions"
+        )
     return fields.text(completions[place], "text"), completions[place].get("rating")
 
 
@@ -79,14 +90,18 @@ def _rated(rating: float | None) -> bool | None:
 
 
 def is_prm800k(row: Row) -> bool:
-    """Recognise a label with steps beside a question: an object with the problem, or the problem itself."""
+    """Recognise a label with steps beside a question: an object with the problem, or the problem
+    itself.
+    """
     question, label = nested.object_in(row, "question"), nested.object_in(row, "label")
     asked = "problem" in question if question else isinstance(row["question"], str)
     return asked and bool(label) and "steps" in label
 
 
 def read_rated_steps(row: Row) -> Iterator[StepLabels]:
-    """Steps that are objects with a text and a rating (1, 0, -1: right, unjudged, wrong) or a verdict (true, false)."""
+    """Steps that are objects with a text and a rating (1, 0, -1: right, unjudged, wrong) or a
+    verdict (true, false).
+    """
     prompt = fields.prompt_turns(row, "prompt", "question", "problem", "instruction")
     steps, ratings, labels = [], [], []
     for step in sequence(row.get("steps"), "steps"):
@@ -96,22 +111,36 @@ def read_rated_steps(row: Row) -> Iterator[StepLabels]:
         steps.append(fields.text(step, *_TEXTS))
         ratings.append(value)
         is_rating = name == "rating" and not isinstance(value, bool)
-        labels.append(_rated(fields.number(value, name)) if is_rating else None if value is None else fields.boolean(value, name))
+        labels.append(
+            _rated(fields.number(value, name))
+            if is_rating
+            else None
+            if value is None
+            else fields.boolean(value, name)
+        )
     yield replace(with_labels(prompt, tuple(steps), tuple(labels)), metadata={"ratings": ratings})
 
 
 def has_rated_steps(row: Row) -> bool:
     steps = nested.list_in(row, "steps")
-    return bool(steps) and all(isinstance(step, dict) and fields.has(step, *_TEXTS) for step in steps)
+    return bool(steps) and all(
+        isinstance(step, dict) and fields.has(step, *_TEXTS) for step in steps
+    )
 
 
 def read_first_error(row: Row) -> Iterator[StepLabels]:
-    """`label` is the place of the first wrong step, counted from 0, or -1 where all are right. Steps after it are unjudged."""
+    """`label` is the place of the first wrong step, counted from 0, or -1 where all are right.
+    Steps after it are unjudged.
+    """
     steps, first = fields.texts(row, "steps"), fields.number(row.get("label"), "label")
     if first != int(first) or not -1 <= first < len(steps):
-        raise DataError(f"error step out of range: label {first:g} of a solution of {len(steps)} steps")
+        raise DataError(
+            f"error step out of range: label {first:g} of a solution of {len(steps)} steps"
+        )
     wrong = len(steps) if first == -1 else int(first)
-    labels = tuple(True if place < wrong else False if place == wrong else None for place in range(len(steps)))
+    labels = tuple(
+        True if place < wrong else False if place == wrong else None for place in range(len(steps))
+    )
     yield with_labels(fields.prompt_turns(row, "problem", "question", "prompt"), steps, labels)
 
 
@@ -121,7 +150,12 @@ def read_marked_steps(row: Row) -> Iterator[StepLabels]:
     Raises:
         DataError: both differ in more than the marks.
     """
-    pieces, marked, signs, position = fields.text(row, "input").split(MARK), fields.text(row, "label"), [], 0
+    pieces, marked, signs, position = (
+        fields.text(row, "input").split(MARK),
+        fields.text(row, "label"),
+        [],
+        0,
+    )
     for piece in pieces[:-1]:
         end = position + len(piece)
         if marked[position:end] != piece or marked[end : end + 1] not in ("+", "-"):
@@ -129,14 +163,18 @@ def read_marked_steps(row: Row) -> Iterator[StepLabels]:
         signs.append(marked[end] == "+")
         position = end + 1
     question, first = _parted(pieces[0])
-    yield with_labels((user(question),), (first, *(piece.strip() for piece in pieces[1:-1])), tuple(signs))
+    yield with_labels(
+        (user(question),), (first, *(piece.strip() for piece in pieces[1:-1])), tuple(signs)
+    )
 
 
 def _parted(words: str) -> tuple[str, str]:
     """The question, and the first step behind it."""
     parts = _FIRST.split(words, maxsplit=1)
     if len(parts) != 2 or not parts[0].strip():
-        raise DataError('no first step: the text before the first mark needs a question and then "Step 1:"')
+        raise DataError(
+            'no first step: the text before the first mark needs a question and then "Step 1:"'
+        )
     return parts[0].strip(), parts[1].strip()
 
 
@@ -145,14 +183,18 @@ def has_marks(row: Row) -> bool:
 
 
 def read_answered_steps(row: Row) -> Iterator[StepLabels]:
-    """Turns of a user that are steps, the first one behind the question, each answered by + or -."""
+    """Turns of a user that are steps, the first one behind the question, each answered by + or
+    -.
+    """
     messages = conversation(row)
     questions = [turn.content for turn in messages if turn.role == "user"]
     signs = [turn.content.strip() == "+" for turn in messages if turn.role == "assistant"]
     if not questions:
         raise DataError("no steps: the conversation has no turn of a user")
     question, first = _parted(questions[0])
-    yield with_labels((user(question),), (first, *(step.strip() for step in questions[1:])), tuple(signs))
+    yield with_labels(
+        (user(question),), (first, *(step.strip() for step in questions[1:])), tuple(signs)
+    )
 
 
 def has_answered_steps(row: Row) -> bool:

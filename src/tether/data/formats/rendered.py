@@ -1,8 +1,9 @@
 """Conversations that a template wrote into one text: its marks cut them into turns again.
 
-ChatML, Llama 2 (https://huggingface.co/blog/llama2#how-to-prompt-llama-2), Llama 3, Gemma, Zephyr and Phi, Alpaca
-(https://github.com/tatsu-lab/stanford_alpaca#data-release), Guanaco (https://huggingface.co/datasets/timdettmers/openassistant-guanaco),
-Vicuna, Glaive (https://huggingface.co/datasets/glaiveai/glaive-function-calling-v2) and plain transcripts.
+ChatML, Llama 2 (https://huggingface.co/blog/llama2#how-to-prompt-llama-2), Llama 3, Gemma, Zephyr
+and Phi, Alpaca (https://github.com/tatsu-lab/stanford_alpaca#data-release), Guanaco
+(https://huggingface.co/datasets/timdettmers/openassistant-guanaco), Vicuna, Glaive
+(https://huggingface.co/datasets/glaiveai/glaive-function-calling-v2) and plain transcripts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ import re
 from collections.abc import Iterator
 
 from tether.core.errors import DataError
-from tether.core.types import ChatRole, Conversation, Demonstration, Message, Prompt, assistant, user
+from tether.core.types import (
+    ChatRole,
+    Conversation,
+    Demonstration,
+    Message,
+    Prompt,
+    assistant,
+    user,
+)
 from tether.data.formats import fields
 from tether.data.formats.cells import leave_out
 from tether.data.formats.json_rows import Row
@@ -25,7 +34,8 @@ _MARKS = (
     r"<start_of_turn>(?P<who>\w+)\n",
     r"<\|(?P<who>system|user|assistant|prompter|tool|observation)\|>\s*",
     r"###\s*(?P<who>System|Human|User|Instruction|Input|Question|Assistant|Response|Output|Answer)\s*:",
-    r"(?:\A|(?<=\s)|(?<=</s>)|(?<=<\|endoftext\|>))(?P<who>SYSTEM|USER|ASSISTANT|FUNCTION RESPONSE):(?=\s)",
+    r"(?:\A|(?<=\s)|(?<=</s>)|(?<=<\|endoftext\|>))(?P<who>SYSTEM|USER|ASSISTANT|FUNCTION "
+    r"RESPONSE):(?=\s)",
     r"(?:\A|\n)\s*(?P<who>Human|User|Assistant|AI|Bot|GPT):",
     r"\[\|(?P<who>Human|AI)\|\]",
 )
@@ -37,7 +47,9 @@ _WORDS: dict[str, ChatRole] = {
 }
 _LLAMA_2 = re.compile(r"\[INST\](.*?)\[/INST\](.*?)(?=\[INST\]|\Z)", re.DOTALL)
 _LLAMA_SYSTEM = re.compile(r"\s*<<SYS>>(.*?)<</SYS>>", re.DOTALL)
-_ENDS = re.compile(r"</?s>|<\|(?:im_end|eot_id|eom_id|end|endoftext|end_of_text|begin_of_text)\|>|<end_of_turn>|<bos>|<eos>")
+_ENDS = re.compile(
+    r"</?s>|<\|(?:im_end|eot_id|eom_id|end|endoftext|end_of_text|begin_of_text)\|>|<end_of_turn>|<bos>|<eos>"
+)
 
 
 def read_text(row: Row) -> Iterator[Demonstration]:
@@ -69,9 +81,18 @@ def has_text(row: Row) -> bool:
 
 
 def _column(row: Row) -> str:
-    """The column of the text; `input` only where it has Baize's marks, for it may be a mere prompt."""
+    """The column of the text; `input` only where it has Baize's marks, for it may be a mere
+    prompt.
+    """
     texts = ((name, dict.get(row, name)) for name in TEXTS)
-    return next((name for name, words in texts if isinstance(words, str) and (name != "input" or _BAIZE in words)), "")
+    return next(
+        (
+            name
+            for name, words in texts
+            if isinstance(words, str) and (name != "input" or _BAIZE in words)
+        ),
+        "",
+    )
 
 
 def _conversation(row: Row) -> Conversation:
@@ -79,17 +100,24 @@ def _conversation(row: Row) -> Conversation:
     messages = turns_of_text(fields.text(row, name))
     if not messages:
         raise DataError(
-            f"plain text: column {name} has no marks of turns. A demonstration needs a prompt and a reply: write messages, or "
-            f'name both columns by data.columns. A text that is a prompt goes by data.columns = {{ prompt = "{name}" }}'
+            f"plain text: column {name} has no marks of turns. A demonstration needs a prompt and "
+            "a reply: write messages, or "
+            "name both columns by data.columns. A text that is a prompt goes by data.columns = "
+            f'{{ prompt = "{name}" }}'
         )
     if messages[0].role == "system":
         return messages
     before = fields.system_turn(row)
-    return (*(Message("system", re.sub(r"\ASYSTEM:\s*", "", turn.content).strip()) for turn in before), *messages)
+    return (
+        *(Message("system", re.sub(r"\ASYSTEM:\s*", "", turn.content).strip()) for turn in before),
+        *messages,
+    )
 
 
 def turns_of_text(words: str) -> Conversation:
-    """The turns that the marks of a template show; nothing for a plain text. A reply that is still empty is no turn."""
+    """The turns that the marks of a template show; nothing for a plain text. A reply that is still
+    empty is no turn.
+    """
     if blocks := _LLAMA_2.findall(words):
         turns = _llama_2(blocks)
     else:
@@ -104,7 +132,9 @@ def _speak(marks: list[re.Match[str]]) -> bool:
 
 
 def _cut(words: str, marks: list[re.Match[str]]) -> Conversation:
-    """The texts between marks as turns; a text before the first one is the system's, `input` goes below its instruction."""
+    """The texts between marks as turns; a text before the first one is the system's, `input` goes
+    below its instruction.
+    """
     preamble = _bare(words[: marks[0].start()])
     turns = [Message("system", preamble)] if preamble else []
     for mark, after in zip(marks, [*marks[1:], None], strict=True):

@@ -26,44 +26,82 @@ _ANSWER = re.compile(
 )
 _ENDINGS = (("a", "b"), ("0", "1"), ("1", "2"))
 VERDICTS = (
-    *("winner", "preference", "preferred", "better", "better_response", "preferred_response", "human_preference"),
-    *("overall_preference", "choice", "chosen", "verdict", "vote", "judgment", "judgement", "selected", "label", "labels"),
+    *(
+        "winner",
+        "preference",
+        "preferred",
+        "better",
+        "better_response",
+        "preferred_response",
+        "human_preference",
+    ),
+    *(
+        "overall_preference",
+        "choice",
+        "chosen",
+        "verdict",
+        "vote",
+        "judgment",
+        "judgement",
+        "selected",
+        "label",
+        "labels",
+    ),
 )
 """Columns that say which of two answers is better."""
 _TIES = {"tie", "tied", "draw", "equal", "same", "both", "bothgood", "tiebothgood"}
 _BAD = {"bothbad", "tiebothbad", "neither"}
-_FIRST, _SECOND = {"a", "first", "left", "modela", "assistanta"}, {"b", "second", "right", "modelb", "assistantb"}
+_FIRST, _SECOND = (
+    {"a", "first", "left", "modela", "assistanta"},
+    {"b", "second", "right", "modelb", "assistantb"},
+)
 _KINDS = ("model", "assistant", "response", "answer", "output", "completion")
 _ORDER = re.compile(r"\[*(?P<one>[ab12])\]*\s*(?P<sign>>+|<+|=+)\s*\[*(?P<other>[ab12])\]*")
 
 
 def two_answers(row: Row) -> Two | None:
-    """The two columns of answers, by their names: response_a and response_b, output_1 and output_2 and the like."""
+    """The two columns of answers, by their names: response_a and response_b, output_1 and output_2
+    and the like.
+    """
     stems: dict[str, dict[str, str]] = {}
     for name in row:
         if parts := _ANSWER.fullmatch(name):
             stems.setdefault(parts["stem"].lower(), {})[parts["ending"].lower()] = name
-    pairs = [Two((own[e[0]], own[e[1]]), e) for own in stems.values() for e in _ENDINGS if own.keys() == set(e)]
+    pairs = [
+        Two((own[e[0]], own[e[1]]), e)
+        for own in stems.values()
+        for e in _ENDINGS
+        if own.keys() == set(e)
+    ]
     return pairs[0] if len(pairs) == 1 else None
 
 
 def names_better(row: Row) -> bool:
-    """True for two answers and a verdict; chosen and rejected count as a verdict only where they name a side."""
+    """True for two answers and a verdict; chosen and rejected count as a verdict only where they
+    name a side.
+    """
     two = two_answers(row)
     if two is None or not any(name in row for name in VERDICTS):
         return False
     if not {"chosen", "rejected"} <= row.keys():
         return True
-    return all(side_of_word(dict.get(row, name), two, row) is not None for name in ("chosen", "rejected"))
+    return all(
+        side_of_word(dict.get(row, name), two, row) is not None for name in ("chosen", "rejected")
+    )
 
 
 _SCORES = ("score", "rating", "reward")
 
 
 def score_columns(row: Row, two: Two) -> list[str]:
-    """The columns of the scores of two answers: score_a and score_b, or response_a_score and response_b_score."""
+    """The columns of the scores of two answers: score_a and score_b, or response_a_score and
+    response_b_score.
+    """
     for word in _SCORES:
-        pairs = ([f"{word}_{end}" for end in two.endings], [f"{column}_{word}" for column in two.columns])
+        pairs = (
+            [f"{word}_{end}" for end in two.endings],
+            [f"{column}_{word}" for column in two.columns],
+        )
         for pair in (*pairs, [f"{word}_{column[-1]}" for column in two.columns]):
             if all(fields.has(row, name) for name in pair):
                 return pair
@@ -83,15 +121,24 @@ def side_of(value: Any, name: str, two: Two, row: Row) -> tuple[float, dict[str,
     one, other = two.columns
     if isinstance(value, float) and not value.is_integer():
         raise DataError(
-            f"ambiguous verdict: {name} {value:g} may be the probability of {one} or of {other}. Write the likelier answer into "
-            "column chosen, the other into rejected, and the probability of the likelier one into probability"
+            f"ambiguous verdict: {name} {value:g} may be the probability of {one} or of {other}. "
+            "Write the likelier answer into "
+            "column chosen, the other into rejected, and the probability of the likelier one into "
+            "probability"
         )
-    if isinstance(value, bool | int | float) or str(value).strip().lstrip("-").replace(".", "", 1).isdigit():
+    if (
+        isinstance(value, bool | int | float)
+        or str(value).strip().lstrip("-").replace(".", "", 1).isdigit()
+    ):
         raise DataError(
-            f"ambiguous verdict: {name} {value!s:.20} may count the answers from 0 or from 1. Say so by data.columns: "
-            f'0 is {one}: {{ response_0 = "{one}", response_1 = "{other}", better_response_id = "{name}" }}; '
-            f'1 is {one} and 2 {other}: {{ output_1 = "{one}", output_2 = "{other}", label = "{name}" }}; '
-            f'1 is {one} and 0 {other}: {{ human_ref_A = "{one}", human_ref_B = "{other}", labels = "{name}" }}'
+            f"ambiguous verdict: {name} {value!s:.20} may count the answers from 0 or from 1. Say "
+            "so by data.columns: "
+            f'0 is {one}: {{ response_0 = "{one}", response_1 = "{other}", better_response_id = '
+            f'"{name}" }}; '
+            f'1 is {one} and 2 {other}: {{ output_1 = "{one}", output_2 = "{other}", label = '
+            f'"{name}" }}; '
+            f'1 is {one} and 0 {other}: {{ human_ref_A = "{one}", human_ref_B = "{other}", labels '
+            f'= "{name}" }}'
         )
     raise DataError(f"unreadable verdict: {name} {value!r:.40} is none of {one}, {other} and tie")
 
@@ -106,12 +153,16 @@ def side_of_word(value: Any, two: Two, row: Row) -> float | None:
         return None
     if order := _ORDER.fullmatch(value.strip().lower()):
         letters = ("a", "b") if order["one"] in "ab" else two.endings
-        places = [letters.index(side) if side in letters else -1 for side in (order["one"], order["other"])]
+        places = [
+            letters.index(side) if side in letters else -1
+            for side in (order["one"], order["other"])
+        ]
         sign = (order["sign"][0] == ">") - (order["sign"][0] == "<")
         return None if sorted(places) != [0, 1] else float(sign if places[0] == 0 else -sign)
     word = _word(value)
     one, other = (
-        {_word(column), *(f"{kind}{end}" for kind in _KINDS)} for column, end in zip(two.columns, two.endings, strict=True)
+        {_word(column), *(f"{kind}{end}" for kind in _KINDS)}
+        for column, end in zip(two.columns, two.endings, strict=True)
     )
     for names, lean in ((one | _FIRST, 1.0), (other | _SECOND, -1.0), (_TIES | _BAD, 0.0)):
         if word in names:

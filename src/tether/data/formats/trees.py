@@ -12,19 +12,23 @@ from tether.data.formats.json_rows import BadRow, Row
 from tether.data.formats.values import missing
 
 ORPHAN = (
-    "orphan: the message that it answers is not among the neighbouring rows of its tree; sort the rows by message_tree_id, "
+    "orphan: the message that it answers is not among the neighbouring rows of its tree; sort the "
+    "rows by message_tree_id, "
     "and keep whole trees"
 )
 
 
 def gather(rows: Iterator[tuple[int, Row | BadRow]]) -> Iterator[tuple[int, Row | BadRow]]:
-    """Neighbouring rows of one tree as one row, `prompt` with `replies`, under the number of its root; any other row as it is.
+    """Neighbouring rows of one tree as one row, `prompt` with `replies`, under the number of its
+    root; any other row as it is.
 
     Parents may come after their children. Only one tree is in memory.
     """
     group: list[tuple[int, Row]] = []
     for number, row in rows:
-        if group and (isinstance(row, BadRow) or not _is_message(row) or _tree(row) != _tree(group[0][1])):
+        if group and (
+            isinstance(row, BadRow) or not _is_message(row) or _tree(row) != _tree(group[0][1])
+        ):
             yield from _linked(group)
             group = []
         if isinstance(row, BadRow) or not _is_message(row):
@@ -44,7 +48,9 @@ def _tree(row: Row) -> str:
 
 def _linked(group: list[tuple[int, Row]]) -> Iterator[tuple[int, Row | BadRow]]:
     """The tree that these rows make, and those whose parent is missing."""
-    nodes: dict[str, Json] = {str(row["message_id"]): {**_filled(row), "replies": []} for _, row in group}
+    nodes: dict[str, Json] = {
+        str(row["message_id"]): {**_filled(row), "replies": []} for _, row in group
+    }
     roots: list[tuple[int, Row | BadRow]] = []
     for number, row in group:
         node, above = nodes[str(row["message_id"])], row.get("parent_id")
@@ -60,4 +66,8 @@ def _linked(group: list[tuple[int, Row]]) -> Iterator[tuple[int, Row | BadRow]]:
 def _filled(row: Row) -> Json:
     """The keys of a message that hold something; what the tree itself says is left out."""
     structure = ("parent_id", "message_tree_id")
-    return {name: value for name, value in row.items() if name not in structure and not missing(value) and value != ""}
+    return {
+        name: value
+        for name, value in row.items()
+        if name not in structure and not missing(value) and value != ""
+    }

@@ -24,7 +24,9 @@ def as_text(value: Any, name: str) -> str:
         return value
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
-    raise DataError(f"not a text: column {name} holds {value if isinstance(value, float) else kind_name(value)}")
+    raise DataError(
+        f"not a text: column {name} holds {value if isinstance(value, float) else kind_name(value)}"
+    )
 
 
 def sequence(value: Any, name: str) -> list[Any]:
@@ -33,14 +35,18 @@ def sequence(value: Any, name: str) -> list[Any]:
         try:
             value = json_value(value, name)
         except ValueError as error:
-            raise DataError(f"not a list: column {name} holds a text that only begins like one ({error})") from None
+            raise DataError(
+                f"not a list: column {name} holds a text that only begins like one ({error})"
+            ) from None
     if isinstance(value, list | tuple):
         return list(value)
     raise DataError(f"not a list: column {name} holds {kind_name(value)}")
 
 
 def sound(value: Any, name: str) -> Any:
-    """The value itself. A value inside a cell's JSON text went past the check of its row, for which it was one text."""
+    """The value itself. A value inside a cell's JSON text went past the check of its row, for which
+    it was one text.
+    """
     if reason := fault(value):
         raise DataError(f"{reason}, in the JSON text of column {name}")
     return value

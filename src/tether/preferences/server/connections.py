@@ -1,6 +1,8 @@
-"""Connections of the annotation server: a request must arrive in time, and one client may hold only so many connections.
+"""Connections of the annotation server: a request must arrive in time, and one client may hold only
+so many connections.
 
-Without these bounds, a few hundred half-sent requests hold all connections of the process (Slowloris).
+Without these bounds, a few hundred half-sent requests hold all connections of the process
+(Slowloris).
 """
 
 from __future__ import annotations
@@ -64,10 +66,18 @@ class BoundedProtocol(H11Protocol):
             self.deadline = None
 
     def _give_up(self) -> None:
-        _LOG.warning("closed a connection from %s: no whole request within %g s", self.address, self.seconds)
+        _LOG.warning(
+            "closed a connection from %s: no whole request within %g s", self.address, self.seconds
+        )
         self.transport.abort()
 
 
-def bounded_protocol(most: int | None = CONNECTIONS, seconds: float = REQUEST_SECONDS) -> type[BoundedProtocol]:
-    """The protocol of one server; `most` None: no bound of connections, as behind a proxy, where all come from one address."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"most": most, "seconds": seconds, "held": Counter()})
+def bounded_protocol(
+    most: int | None = CONNECTIONS, seconds: float = REQUEST_SECONDS
+) -> type[BoundedProtocol]:
+    """The protocol of one server; `most` None: no bound of connections, as behind a proxy, where
+    all come from one address.
+    """
+    return type(
+        "BoundedProtocol", (BoundedProtocol,), {"most": most, "seconds": seconds, "held": Counter()}
+    )

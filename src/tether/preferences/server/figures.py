@@ -1,4 +1,6 @@
-"""Figures for the pages, read without waiting for anybody: work done and left, the experts' queue, the overview."""
+"""Figures for the pages, read without waiting for anybody: work done and left, the experts' queue,
+the overview.
+"""
 
 # SQLModel types columns as the values in them, so that conditions on columns look like plain bools.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
@@ -18,7 +20,15 @@ from tether.preferences.exchange import gold_answers, votes, workers
 from tether.preferences.quality import suspicious
 from tether.preferences.queries import HELD, LIVE, OPEN, count, offered
 from tether.preferences.store import DAY, Store
-from tether.preferences.tables import AnnotatorRow, AssignmentRow, FlagRow, JudgmentRow, PromptRow, TaskRow, Where
+from tether.preferences.tables import (
+    AnnotatorRow,
+    AssignmentRow,
+    FlagRow,
+    JudgmentRow,
+    PromptRow,
+    TaskRow,
+    Where,
+)
 from tether.preferences.votes import Vote
 
 T = TypeVar("T")
@@ -26,9 +36,11 @@ HOUR = 3600.0
 
 
 class Remembered(Generic[T]):
-    """Values by key that are kept `patience` times as long as making them took, so that it never takes much of the machine.
+    """Values by key that are kept `patience` times as long as making them took, so that it never
+    takes much of the machine.
 
-    What is made within `quick` seconds is made at each visit: only what takes long is shown as it was a moment ago.
+    What is made within `quick` seconds is made at each visit: only what takes long is shown as it
+    was a moment ago.
     """
 
     def __init__(self, patience: float, quick: float = 0.0) -> None:
@@ -41,7 +53,10 @@ class Remembered(Generic[T]):
         if value is None or until <= began:
             value = make()
             took = time.monotonic() - began
-            self.values[key] = (began + took * (1 + self.patience) if took > self.quick else began, value)
+            self.values[key] = (
+                began + took * (1 + self.patience) if took > self.quick else began,
+                value,
+            )
         return value
 
 
@@ -77,12 +92,20 @@ def _left(session: Session, person: AnnotatorRow) -> int:
 
 
 class Waiting:
-    """A task that waits for an expert: what it is about, what was said (without names), and why it was flagged."""
+    """A task that waits for an expert: what it is about, what was said (without names), and why it
+    was flagged.
+    """
 
-    def __init__(self, session: Session, task: TaskRow, prompt: PromptRow, expert: AnnotatorRow) -> None:
-        judged = session.scalars(select(JudgmentRow).where(JudgmentRow.task_id == task.id, LIVE).order_by(JudgmentRow.id)).all()
+    def __init__(
+        self, session: Session, task: TaskRow, prompt: PromptRow, expert: AnnotatorRow
+    ) -> None:
+        judged = session.scalars(
+            select(JudgmentRow).where(JudgmentRow.task_id == task.id, LIVE).order_by(JudgmentRow.id)
+        ).all()
         open_flags = select(FlagRow.reason).where(FlagRow.task_id == task.id, OPEN)
-        own = select(AssignmentRow.state).where(AssignmentRow.task_id == task.id, AssignmentRow.annotator_id == expert.id)
+        own = select(AssignmentRow.state).where(
+            AssignmentRow.task_id == task.id, AssignmentRow.annotator_id == expert.id
+        )
         self.task, self.prompt = task.id, prompt.messages[-1]["content"][:300]
         self.choices = Counter(judgment.choice for judgment in judged)
         self.comments = [judgment.comment for judgment in judged if judgment.comment]
@@ -92,13 +115,19 @@ class Waiting:
 
 def waiting(store: Store, expert: AnnotatorRow, limit: int = 50) -> list[Waiting]:
     """The first tasks that wait for an expert, in the order in which they are handed out."""
-    query = select(TaskRow, PromptRow).join(PromptRow).where(text(Where.DISPUTED)).order_by(TaskRow.priority, TaskRow.id)
+    query = (
+        select(TaskRow, PromptRow)
+        .join(PromptRow)
+        .where(text(Where.DISPUTED))
+        .order_by(TaskRow.priority, TaskRow.id)
+    )
     with store.reading() as session:
         return [Waiting(session, *row, expert) for row in session.execute(query.limit(limit)).all()]
 
 
 class Overview:
-    """Everything on the administrator's page, as of `at`; agreement is that of annotators, without experts and gold questions.
+    """Everything on the administrator's page, as of `at`; agreement is that of annotators, without
+    experts and gold questions.
 
     `hours` and `days` are the judgments in each of the last 24 hours and 14 days, by when it began.
     """
@@ -107,14 +136,19 @@ class Overview:
         self.at, self.counts, gold = store.clock(), store.counts(), gold_answers(store)
         cast = list(votes(store, names=True, gold=True, experts=True))
         compared = [vote for vote in cast if not vote.expert and vote.item not in gold]
-        self.hours, self.days = _histogram(cast, self.at, HOUR, 24), _histogram(cast, self.at, DAY, 14)
+        self.hours, self.days = (
+            _histogram(cast, self.at, HOUR, 24),
+            _histogram(cast, self.at, DAY, 14),
+        )
         self.raw = raw_agreement(compared, coding="verdict")
         self.alpha = krippendorff_alpha(compared, coding="verdict")
         self.people = workers(store.annotators(), cast, gold)
         self.suspects = suspicious((vote for vote in cast if not vote.expert), gold=gold)
 
 
-def _histogram(cast: Sequence[Vote], now: float, width: float, number: int) -> list[tuple[float, int]]:
+def _histogram(
+    cast: Sequence[Vote], now: float, width: float, number: int
+) -> list[tuple[float, int]]:
     last = int(now // width)
     counts = Counter(int(vote.at // width) for vote in cast)
     return [(place * width, counts[place]) for place in range(last - number + 1, last + 1)]

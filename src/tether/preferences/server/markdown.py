@@ -1,4 +1,6 @@
-"""Texts of models and people as HTML that cannot do anything: no raw HTML, no images, no links but plain web addresses."""
+"""Texts of models and people as HTML that cannot do anything: no raw HTML, no images, no links but
+plain web addresses.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,28 @@ from tether.core.visible import visible
 CUT = 8_000
 """Characters of a text that are shown at once; the rest is asked for."""
 LONGEST = 20_000
-"""Beyond it Markdown is not read: time grows with the square of some texts' length, and half a second is enough."""
+"""Beyond it Markdown is not read: time grows with the square of some texts' length, and half a
+second is enough.
+"""
 BLOCK = 20_000
 CELLS = 10_000
-"""Of tables whose short rows are filled up with empty cells, as many as a text of `LONGEST` characters can hold full ones."""
+"""Of tables whose short rows are filled up with empty cells, as many as a text of `LONGEST`
+characters can hold full ones.
+"""
 
 
 def shown_text(text: str) -> str:
-    """The text without what cannot be written as UTF-8 (halves of surrogate pairs), controls by their signs."""
+    """The text without what cannot be written as UTF-8 (halves of surrogate pairs), controls by
+    their signs.
+    """
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return visible(whole.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def rendered(text: str) -> Markup:
-    """Markdown as HTML; a text beyond `LONGEST`, or one whose tables may have more than `CELLS`, as it is."""
+    """Markdown as HTML; a text beyond `LONGEST`, or one whose tables may have more than `CELLS`, as
+    it is.
+    """
     return as_written(text) if len(text) > LONGEST or _cells(text) > CELLS else _rendered(text)
 
 
@@ -53,7 +63,9 @@ def as_written(text: str) -> Markup:
 
 
 def beginning(text: str) -> Markup:
-    """The first part of a long text, cut where a line or a word ends if there is such a place nearby."""
+    """The first part of a long text, cut where a line or a word ends if there is such a place
+    nearby.
+    """
     if len(text) <= CUT:
         return rendered(text)
     edge = max(text.rfind("\n", CUT - 500, CUT), text.rfind(" ", CUT - 200, CUT))
@@ -62,20 +74,35 @@ def beginning(text: str) -> Markup:
 
 @cache
 def _parser() -> MarkdownIt:
-    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": 60}).enable(["table", "strikethrough"])
-    parser.validateLink = lambda url: bool(re.match(r"(https?://|mailto:)", url.strip(), re.IGNORECASE))
+    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": 60}).enable(
+        ["table", "strikethrough"]
+    )
+    parser.validateLink = lambda url: bool(
+        re.match(r"(https?://|mailto:)", url.strip(), re.IGNORECASE)
+    )
     renderer: Any = parser.renderer
-    renderer.rules |= {"image": _image, "link_open": _link, "heading_open": _heading, "heading_close": _heading, "fence": _fence}
+    renderer.rules |= {
+        "image": _image,
+        "link_open": _link,
+        "heading_open": _heading,
+        "heading_close": _heading,
+        "fence": _fence,
+    }
     return parser
 
 
 def _image(tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
-    return f'<span class="image">[image: {html.escape(tokens[index].content) or "without a description"}]</span>'
+    return (
+        '<span class="image">[image: '
+        f"{html.escape(tokens[index].content) or 'without a description'}]</span>"
+    )
 
 
 def _link(tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
     address = html.escape(str(tokens[index].attrGet("href") or ""))
-    return f'<a href="{address}" title="{address}" rel="noopener nofollow noreferrer" target="_blank">'
+    return (
+        f'<a href="{address}" title="{address}" rel="noopener nofollow noreferrer" target="_blank">'
+    )
 
 
 def _heading(tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:

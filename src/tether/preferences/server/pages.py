@@ -1,4 +1,6 @@
-"""The pages: how people come in and leave, where they judge, the experts' queue, and what administrators see and do."""
+"""The pages: how people come in and leave, where they judge, the experts' queue, and what
+administrators see and do.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ SESSION_DAYS = 7.0
 MAX_TURNS = 40
 MAX_GUIDELINES = 50_000
 NO_WAY_IN = (
-    "This invitation is not valid: it may be incomplete, have run out, or have been replaced by a newer one. Ask for another."
+    "This invitation is not valid: it may be incomplete, have run out, or have been replaced by a "
+    "newer one. Ask for another."
 )
 
 
@@ -64,9 +67,14 @@ def join(visit: Anybody) -> Response:
 def enter(visit: Anybody, form: Posted) -> Response:
     site, client = visit.site, visit.request.client
     address = client.host if client else ""
-    check_token(form, *visit.cookies)  # who follows a link from elsewhere shows no session, and sends it with the form
+    # who follows a link from elsewhere shows no session, and sends it with the form
+    check_token(form, *visit.cookies)
     if site.attempts.blocked(address):
-        response = visit.page("join.html", 429, problem="Too many invitations were wrong. Wait a minute and try again.")
+        response = visit.page(
+            "join.html",
+            429,
+            problem=("Too many invitations were wrong. Wait a minute and try again."),
+        )
         response.headers["retry-after"] = "60"
         return response
     secret = form["code"].rpartition("#")[2].strip()
@@ -98,7 +106,11 @@ def task(visit: Judge, done: str = "") -> Response:
     """The person's task, or word that there is none."""
     site, person = visit.site, visit.person
     assigned, progress = site.work.next(visit.person.id), site.work_count.of(person)
-    common: Any = {"said": DONE.get(done, ""), "progress": progress, "expert": person.role != "annotator"}
+    common: Any = {
+        "said": DONE.get(done, ""),
+        "progress": progress,
+        "expert": person.role != "annotator",
+    }
     if assigned is None:
         return visit.page("nothing.html", **common)
     ratings = assigned.before.placed(assigned.places).ratings if assigned.before else {}
@@ -119,8 +131,14 @@ def keep_judgment(visit: Judge, form: Sent) -> Response:
     guidelines = site.store.guidelines(form.whole("guidelines"))
     strength = form.whole("strength", 0, 3) if form["strength"] else 0
     strength = (strength or None) if choice in ("left", "right") else None
-    ratings, comment, seconds = _ratings(form, guidelines, left), form["comment"].strip(), _seconds(form, site.store.clock())
-    opinion = Opinion(answer_on(choice, left), strength, ratings, comment, seconds, guidelines.version)
+    ratings, comment, seconds = (
+        _ratings(form, guidelines, left),
+        form["comment"].strip(),
+        _seconds(form, site.store.clock()),
+    )
+    opinion = Opinion(
+        answer_on(choice, left), strength, ratings, comment, seconds, guidelines.version
+    )
     site.work.judge(assignment, visit.person.id, opinion)
     every = site.settings.rest_every
     rest = every and site.work_count.of(visit.person).mine % every == 0
@@ -157,7 +175,11 @@ def rest(visit: Judge) -> Response:
 @router.get("/whole/{assignment}/{part}")
 def whole_text(visit: Judge, assignment: Number, part: str, turn: Place = None) -> Response:
     """All of a text that the task's page shows the beginning of."""
-    names = {"prompt": "The whole conversation", "left": "The whole of answer 1", "right": "The whole of answer 2"}
+    names = {
+        "prompt": "The whole conversation",
+        "left": "The whole of answer 1",
+        "right": ("The whole of answer 2"),
+    }
     try:
         shown = visit.site.work.shown(assignment, visit.person.id)
         turns = {"prompt": shown.prompt, "left": shown.sides[0], "right": shown.sides[1]}[part]
@@ -165,7 +187,9 @@ def whole_text(visit: Judge, assignment: Number, part: str, turn: Place = None) 
     except (StoreError, LookupError):
         raise HTTPException(404, "There is no such text, or it is not yours to read.") from None
     show = markdown.as_written if part == "prompt" and turn is None else markdown.rendered
-    return visit.page("whole.html", title=names[part], texts=[(m.role, show(m.spoken)) for m in turns])
+    return visit.page(
+        "whole.html", title=names[part], texts=[(m.role, show(m.spoken)) for m in turns]
+    )
 
 
 @router.get("/experts")
@@ -173,18 +197,31 @@ def experts(visit: Expert) -> Response:
     """The tasks that wait for an expert."""
     store = visit.site.store
     total = store.counts()["tasks_expert"]
-    return visit.page("experts.html", rows=waiting(store, visit.person), total=total, said_of=_summary)
+    return visit.page(
+        "experts.html", rows=waiting(store, visit.person), total=total, said_of=_summary
+    )
 
 
 def _ratings(form: Form, guidelines: GuidelineRow, left: str) -> dict[str, int]:
-    """Ratings by `criterion/first` and `criterion/second`, of the criteria that stood on the page."""
-    criteria = [(place, name, side) for place, name in enumerate(guidelines.criteria) for side in ("left", "right")]
-    fields = {f"rating-{place}-{side}": f"{name}/{answer_on(side, left)}" for place, name, side in criteria}
+    """Ratings by `criterion/first` and `criterion/second`, of the criteria that stood on the
+    page.
+    """
+    criteria = [
+        (place, name, side)
+        for place, name in enumerate(guidelines.criteria)
+        for side in ("left", "right")
+    ]
+    fields = {
+        f"rating-{place}-{side}": f"{name}/{answer_on(side, left)}"
+        for place, name, side in criteria
+    }
     return {name: form.whole(field, 1, 5) for field, name in fields.items() if form[field]}
 
 
 def _seconds(form: Form, now: float) -> float:
-    """The time that the script measured while the page was in view; without it, the time since the page was made."""
+    """The time that the script measured while the page was in view; without it, the time since the
+    page was made.
+    """
     passed = min(max(now - (form.number("opened") or now), 0.0), DAY)
     measured = form.number("seconds")
     return round(min(measured, passed + 1) if measured is not None and measured > 0 else passed, 2)
@@ -193,13 +230,22 @@ def _seconds(form: Form, now: float) -> float:
 def _seen(assigned: Assigned, opinion: Opinion) -> dict[str, str]:
     """The opinion of another person, by where the answers stand on this screen."""
     side = assigned.places.get(opinion.choice, opinion.choice)
-    return {"what": SIDES[side], "how": STRENGTHS.get(opinion.strength or 0, ""), "comment": opinion.comment}
+    return {
+        "what": SIDES[side],
+        "how": STRENGTHS.get(opinion.strength or 0, ""),
+        "comment": opinion.comment,
+    }
 
 
 def _summary(choices: Counter[str]) -> str:
     """`2 for one answer, 1 for the other, 1 tie`: which is which is seen on the task's own page."""
-    ties, sides = choices["tie"] + choices["both_bad"], sorted((choices["first"], choices["second"]), reverse=True)
-    parts = [f"{sides[0]} for one answer"] * bool(sides[0]) + [f"{sides[1]} for the other"] * bool(sides[1])
+    ties, sides = (
+        choices["tie"] + choices["both_bad"],
+        sorted((choices["first"], choices["second"]), reverse=True),
+    )
+    parts = [f"{sides[0]} for one answer"] * bool(sides[0]) + [f"{sides[1]} for the other"] * bool(
+        sides[1]
+    )
     return ", ".join(parts + [f"{ties} undecided"] * bool(ties)) or "no judgments yet"
 
 
@@ -209,7 +255,10 @@ def _summary(choices: Counter[str]) -> str:
 @router.get("/admin")
 def overview_page(visit: Admin, done: str = "") -> Response:
     figures = visit.site.overview.of("all", partial(Overview, visit.site.store))
-    hours, days = ("Judgments an hour, the last day", "hour"), ("Judgments a day, the last two weeks", "day")
+    hours, days = (
+        ("Judgments an hour, the last day", "hour"),
+        ("Judgments a day, the last two weeks", "day"),
+    )
     charts = [(*hours, figures.hours), (*days, figures.days)]
     return visit.page("admin.html", o=figures, charts=charts, said=DONE.get(done, ""), ROLES=ROLES)
 
@@ -220,19 +269,30 @@ def invite_person(visit: Admin, form: Sent) -> Response:
     site, request = visit.site, visit.request
     name, role, days = form["name"].strip(), form["role"] or None, form.whole("days", 1, 365)
     if name == visit.person.name:
-        raise StoreError("a new invitation for yourself would log you out. Ask another administrator or the command line")
+        raise StoreError(
+            "a new invitation for yourself would log you out. Ask another "
+            "administrator or the command line"
+        )
     secret = site.store.invite(name, role, days)  # type: ignore[arg-type]
     role = next(person.role for person in site.store.annotators() if person.name == name)
-    base = site.settings.origin if site.settings.address else f"{request.url.scheme}://{request.headers['host']}"
+    base = (
+        site.settings.origin
+        if site.settings.address
+        else f"{request.url.scheme}://{request.headers['host']}"
+    )
     until = site.store.clock() + days * DAY
-    return visit.page("invited.html", name=name, role=role, link=f"{base}/join#{secret}", until=until)
+    return visit.page(
+        "invited.html", name=name, role=role, link=f"{base}/join#{secret}", until=until
+    )
 
 
 @router.post("/admin/access")
 def access(visit: Admin, form: Sent) -> Response:
     name, lock = form["name"], form["lock"] == "1"
     if name == visit.person.name:
-        raise StoreError("you cannot lock yourself out. Another administrator or the command line can")
+        raise StoreError(
+            "you cannot lock yourself out. Another administrator or the command line can"
+        )
     visit.site.store.lock_out(name, lock)
     return go(f"/admin?done={'locked' if lock else 'open'}")
 
@@ -244,13 +304,18 @@ def guidelines_page(visit: Admin, version: Place = None) -> Response:
     shown = store.guidelines(version)
     if version and shown.version != version:
         raise HTTPException(404, "There is no such version of the guidelines.")
-    return visit.page("guidelines.html", shown=shown, versions=store.all_guidelines()[::-1], MAX=MAX_GUIDELINES)
+    return visit.page(
+        "guidelines.html", shown=shown, versions=store.all_guidelines()[::-1], MAX=MAX_GUIDELINES
+    )
 
 
 @router.post("/admin/guidelines")
 def write(visit: Admin, form: Sent) -> Response:
     text = form["text"].strip()
     if len(text) > MAX_GUIDELINES:
-        raise StoreError(f"guidelines have at most {MAX_GUIDELINES} characters; these have {len(text)}. Nobody reads as many")
+        raise StoreError(
+            f"guidelines have at most {MAX_GUIDELINES} characters; these have "
+            f"{len(text)}. Nobody reads as many"
+        )
     visit.site.store.set_guidelines(text, visit.person.name, form["criteria"].split("\n"))
     return go("/admin?done=guidelines")

@@ -26,11 +26,15 @@ FOLDER = Path(__file__).parent
 STATIC = {"judge.css": "text/css; charset=utf-8", "judge.js": "text/javascript; charset=utf-8"}
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 SESSION, VISIT = "tether_session", "tether_visit"
-"""Cookies: a session that an invitation opened; and a random mark of a browser that has none yet, for the form of /join."""
+"""Cookies: a session that an invitation opened; and a random mark of a browser that has none yet,
+for the form of /join.
+"""
 
 
 class SiteConfig(Config):
-    """The address to listen at and the rules of handing out work; people open `address` where that is not `http://host:port`."""
+    """The address to listen at and the rules of handing out work; people open `address` where that
+    is not `http://host:port`.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8765, ge=0, le=65535)
@@ -51,7 +55,9 @@ class SiteConfig(Config):
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port of the links that people get: in lower case, and without the port that the scheme has anyway."""
+        """Scheme, host and port of the links that people get: in lower case, and without the port
+        that the scheme has anyway.
+        """
         return str(self._opened).rstrip("/")
 
     @property
@@ -65,7 +71,9 @@ class SiteConfig(Config):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Names by which a browser may ask for this server; any other was put there by somebody else's DNS."""
+        """Names by which a browser may ask for this server; any other was put there by somebody
+        else's DNS.
+        """
         return LOOPBACK | {self.host, (self._opened.host or self.host).strip("[]")}
 
 
@@ -82,38 +90,71 @@ class Site:
 
     def __init__(self, store: Store, settings: SiteConfig) -> None:
         self.store, self.settings = store, settings
-        self.work = Work(store, lease=60 * settings.lease_minutes, gold_every=settings.gold_every, seed=settings.seed)
+        self.work = Work(
+            store,
+            lease=60 * settings.lease_minutes,
+            gold_every=settings.gold_every,
+            seed=settings.seed,
+        )
         self.attempts = Attempts(settings.tries)
-        self.work_count, self.overview = WorkCount(store), Remembered[Overview](patience=20, quick=0.5)
+        self.work_count, self.overview = (
+            WorkCount(store),
+            Remembered[Overview](patience=20, quick=0.5),
+        )
         self.static = {name: (FOLDER / "static" / name).read_bytes() for name in STATIC}
         version = hashlib.sha256(b"".join(self.static.values())).hexdigest()[:12]
         loader = FileSystemLoader(FOLDER / "templates")
         self.templates = Environment(
-            loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+            loader=loader,
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
         )
         self.templates.filters |= {"markdown": markdown.rendered, "beginning": markdown.beginning}
-        self.templates.filters |= {"readable": markdown.shown_text, "moment": _moment, "thousands": "{:,}".format}
+        self.templates.filters |= {
+            "readable": markdown.shown_text,
+            "moment": _moment,
+            "thousands": "{:,}".format,
+        }
         self.templates.globals |= {"version": version, "CUT": markdown.CUT}
 
     def filled(self, template: str, status: int, **values: Any) -> Response:
         text = self.templates.get_template(template).render(**values)
         return HTMLResponse(text.encode("utf-8", "replace"), status)
 
-    def message(self, status: int, title: str, text: str, link: tuple[str, str] = ("/", "Go on")) -> Response:
+    def message(
+        self, status: int, title: str, text: str, link: tuple[str, str] = ("/", "Go on")
+    ) -> Response:
         """A page with a sentence and a way on, which needs nothing that could be broken."""
-        return self.filled("message.html", status, person=None, token="", path="", title=title, text=text, link=link)
+        return self.filled(
+            "message.html",
+            status,
+            person=None,
+            token="",
+            path="",
+            title=title,
+            text=text,
+            link=link,
+        )
 
     def set_cookie(self, response: Response, name: str, value: str, seconds: float) -> None:
         secure = self.settings.secure
-        response.set_cookie(name, value, int(seconds), httponly=True, samesite="strict", secure=secure, path="/")
+        response.set_cookie(
+            name, value, int(seconds), httponly=True, samesite="strict", secure=secure, path="/"
+        )
 
 
 class Visit:
-    """A request and whoever makes it, as far as a session says; a cookie of a session that has ended counts for nothing."""
+    """A request and whoever makes it, as far as a session says; a cookie of a session that has
+    ended counts for nothing.
+    """
 
     def __init__(self, request: Request) -> None:
         self.request, self.site = request, site_of(request)
-        self.cookies = session, visit = tuple(request.cookies.get(name, "") for name in (SESSION, VISIT))
+        self.cookies = session, visit = tuple(
+            request.cookies.get(name, "") for name in (SESSION, VISIT)
+        )
         self.somebody = self.site.store.who(session) if session else None
         self.fresh = self.somebody is None and not visit
         self.secret = session if self.somebody else visit or secrets.token_urlsafe(24)
@@ -123,7 +164,8 @@ class Visit:
         """The visitor of a page that not everybody may see.
 
         Raises:
-            HTTPException: 401, nobody is signed in; the page to enter an invitation is shown instead.
+            HTTPException: 401, nobody is signed in; the page to enter an invitation is shown
+                instead.
         """
         if self.somebody is None:
             raise HTTPException(401, "Your session has ended, so nothing was done.")
@@ -132,7 +174,9 @@ class Visit:
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         """A template filled in; `token` and `person` are there for all of them."""
         path, token = self.request.url.path, form_token(self.secret)
-        response = self.site.filled(template, status, person=self.somebody, token=token, path=path, **values)
+        response = self.site.filled(
+            template, status, person=self.somebody, token=token, path=path, **values
+        )
         if self.fresh:
             self.site.set_cookie(response, VISIT, self.secret, 3600)
         return response
@@ -151,7 +195,9 @@ def seen_by(*roles: str) -> Any:
 
     async def seen(visit: Anybody) -> Visit:  # async: not worth a thread
         if visit.person.role not in roles:
-            raise HTTPException(403, f"This page is for {' and '.join(f'{role}s' for role in roles)}.")
+            raise HTTPException(
+                403, f"This page is for {' and '.join(f'{role}s' for role in roles)}."
+            )
         return visit
 
     return Depends(seen)
@@ -168,4 +214,8 @@ def go(path: str) -> Response:
 
 
 def _moment(seconds: float | None) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC") if seconds else "–"
+    return (
+        datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+        if seconds
+        else "–"
+    )

@@ -1,7 +1,8 @@
-"""The token of a run at every path of a vLLM server, whose own API key leaves some paths open; nothing of tether is needed.
+"""The token of a run at every path of a vLLM server, whose own API key leaves some paths open;
+nothing of tether is needed.
 
-It runs in vLLM's own environment: `--middleware tether_door.Door` puts it before all of vLLM's paths. The token is in the
-environment, as `TETHER_SERVER_TOKEN`. `/health` is there for everybody.
+It runs in vLLM's own environment: `--middleware tether_door.Door` puts it before all of vLLM's
+paths. The token is in the environment, as `TETHER_SERVER_TOKEN`. `/health` is there for everybody.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class Door:
             await send({"type": "websocket.close", "code": 1008})
         else:
             body = json.dumps({"error": reason}).encode()
-            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+            ]
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
 
@@ -44,6 +48,8 @@ class Door:
         """Status and reason; 0 for a program that has the token."""
         if b"origin" in headers:
             return 403, "web pages may not ask this server"
-        if not hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self.token}".encode()):
+        if not hmac.compare_digest(
+            headers.get(b"authorization", b""), (f"Bearer {self.token}").encode()
+        ):
             return 401, "the request has not the token of this server"
         return 0, ""

