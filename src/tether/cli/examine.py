@@ -40,7 +40,7 @@ def inspect(
     columns: Columns = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help=("Exit with 2 if any row had to be set aside."))
+        bool, typer.Option("--strict", help="Exit with 2 if any row had to be set aside.")
     ] = False,
 ) -> None:
     """Say what a file holds: format, counts, lengths, length bias, duplicates, bad rows,
@@ -67,14 +67,14 @@ def info() -> None:
 def report(
     directories: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help=("A run directory; several go on one page.")),
+        typer.Argument(metavar="RUN...", help="A run directory; several go on one page."),
     ],
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help=("The page; default: report.html in the run, or comparison.html in the first."),
+            help="The page; default: report.html in the run, or comparison.html in the first.",
         ),
     ] = None,
 ) -> None:
@@ -99,13 +99,13 @@ def doctor(
     subject: Annotated[
         str,
         typer.Argument(
-            help=("A recipe, before training; or the folder of a run or of one of its stages.")
+            help="A recipe, before training; or the folder of a run or of one of its stages."
         ),
     ],
     overrides: Overrides = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help=("List what is healthy, and what could not be examined, too.")),
+        typer.Option("--all", help="List what is healthy, and what could not be examined, too."),
     ] = False,
 ) -> None:
     """Find faults of a recipe or a run: encodings that differ, answers that never end, a failing
@@ -192,7 +192,7 @@ def prove_recipe(
     words: Words = None,
     keep: Annotated[
         Path | None,
-        typer.Option(help=("Leave both runs in this folder instead of a temporary one.")),
+        typer.Option(help="Leave both runs in this folder instead of a temporary one."),
     ] = None,
 ) -> None:
     """Run a stage twice, once interrupted, and compare weights and records bit for bit (exit 1)."""
@@ -211,7 +211,7 @@ def prove_recipe(
             row.stage,
             row.what,
             f"{row.count:,}",
-            (f"no: {row.difference}") if row.difference else "yes",
+            f"no: {row.difference}" if row.difference else "yes",
         )
         for row in rows
     ]
@@ -223,21 +223,21 @@ def reward_bench(
     model: Annotated[
         str,
         typer.Argument(
-            help=("A run with a reward model, a trained role's folder, or a hub classifier.")
+            help="A run with a reward model, a trained role's folder, or a hub classifier."
         ),
     ],
     files: Annotated[
         list[str],
-        typer.Argument(help=("Comparisons that it never saw, in any format that tether reads.")),
+        typer.Argument(help="Comparisons that it never saw, in any format that tether reads."),
     ],
     format: Format = "auto",
     limit: Pairs = None,
     label: Annotated[
         str | None,
-        typer.Option(help=("Of a classifier with several outputs: the one that is a reward.")),
+        typer.Option(help="Of a classifier with several outputs: the one that is a reward."),
     ] = None,
     max_length: Annotated[
-        int, typer.Option(min=8, help=("Tokens; longer pairs are left out and counted."))
+        int, typer.Option(min=8, help="Tokens; longer pairs are left out and counted.")
     ] = 2048,
     output: Output = None,
 ) -> None:
@@ -303,10 +303,10 @@ def sycophancy(
     ] = None,
     second: Annotated[
         Path | None,
-        typer.Argument(help=("The same questions, row by row, asked by the opposite kind.")),
+        typer.Argument(help="The same questions, row by row, asked by the opposite kind."),
     ] = None,
     pairs: Annotated[
-        int | None, typer.Option(min=4, help=("Only this many rows, evenly from all questions."))
+        int | None, typer.Option(min=4, help="Only this many rows, evenly from all questions.")
     ] = None,
     output: Output = None,
 ) -> None:

@@ -45,7 +45,7 @@ def judge_pairs(
     files: Annotated[
         list[str],
         typer.Argument(
-            help=("Comparisons, in any format that tether reads. With --prompts: the second model.")
+            help="Comparisons, in any format that tether reads. With --prompts: the second model."
         ),
     ],
     prompts: Annotated[
@@ -61,31 +61,31 @@ def judge_pairs(
         str | None, typer.Option(help="With --prompts: who judges, a model as MODEL is.")
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, help=("With --prompts: longest answer, in tokens."))
+        int, typer.Option(min=1, help="With --prompts: longest answer, in tokens.")
     ] = 512,
     answer_temperature: Annotated[
-        float, typer.Option(min=0, help=("With --prompts: of both models' answers; 0 is greedy."))
+        float, typer.Option(min=0, help="With --prompts: of both models' answers; 0 is greedy.")
     ] = 0.7,
     page: Annotated[
         Path | None,
-        typer.Option(help=("With --prompts: write a page of figures and answers here.")),
+        typer.Option(help="With --prompts: write a page of figures and answers here."),
     ] = None,
     seed: options.Seed = 0,
     rubric: Annotated[
         str,
         typer.Option(
-            help=("What is better: a text file, helpful, harmless; or a .toml of principles.")
+            help="What is better: a text file, helpful, harmless; or a .toml of principles."
         ),
     ] = "helpful",
     format: options.Format = "auto",
     limit: options.Pairs = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help=("Write the soft labels here, as JSON lines.")),
+        typer.Option("--output", "-o", help="Write the soft labels here, as JSON lines."),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")] = None,
     temperature: Annotated[
-        float, typer.Option(min=0.01, help=("Divides the log-odds: above 1 for a judge too sure."))
+        float, typer.Option(min=0.01, help="Divides the log-odds: above 1 for a judge too sure.")
     ] = 1.0,
     reasoning_tokens: options.ReasoningTokens = 0,
     cache: options.Cache = None,
@@ -207,7 +207,7 @@ def constitution(
     model: options.Asked,
     prompts: Annotated[str, typer.Argument(help="Prompts, in any format that tether reads.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help=("Write demonstrations here, as JSON lines."))
+        Path, typer.Option("--output", "-o", help="Write demonstrations here, as JSON lines.")
     ],
     principles: Annotated[str, typer.Option(help="A .toml file of principles.")] = "constitution",
     comparisons: Annotated[

@@ -31,7 +31,7 @@ def complete_stage(incomplete: str) -> list[str]:
 RecipeArgument = Annotated[
     str,
     typer.Argument(
-        help=("A recipe: a .toml file, or the name of one of `tether recipes`."),
+        help="A recipe: a .toml file, or the name of one of `tether recipes`.",
         autocompletion=complete_recipe,
     ),
 ]
@@ -57,19 +57,19 @@ BudgetMinutes = Annotated[
     typer.Option(
         "--budget",
         min=0.01,
-        help=("Minutes: training ends at a whole step, evaluated and reported, in time."),
+        help="Minutes: training ends at a whole step, evaluated and reported, in time.",
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help=("Overrides such as ppo.kl.coefficient=0.1 or run=runs/mine.")),
+    typer.Argument(help="Overrides such as ppo.kl.coefficient=0.1 or run=runs/mine."),
 ]
 Talker = Annotated[str, typer.Argument(help="A model folder, a hub id, or a run directory.")]
 Format = Annotated[str, typer.Option(help="Name of a format; auto finds out.")]
 Columns = Annotated[
     str,
     typer.Option(
-        help=("Names of a format for the file's columns: prompt=question,chosen=good,rejected=bad.")
+        help="Names of a format for the file's columns: prompt=question,chosen=good,rejected=bad."
     ),
 ]
 Pairs = Annotated[int | None, typer.Option(min=1, help="Only the first pairs of each file.")]
@@ -80,53 +80,51 @@ MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in token
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
 TopP = Annotated[
     float,
-    typer.Option(
-        min=0.01, max=1.0, help=("Sample from the likeliest tokens of this share; 1: all.")
-    ),
+    typer.Option(min=0.01, max=1.0, help="Sample from the likeliest tokens of this share; 1: all."),
 ]
 Seed = Annotated[int, typer.Option(help="Of the sampling; the same seed gives the same answers.")]
 Asked = Annotated[
     str,
     typer.Argument(
-        help=("Who is asked: a model folder, hub id or run; with --url, the server's name of it.")
+        help="Who is asked: a model folder, hub id or run; with --url, the server's name of it."
     ),
 ]
 Url = Annotated[
     str | None,
-    typer.Option(help=("An OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")),
+    typer.Option(help="An OpenAI-compatible server, such as http://127.0.0.1:8000/v1."),
 ]
 KeyVariable = Annotated[
     str | None,
-    typer.Option(help=("Environment variable with the server's key; the key itself goes nowhere.")),
+    typer.Option(help="Environment variable with the server's key; the key itself goes nowhere."),
 ]
 Concurrency = Annotated[
-    int | None, typer.Option(min=1, help=("Requests to the server at once; default 8."))
+    int | None, typer.Option(min=1, help="Requests to the server at once; default 8.")
 ]
 ReplyTokens = Annotated[
     int | None,
     typer.Option(
-        min=1, help=("Longest verdict of a server's model, its thought included; default 8.")
+        min=1, help="Longest verdict of a server's model, its thought included; default 8."
     ),
 ]
 TimeLimit = Annotated[
     float | None,
-    typer.Option(min=0.1, help=("Seconds that one request to the server may take; default 120.")),
+    typer.Option(min=0.1, help="Seconds that one request to the server may take; default 120."),
 ]
 MaxRequests = Annotated[
-    int | None, typer.Option(min=0, help=("Budget: requests to the server, repeated ones counted."))
+    int | None, typer.Option(min=0, help="Budget: requests to the server, repeated ones counted.")
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(min=0, help=("Budget: tokens of prompts and replies."))
+    int | None, typer.Option(min=0, help="Budget: tokens of prompts and replies.")
 ]
 Cache = Annotated[
     Path | None,
     typer.Option(
-        help=("Where answers are kept, so none is asked for twice; default: tether's cache.")
+        help="Where answers are kept, so none is asked for twice; default: tether's cache."
     ),
 ]
 ReasoningTokens = Annotated[
     int,
-    typer.Option(min=0, help=("Tokens of the reasons before each verdict; 0: a verdict at once.")),
+    typer.Option(min=0, help="Tokens of the reasons before each verdict; 0: a verdict at once."),
 ]
 
 

@@ -28,7 +28,7 @@ STRATEGIES = "random, uncertain, information, disagreement, length_matched, rank
 Names = Annotated[
     bool,
     typer.Option(
-        "--names", help=("Annotators by name; without it they are annotator-1, annotator-2 ...")
+        "--names", help="Annotators by name; without it they are annotator-1, annotator-2 ..."
     ),
 ]
 
@@ -68,7 +68,7 @@ def import_(
     files: Annotated[
         list[str],
         typer.Argument(
-            help=("Comparisons, answers to make pairs of, tasks of Label Studio or Argilla.")
+            help="Comparisons, answers to make pairs of, tasks of Label Studio or Argilla."
         ),
     ],
     format: Annotated[
@@ -82,39 +82,39 @@ def import_(
     ] = "auto",
     ask: Annotated[
         int | None,
-        typer.Option(min=1, help=("How many people judge each pair, those who did included.")),
+        typer.Option(min=1, help="How many people judge each pair, those who did included."),
     ] = None,
     labels: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help=("Count the file's labels as judgments of an annotator NAME.")
+            metavar="NAME", help="Count the file's labels as judgments of an annotator NAME."
         ),
     ] = "",
     gold: Annotated[
         bool,
-        typer.Option("--gold", help=("The file's labels are known answers of gold questions.")),
+        typer.Option("--gold", help="The file's labels are known answers of gold questions."),
     ] = False,
     round: Round = None,
     prefix: Annotated[
         str,
-        typer.Option(help=("Goes before annotators' names, to keep people of two sources apart.")),
+        typer.Option(help="Goes before annotators' names, to keep people of two sources apart."),
     ] = "",
     fields: Annotated[
         str,
         typer.Option(
-            help=("PROMPT,FIRST,SECOND: unusual names in Label Studio's or Argilla's tasks.")
+            help="PROMPT,FIRST,SECOND: unusual names in Label Studio's or Argilla's tasks."
         ),
     ] = "",
     columns: Columns = "",
     prompts: Annotated[
         Path | None,
-        typer.Option(help=("Of answers that name their prompt by id: the file of prompts.")),
+        typer.Option(help="Of answers that name their prompt by id: the file of prompts."),
     ] = None,
     model: Annotated[
         str, typer.Option(help="Of answers that do not say: which model gave them.")
     ] = "",
     checkpoint: Annotated[
-        str, typer.Option(help=("Of answers that do not say: which checkpoint gave them."))
+        str, typer.Option(help="Of answers that do not say: which checkpoint gave them.")
     ] = "",
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first rows of each file.")
@@ -200,17 +200,17 @@ def _export(
     ],
     format: Annotated[str, typer.Option(help="jsonl, parquet, label-studio, argilla.")] = "jsonl",
     how: Annotated[
-        str, typer.Option(help=("Labels by soft (the share of votes), majority, or dawid-skene."))
+        str, typer.Option(help="Labels by soft (the share of votes), majority, or dawid-skene.")
     ] = "soft",
     round: Round = None,
     names: Names = False,
     unfinished: Annotated[
         bool,
-        typer.Option("--unfinished", help=("Also what is not judged yet; for other tools, all.")),
+        typer.Option("--unfinished", help="Also what is not judged yet; for other tools, all."),
     ] = False,
     least: Annotated[
         float,
-        typer.Option(min=0, max=1, help=("Leave out labels with a smaller share of the votes.")),
+        typer.Option(min=0, max=1, help="Leave out labels with a smaller share of the votes."),
     ] = 0.0,
 ) -> None:
     """Write what was judged as comparisons with every vote, or as tasks for other tools; no
@@ -317,20 +317,20 @@ def _ask(
     people: Annotated[int, typer.Option("--ask", min=1, help="How many people judge each.")] = 1,
     shared_share: Annotated[float, typer.Option(min=0, max=1, help="This share of them ...")] = 0.0,
     shared_ask: Annotated[
-        int | None, typer.Option(min=2, help=("... is judged by this many, to measure agreement."))
+        int | None, typer.Option(min=2, help="... is judged by this many, to measure agreement.")
     ] = None,
     per_prompt: Annotated[
-        int | None, typer.Option(min=1, help=("At most this many pairs of one prompt; default 3."))
+        int | None, typer.Option(min=1, help="At most this many pairs of one prompt; default 3.")
     ] = None,
     ranked: Annotated[
-        int | None, typer.Option(min=2, help=("Of a ranking: this many answers of each prompt."))
+        int | None, typer.Option(min=2, help="Of a ranking: this many answers of each prompt.")
     ] = None,
     length_difference: Annotated[
-        float | None, typer.Option(min=0, max=0.99, help=("Of length_matched; default 0.1."))
+        float | None, typer.Option(min=0, max=0.99, help="Of length_matched; default 0.1.")
     ] = None,
     round: Annotated[str, typer.Option(help="A name for this batch.")] = "",
     priority: Annotated[
-        float, typer.Option(help=("Batches with lower numbers are asked first."))
+        float, typer.Option(help="Batches with lower numbers are asked first.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Decides which pairs are drawn.")] = 0,
 ) -> None:
@@ -356,7 +356,7 @@ def _ask(
     count = ask_pairs(opened(store), config, round=round, priority=priority)
     typer.echo(
         f"{count:,} pairs are to be judged"
-        + ("" if count else (": the store has no others of this kind"))
+        + ("" if count else ": the store has no others of this kind")
     )
 
 
@@ -365,23 +365,21 @@ def _invite(
     name: Annotated[
         str,
         typer.Argument(
-            help=("Who is invited; who was already gets a new invitation, and the old one ends.")
+            help="Who is invited; who was already gets a new invitation, and the old one ends."
         ),
     ],
     role: Annotated[
         str | None,
-        typer.Option(help=("annotator, expert, admin; as before, and annotator for who is new.")),
+        typer.Option(help="annotator, expert, admin; as before, and annotator for who is new."),
     ] = None,
     days: Annotated[float, typer.Option(min=0.01, help="How long it can be used.")] = 30.0,
     port: Annotated[
         int,
-        typer.Option(min=1, max=65535, help=("The port of `tether prefs serve` on this machine.")),
+        typer.Option(min=1, max=65535, help="The port of `tether prefs serve` on this machine."),
     ] = 8765,
     address: Annotated[
         str,
-        typer.Option(
-            help=("Where it is reached from elsewhere, such as https://judge.example.org.")
-        ),
+        typer.Option(help="Where it is reached from elsewhere, such as https://judge.example.org."),
     ] = "",
 ) -> None:
     """Print a link that invites a person. Whoever has it gets in; it is shown once, and the store
@@ -399,11 +397,11 @@ def _escalate(
     below: Annotated[
         float,
         typer.Argument(
-            min=0, max=1, help=("Less than this share of votes, or posterior, behind the label.")
+            min=0, max=1, help="Less than this share of votes, or posterior, behind the label."
         ),
     ],
     how: Annotated[
-        str, typer.Option(help=("Labels by soft (the share of votes) or dawid-skene."))
+        str, typer.Option(help="Labels by soft (the share of votes) or dawid-skene.")
     ] = "soft",
     round: Round = None,
 ) -> None:
@@ -418,7 +416,7 @@ def rank(
     round: Round = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help=("Write each prompt's answers, best first, here.")),
+        typer.Option("--output", "-o", help="Write each prompt's answers, best first, here."),
     ] = None,
 ) -> None:
     """Rank models, and the answers of each prompt, by all votes (Bradley-Terry)."""
@@ -459,7 +457,7 @@ def _guidelines(
     store: StoreArgument,
     file: Annotated[
         Path | None,
-        typer.Argument(help=("Markdown; a changed text is a new version. Without it: show them.")),
+        typer.Argument(help="Markdown; a changed text is a new version. Without it: show them."),
     ] = None,
     version: Annotated[int | None, typer.Option(min=1, help="Show an earlier version.")] = None,
 ) -> None:
@@ -479,7 +477,7 @@ def _guidelines(
             f"{where.guidelines().version}"
         )
     typer.echo(
-        f"version {row.version}\n\n{row.text}" if row.version else ("there are no guidelines yet")
+        f"version {row.version}\n\n{row.text}" if row.version else "there are no guidelines yet"
     )
 
 
@@ -491,24 +489,22 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8765,
     address: Annotated[
         str,
-        typer.Option(help=("What people open behind a proxy, such as https://judge.example.org.")),
+        typer.Option(help="What people open behind a proxy, such as https://judge.example.org."),
     ] = "",
     guidelines: Annotated[
         Path | None,
-        typer.Option(help=("Markdown beside each task; a changed text is a new version.")),
+        typer.Option(help="Markdown beside each task; a changed text is a new version."),
     ] = None,
     criterion: Annotated[
-        list[str] | None, typer.Option(help=("Rate each answer by it, 1 to 5; may be repeated."))
+        list[str] | None, typer.Option(help="Rate each answer by it, 1 to 5; may be repeated.")
     ] = None,
     lease_minutes: Annotated[float, typer.Option(help="How long a task is somebody's.")] = 30.0,
     gold_every: Annotated[
         int,
-        typer.Option(
-            min=0, help=("Every how many tasks one has a known answer, if there are any.")
-        ),
+        typer.Option(min=0, help="Every how many tasks one has a known answer, if there are any."),
     ] = 10,
     rest_every: Annotated[
-        int, typer.Option(min=0, help=("Judgments after which a pause is offered; 0: never."))
+        int, typer.Option(min=0, help="Judgments after which a pause is offered; 0: never.")
     ] = 50,
     seed: Annotated[int, typer.Option(help="Decides which answer stands on the left.")] = 0,
 ) -> None:
@@ -527,7 +523,7 @@ def serve(
         "gold_every": gold_every,
     }
     config = build(
-        SiteConfig, {**given, "rest_every": rest_every, "seed": seed}, where=("tether prefs serve")
+        SiteConfig, {**given, "rest_every": rest_every, "seed": seed}, where="tether prefs serve"
     )
     text = None if guidelines is None else read_guidelines(guidelines)
     where = opened(store)

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 def generate(
     model: options.Talker,
     prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROMPT]...", help=("What to answer."))
+        list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What to answer.")
     ] = None,
     prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", "-p", help=("The same, as an option."))
+        list[str] | None, typer.Option("--prompt", "-p", help="The same, as an option.")
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", help=("A file of prompts, in any format that tether reads.")),
+        typer.Option("--file", "-f", help="A file of prompts, in any format that tether reads."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help=("Write JSON lines here instead of text."))
+        Path | None, typer.Option("--output", "-o", help="Write JSON lines here instead of text.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 1,
     max_new_tokens: options.MaxNewTokens = 128,
@@ -88,7 +88,7 @@ def generate(
             if samples > 1:
                 console.print(f"[dim]{number}[/]")
             console.print(
-                escape(visible(rollout.text)) + ("" if rollout.finished else (" [dim]…[/]")),
+                escape(visible(rollout.text)) + ("" if rollout.finished else " [dim]…[/]"),
                 highlight=False,
             )
 
@@ -145,7 +145,7 @@ def read_again(kind: str, difference: float) -> str:
     if difference < ROUNDED:
         return f"{differs}."
     meaning = (
-        (f", a factor of {math.exp(difference):.2f} in one token's probability")
+        f", a factor of {math.exp(difference):.2f} in one token's probability"
         if kind == "policy"
         else ""
     )
@@ -163,25 +163,23 @@ def export_result(
     source: Annotated[
         str,
         typer.Argument(
-            help=("The folder of a run, stage, trained role or checkpoint; or a model source.")
+            help="The folder of a run, stage, trained role or checkpoint; or a model source."
         ),
     ],
     output: Annotated[Path, typer.Argument(help="A new folder.")],
     adapter: Annotated[
         bool,
-        typer.Option(
-            "--adapter", help=("Keep the adapter apart, for peft, instead of merging it.")
-        ),
+        typer.Option("--adapter", help="Keep the adapter apart, for peft, instead of merging it."),
     ] = False,
     dtype: Annotated[
-        str, typer.Option(help=("auto (as it was trained), float32, bfloat16 or float16."))
+        str, typer.Option(help="auto (as it was trained), float32, bfloat16 or float16.")
     ] = "auto",
     shard_size: Annotated[str, typer.Option(help="Largest size of one file of weights.")] = "5GB",
     push: Annotated[
-        str | None, typer.Option(help=("Upload the folder to the hub, as owner/name."))
+        str | None, typer.Option(help="Upload the folder to the hub, as owner/name.")
     ] = None,
     private: Annotated[
-        bool, typer.Option("--private", help=("The repository of --push is private."))
+        bool, typer.Option("--private", help="The repository of --push is private.")
     ] = False,
 ) -> None:
     """Write a policy or reward model as a plain folder for transformers, vLLM, TRL or peft, with a
@@ -218,21 +216,21 @@ def engine(
     model: Annotated[
         str,
         typer.Option(
-            help=("A model's folder or name: the base under the adapters that a run sends.")
+            help="A model's folder or name: the base under the adapters that a run sends."
         ),
     ],
     host: Annotated[
-        str, typer.Option(help=("Where to listen; only within a network that is trusted."))
+        str, typer.Option(help="Where to listen; only within a network that is trusted.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
     dtype: Annotated[
-        str, typer.Option(help=("auto, float32 or bfloat16; as in the run that it samples for."))
+        str, typer.Option(help="auto, float32 or bfloat16; as in the run that it samples for.")
     ] = "auto",
     rows: Annotated[int, typer.Option(min=1, help="Responses decoded at once.")] = 64,
     alone: Annotated[
         bool,
         typer.Option(
-            help=("Decode each prompt by itself: slower, and the same bits whatever meets.")
+            help="Decode each prompt by itself: slower, and the same bits whatever meets."
         ),
     ] = False,
 ) -> None:
@@ -247,7 +245,7 @@ def engine(
         from tether.servers.http import new_token
 
         loaded = open_model(
-            build(ModelConfig, {"source": model, "dtype": dtype}, where=("tether engine"))
+            build(ModelConfig, {"source": model, "dtype": dtype}, where="tether engine")
         )
     server = engine_server(loaded, (host, port), rows, new_token(), alone=alone)
     _announce("Sampling", server)
@@ -256,13 +254,13 @@ def engine(
 
 def rewards(
     recipe: Annotated[
-        str, typer.Argument(help=("A recipe, or the settings that a run wrote for its servers."))
+        str, typer.Argument(help="A recipe, or the settings that a run wrote for its servers.")
     ],
     stage: Annotated[
-        str | None, typer.Argument(help=("Which of its stages; unset: the one that samples."))
+        str | None, typer.Argument(help="Which of its stages; unset: the one that samples.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help=("Where to listen; only within a network that is trusted."))
+        str, typer.Option(help="Where to listen; only within a network that is trusted.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8100,
 ) -> None:

@@ -16,12 +16,12 @@ class LearnerConfig(Config):
     ranks: int = Field(
         default=1,
         ge=1,
-        description=("processes that train together, each on its share of every step's rows"),
+        description="processes that train together, each on its share of every step's rows",
     )
     timeout: float = Field(
         default=60.0,
         ge=5,
-        description=("seconds without a sign of life after which a rank is lost"),
+        description="seconds without a sign of life after which a rank is lost",
     )
     restarts: int = Field(
         default=3,
@@ -67,24 +67,24 @@ class OptimizerConfig(Config):
         ),
     )
     learning_rate: float | None = Field(
-        default=None, gt=0, description=("unset: the stage's, for adapters or for whole models")
+        default=None, gt=0, description="unset: the stage's, for adapters or for whole models"
     )
     betas: tuple[float, float] = Field(
         default=(0.9, 0.999),
-        description=("of AdamW: decay of the means of gradients and of their squares"),
+        description="of AdamW: decay of the means of gradients and of their squares",
     )
     epsilon: float = Field(
-        default=1e-8, gt=0, description=("of AdamW: added to the root of the mean square")
+        default=1e-8, gt=0, description="of AdamW: added to the root of the mean square"
     )
     weight_decay: float = Field(default=0.0, ge=0, description="of AdamW, decoupled")
     max_grad_norm: float = Field(
-        default=1.0, gt=0, description=("longer gradients are shortened to this")
+        default=1.0, gt=0, description="longer gradients are shortened to this"
     )
     warmup_fraction: float = Field(
         default=0.05,
         ge=0,
         lt=1,
-        description=("share of the updates in which the rate rises from 0"),
+        description="share of the updates in which the rate rises from 0",
     )
     schedule: Literal["cosine", "linear", "constant"] = Field(
         default="cosine", description="of the learning rate after the warm-up"
@@ -93,12 +93,12 @@ class OptimizerConfig(Config):
         default=0.1,
         ge=0,
         le=1,
-        description=("share of the rate that is left at the end of the decay"),
+        description="share of the rate that is left at the end of the decay",
     )
     max_skipped: int = Field(
         default=3,
         ge=0,
-        description=("updates that may be left out as not finite; one more is an error"),
+        description="updates that may be left out as not finite; one more is an error",
     )
 
     @property
@@ -122,14 +122,14 @@ class TrainedConfig(Config):
     rates: ClassVar[Rates]
 
     optimizer: OptimizerConfig = Field(
-        default=OptimizerConfig(), description=("AdamW and its learning rate")
+        default=OptimizerConfig(), description="AdamW and its learning rate"
     )
 
     checkpoint_every: int = Field(default=20, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(
         default=1,
         ge=1,
-        description=("newest ones to keep; more than one outlive the end of the stage"),
+        description="newest ones to keep; more than one outlive the end of the stage",
     )
 
     def optimizer_for(self, adapter: object) -> OptimizerConfig:
@@ -167,10 +167,10 @@ class SupervisedConfig(TrainedConfig):
     epochs: int = Field(default=1, ge=1, description="passes over the rows")
     max_length: int = Field(default=1024, ge=8, description="longer rows are left out and counted")
     heldout_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description=("share of the prompts that only evaluate")
+        default=0.1, ge=0, lt=1, description="share of the prompts that only evaluate"
     )
     evaluate_every: int = Field(
-        default=0, ge=0, description=("updates between evaluations; 0: only at the end")
+        default=0, ge=0, description="updates between evaluations; 0: only at the end"
     )
     seed: int = Field(default=0, description="of the order of rows and of what is held out")
 
@@ -179,10 +179,10 @@ class PreferenceConfig(SupervisedConfig):
     """The settings that the stages on several responses to a prompt share."""
 
     prompts_per_update: int = Field(
-        default=16, ge=1, description=("all responses to a prompt stand in one update")
+        default=16, ge=1, description="all responses to a prompt stand in one update"
     )
     micro_batch_tokens: int = Field(
-        default=2048, ge=8, description=("padded size of a micro-batch, which holds whole prompts")
+        default=2048, ge=8, description="padded size of a micro-batch, which holds whole prompts"
     )
 
 

@@ -23,7 +23,7 @@ class LoraConfig(Config):
 
     rank: int = Field(default=16, ge=1, description="of the adapter's two matrices")
     alpha: float = Field(
-        default=32.0, gt=0, description=("the adapter's output is scaled by alpha / rank")
+        default=32.0, gt=0, description="the adapter's output is scaled by alpha / rank"
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="of the adapter's input")
     targets: Literal["attention", "all-linear"] | tuple[str, ...] = Field(
@@ -31,16 +31,16 @@ class LoraConfig(Config):
     )
     rslora: bool = Field(
         default=False,
-        description=("scale by alpha / sqrt(rank): high ranks learn as fast as low ones"),
+        description="scale by alpha / sqrt(rank): high ranks learn as fast as low ones",
     )
     dora: bool = Field(
         default=False,
-        description=("also learn the length of every column of the weights (DoRA); slower"),
+        description="also learn the length of every column of the weights (DoRA); slower",
     )
     last_layers: int | None = Field(
         default=None,
         ge=1,
-        description=("adapt only this many last layers; the backward pass stops there"),
+        description="adapt only this many last layers; the backward pass stops there",
     )
 
 
@@ -53,14 +53,14 @@ class ModelConfig(Config):
 
     source: str = Field(description="a folder, a hub id, package:NAME==VERSION, or tiny")
     fallback: str | None = Field(
-        default=None, description=("used when `source` is a hub id and no hub can be reached")
+        default=None, description="used when `source` is a hub id and no hub can be reached"
     )
     revision: str | None = Field(
-        default=None, description=("of a model of the hub: a branch, tag or commit")
+        default=None, description="of a model of the hub: a branch, tag or commit"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
-        description=("of the frozen weights and of the arithmetic; auto chooses by device"),
+        description="of the frozen weights and of the arithmetic; auto chooses by device",
     )
     quantize: Literal["nf4"] | None = Field(
         default=None,
@@ -72,11 +72,11 @@ class ModelConfig(Config):
         default="auto", description="how attention is computed; auto chooses by device"
     )
     device: str = Field(
-        default="auto", description=("where the model lies; auto takes a GPU where there is one")
+        default="auto", description="where the model lies; auto takes a GPU where there is one"
     )
     cpu_kernels: bool = Field(
         default=True,
-        description=("on a CPU: our own attention, decoder and allocator, behind `cpu.speed_up`"),
+        description="on a CPU: our own attention, decoder and allocator, behind `cpu.speed_up`",
     )
     recompute: bool = Field(
         default=False,
@@ -86,10 +86,10 @@ class ModelConfig(Config):
         ),
     )
     trust_remote_code: bool = Field(
-        default=False, description=("run code that comes with the model; only for what you trust")
+        default=False, description="run code that comes with the model; only for what you trust"
     )
     chat_template: str | None = Field(
-        default=None, description=("path of a Jinja file that replaces the tokenizer's template")
+        default=None, description="path of a Jinja file that replaces the tokenizer's template"
     )
     rendered_texts: Literal["auto", "split", "keep"] = Field(
         default="auto",
@@ -99,11 +99,11 @@ class ModelConfig(Config):
         "every text as it is",
     )
     system_prompt: str | None = Field(
-        default=None, description=("default system message; unset leaves it to the template")
+        default=None, description="default system message; unset leaves it to the template"
     )
     stop_tokens: tuple[str, ...] = Field(
         default=(),
-        description=("tokens that end a turn; empty: the tokenizer's EOS and the model's own list"),
+        description="tokens that end a turn; empty: the tokenizer's EOS and the model's own list",
     )
 
     def faults(self) -> Iterator[str]:

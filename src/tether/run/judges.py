@@ -51,24 +51,24 @@ class JudgeConfig(Config):
 
     model: str | None = Field(
         default=None,
-        description=("a model folder, a hub id, package:NAME==VERSION, or a run directory"),
+        description="a model folder, a hub id, package:NAME==VERSION, or a run directory",
     )
     server: JudgeServerConfig | None = Field(
-        default=None, description=("instead of model: an OpenAI-compatible server")
+        default=None, description="instead of model: an OpenAI-compatible server"
     )
     rubric: str = Field(
         default="helpful",
-        description=("a text file; helpful, harmless; for comparisons also a .toml of principles"),
+        description="a text file; helpful, harmless; for comparisons also a .toml of principles",
     )
     temperature: float = Field(
-        default=1.0, gt=0, description=("of comparisons: divides the log-odds of the labels")
+        default=1.0, gt=0, description="of comparisons: divides the log-odds of the labels"
     )
     reasoning_tokens: int = Field(
-        default=0, ge=0, description=("of the reasons that it writes before each verdict; 0: none")
+        default=0, ge=0, description="of the reasons that it writes before each verdict; 0: none"
     )
     cache: str | None = Field(
         default=None,
-        description=("file in which answers are kept, so that none is asked for twice"),
+        description="file in which answers are kept, so that none is asked for twice",
     )
 
     def faults(self) -> Iterator[str]:

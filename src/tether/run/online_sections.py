@@ -66,7 +66,7 @@ class SycophancyConfig(Config):
         ),
     )
     pairs: int = Field(
-        default=64, ge=4, description=("pairs of prompts that are asked at every measurement")
+        default=64, ge=4, description="pairs of prompts that are asked at every measurement"
     )
 
     @property
@@ -80,7 +80,7 @@ class SycophancyConfig(Config):
 
 class EvaluateSection(EvaluateConfig):
     data: DataConfig | None = Field(
-        default=None, description=("held-out prompts; without it some are set aside")
+        default=None, description="held-out prompts; without it some are set aside"
     )
     judge: Annotated[
         Annotated[Literal["reward", "test"], Tag("name")] | AFunction | AModel, BY_KIND
@@ -92,7 +92,7 @@ class EvaluateSection(EvaluateConfig):
         ),
     )
     sycophancy: SycophancyConfig | None = Field(
-        default=None, description=("also measure whether answers depend on who asks")
+        default=None, description="also measure whether answers depend on who asks"
     )
 
     def faults(self) -> Iterator[str]:
@@ -113,7 +113,7 @@ class TaskConfig(Config):
     seed: int = Field(default=0, description="of its problems")
     config: dict[str, Any] = Field(default_factory=dict, description="the task's own settings")
     system: str | None = Field(
-        default=None, description=("a system turn; unset: where the answer belongs; empty: none")
+        default=None, description="a system turn; unset: where the answer belongs; empty: none"
     )
 
     def prompts(self, size: int | None = None) -> list[Prompt]:
@@ -171,7 +171,7 @@ class RewardedSection(TimedSection):
     )
     verifiable: VerifiableConfig | None = Field(default=None, description="how answers are checked")
     classifier: ClassifierConfig | None = Field(
-        default=None, description=("a sequence classifier as the reward")
+        default=None, description="a sequence classifier as the reward"
     )
     function: FunctionConfig | None = Field(default=None, description="your own reward function")
     max_failed: float = Field(
@@ -187,7 +187,7 @@ class RewardedSection(TimedSection):
     )
     reward_combine: Combine = Field(
         default="mean",
-        description=("how a response's score is made of those of an ensemble's members"),
+        description="how a response's score is made of those of an ensemble's members",
     )
     uncertainty_weight: float = Field(
         default=0.1,
@@ -200,7 +200,7 @@ class RewardedSection(TimedSection):
     objectives: dict[Name, ObjectiveConfig] | None = Field(
         default=None,
         min_length=2,
-        description=("what each of [reward.objectives] weighs, or where it is held"),
+        description="what each of [reward.objectives] weighs, or where it is held",
     )
 
     @property
@@ -230,7 +230,7 @@ class RewardedSection(TimedSection):
                 yield from self.idle(key, because=f"without reward_source = {source!r}")
         if self.reward_combine != "uncertainty":
             yield from self.idle(
-                "uncertainty_weight", because=("without reward_combine = 'uncertainty'")
+                "uncertainty_weight", because="without reward_combine = 'uncertainty'"
             )
         if self.objectives is not None:
             yield from self.idle("reward_combine", because="on objectives: they have weights")
@@ -248,24 +248,24 @@ class OnlineSection(RewardedSection):
 
     task: TaskConfig | None = Field(default=None, description="prompts of a reasoning-gym task")
     lora: SteadyLora = Field(
-        default=LoraConfig(), description=("the adapter that learns; false trains the whole model")
+        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
     )
     roles: Literal["shared", "separate"] = Field(
-        default="shared", description=("adapters on one trunk, or a model a role")
+        default="shared", description="adapters on one trunk, or a model a role"
     )
     offload: bool = Field(default=False, description=OFFLOAD)
     reward_servers: RewardServersConfig | None = Field(
         default=None, description="have the reward worked out by servers, not in this process"
     )
     engine: EngineConfig = Field(
-        default=EngineConfig(), description=("what samples the answers: this process, or servers")
+        default=EngineConfig(), description="what samples the answers: this process, or servers"
     )
     engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
     evaluate: EvaluateSection | None = Field(
-        default=None, description=("measure on held-out prompts along the way")
+        default=None, description="measure on held-out prompts along the way"
     )
     watch: WatchSection = Field(
-        default=WatchSection(), description=("the detectors, and what happens when one fires")
+        default=WatchSection(), description="the detectors, and what happens when one fires"
     )
 
     @property
@@ -329,7 +329,7 @@ class OnlineSection(RewardedSection):
                     "and give path/to/file.py:name"
                 )
             yield from servers.idle(
-                "batch", because=("of a function: set function.batch"), table="reward_servers."
+                "batch", because="of a function: set function.batch", table="reward_servers."
             )
 
     def _prompt_faults(self) -> Iterator[str]:

@@ -86,10 +86,10 @@ class PairsSection(Section):
     prompts: int | None = Field(
         default=None,
         ge=2,
-        description=("how many are answered; unset: all. With repeat, others in each round"),
+        description="how many are answered; unset: all. With repeat, others in each round",
     )
     samples_per_prompt: int = Field(
-        default=4, ge=2, description=("answers to each prompt, of which pairs are made")
+        default=4, ge=2, description="answers to each prompt, of which pairs are made"
     )
     max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
     temperature: float = Field(default=0.7, gt=0, description="of sampling")
@@ -97,10 +97,10 @@ class PairsSection(Section):
     labels: int | None = Field(
         default=None,
         ge=4,
-        description=("comparisons that are judged; unset: all pairs of all answers"),
+        description="comparisons that are judged; unset: all pairs of all answers",
     )
     choose: Strategy = Field(
-        default="random", description=("which of them; before any reward model, at random")
+        default="random", description="which of them; before any reward model, at random"
     )
     judge: Annotated[Annotated[Literal["people"], Tag("name")] | AFunction | AModel, BY_KIND] = (
         Field(
@@ -111,10 +111,10 @@ class PairsSection(Section):
         )
     )
     annotator_agreement: float = Field(
-        default=0.70, gt=0.5, lt=1, description=("of simulated ones: how often two of them agree")
+        default=0.70, gt=0.5, lt=1, description="of simulated ones: how often two of them agree"
     )
     num_annotators: int = Field(
-        default=3, ge=1, description=("simulated annotators who vote on every pair")
+        default=3, ge=1, description="simulated annotators who vote on every pair"
     )
     agreement: str | None = Field(
         default=None,
@@ -124,7 +124,7 @@ class PairsSection(Section):
         ),
     )
     store: str | None = Field(
-        default=None, description=("of people: the preference store, a path or a URL")
+        default=None, description="of people: the preference store, a path or a URL"
     )
     ask: int = Field(default=1, ge=1, description="of people: how many judge each comparison")
     how: Literal["majority", "soft", "dawid-skene"] = Field(
@@ -152,7 +152,7 @@ class PairsSection(Section):
             yield from self.idle(
                 "annotator_agreement",
                 "num_annotators",
-                because=("with this judge: it is of a function"),
+                because="with this judge: it is of a function",
             )
         if self.labels is None:
             if self.choose != "random":
@@ -486,7 +486,7 @@ class _Collector:
         model = (
             context.model.source
             if context.policy is None
-            else (f"{context.root.name} before round {context.round}")
+            else f"{context.root.name} before round {context.round}"
         )
         how = {"temperature": section.temperature, "max_new_tokens": section.max_new_tokens}
         strategy, cases = rows[0]["chosen_by"] if rows else "random", []

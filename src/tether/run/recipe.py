@@ -66,12 +66,12 @@ class BaseRecipe(Config):
         ),
     )
     track: TrackerNames = Field(
-        default=(), description=("trackers that show the run too; may change from start to start")
+        default=(), description="trackers that show the run too; may change from start to start"
     )
     model: ModelConfig = Field(description="what is trained, or where training starts")
     learner: LearnerConfig = Field(
         default=LearnerConfig(),
-        description=("processes that train together; may change from start to start"),
+        description="processes that train together; may change from start to start",
     )
     on: On = Field(
         default="local",
@@ -81,7 +81,7 @@ class BaseRecipe(Config):
     )
     lora: Lora | None = Field(
         default=None,
-        description=("of every stage without one of its own, which replaces this one whole"),
+        description="of every stage without one of its own, which replaces this one whole",
     )
     budget: Budget = Field(
         default=None,
@@ -228,7 +228,7 @@ class BaseRecipe(Config):
         needs += (
             ", with reward.members"
             if choose in ("disagreement", "information")
-            else (" of one score, without objectives")
+            else " of one score, without objectives"
         )
         able = (
             reward is not None

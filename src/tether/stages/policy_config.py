@@ -67,15 +67,15 @@ class SampledConfig(TrainedConfig):
     """Settings of every stage that learns from the policy's own samples; lengths are in tokens."""
 
     steps: int = Field(
-        default=100, ge=1, description=("of training: each samples, scores and learns")
+        default=100, ge=1, description="of training: each samples, scores and learns"
     )
     prompts_per_step: int = Field(
-        default=8, ge=1, description=("prompts answered in a step; large machines take 64 and more")
+        default=8, ge=1, description="prompts answered in a step; large machines take 64 and more"
     )
     samples_per_prompt: int = Field(default=4, ge=1, description="answers to each of them")
     max_new_tokens: int = Field(default=64, ge=1, description="longest answer")
     temperature: float = Field(
-        default=1.0, gt=0, description=("of sampling, and of the distributions in the loss")
+        default=1.0, gt=0, description="of sampling, and of the distributions in the loss"
     )
     missing_stop_penalty: float = Field(
         default=0.0,
@@ -142,7 +142,7 @@ class KLConfig(Config):
     horizon: float = Field(
         default=10_000,
         gt=0,
-        description=("responses over which the coefficient can change by a factor of e"),
+        description="responses over which the coefficient can change by a factor of e",
     )
     report: bool = Field(
         default=True,
@@ -161,7 +161,7 @@ class PolicyConfig(SampledConfig):
 
     algorithm: Algorithm = "ppo"
     top_p: float = Field(
-        default=1.0, gt=0, le=1, description=("of sampling; training refuses less than 1")
+        default=1.0, gt=0, le=1, description="of sampling; training refuses less than 1"
     )
     epochs: int = Field(default=4, ge=1, description="passes over a step's answers")
     minibatches: int = Field(
@@ -191,23 +191,23 @@ class PolicyConfig(SampledConfig):
     overlong_buffer: int = Field(
         default=0,
         ge=0,
-        description=("last tokens before max_new_tokens over which a penalty grows"),
+        description="last tokens before max_new_tokens over which a penalty grows",
     )
     overlong_penalty: float = Field(
-        default=1.0, gt=0, description=("taken off the score at the end of that buffer")
+        default=1.0, gt=0, description="taken off the score at the end of that buffer"
     )
     step_rewards: bool = Field(
         default=False,
-        description=("use the rewards of single steps that the source gives, not the score"),
+        description="use the rewards of single steps that the source gives, not the score",
     )
     filter_groups: bool = Field(
         default=False,
-        description=("leave out prompts whose samples all score the same; no update where all do"),
+        description="leave out prompts whose samples all score the same; no update where all do",
     )
     refill: int = Field(
         default=0,
         ge=0,
-        description=("further batches of prompts that may be sampled to replace those left out"),
+        description="further batches of prompts that may be sampled to replace those left out",
     )
 
     baseline: Literal["none", "running_mean", "group", "leave_one_out"] = Field(
@@ -218,13 +218,13 @@ class PolicyConfig(SampledConfig):
         ),
     )
     baseline_window: int = Field(
-        default=1024, ge=1, description=("scores that the running mean remembers")
+        default=1024, ge=1, description="scores that the running mean remembers"
     )
     scale_advantages: bool = Field(
-        default=False, description=("divide by the standard deviation of the group's scores")
+        default=False, description="divide by the standard deviation of the group's scores"
     )
     critic: bool = Field(
-        default=False, description=("learn a value function and estimate advantages with it (GAE)")
+        default=False, description="learn a value function and estimate advantages with it (GAE)"
     )
     value_init: Literal["zero", "reward"] = Field(
         default="zero",
@@ -238,10 +238,10 @@ class PolicyConfig(SampledConfig):
         default=0.95,
         ge=0,
         le=1,
-        description=("of GAE: 1 takes the whole return, 0 one token and the value after it"),
+        description="of GAE: 1 takes the whole return, 0 one token and the value after it",
     )
     whiten_advantages: bool = Field(
-        default=False, description=("mean 0, deviation 1 over all tokens of the step")
+        default=False, description="mean 0, deviation 1 over all tokens of the step"
     )
     normalize: Literal["token", "sequence", "constant"] = Field(
         default="token",
@@ -260,15 +260,15 @@ class PolicyConfig(SampledConfig):
     clip_range: float = Field(
         default=0.2,
         gt=0,
-        description=("how far the ratio of a token's probabilities, new to old, counts: 1 ± this"),
+        description="how far the ratio of a token's probabilities, new to old, counts: 1 ± this",
     )
     clip_range_high: float | None = Field(
-        default=None, gt=0, description=("upper clip range; unset: clip_range")
+        default=None, gt=0, description="upper clip range; unset: clip_range"
     )
     dual_clip: float | None = Field(
         default=None,
         gt=1,
-        description=("bound on the loss of a bad token, in units of its advantage"),
+        description="bound on the loss of a bad token, in units of its advantage",
     )
     target_kl: float | None = Field(
         default=None,
@@ -285,7 +285,7 @@ class PolicyConfig(SampledConfig):
         ),
     )
     importance_cap: float = Field(
-        default=2.0, ge=1, description=("bound of the importance weight between engine and trainer")
+        default=2.0, ge=1, description="bound of the importance weight between engine and trainer"
     )
     max_staleness: int = Field(
         default=0,
@@ -299,7 +299,7 @@ class PolicyConfig(SampledConfig):
     value_clip_range: float | None = Field(
         default=0.2,
         gt=0,
-        description=("how far a value may move in an update; unset: as far as it likes"),
+        description="how far a value may move in an update; unset: as far as it likes",
     )
     value_coefficient: float = Field(default=0.5, ge=0, description="weight of the value loss")
     value_trains_trunk: bool = Field(
@@ -309,7 +309,7 @@ class PolicyConfig(SampledConfig):
         ),
     )
     kl: KLConfig = Field(
-        default=KLConfig(), description=("the penalty for going away from the reference")
+        default=KLConfig(), description="the penalty for going away from the reference"
     )
 
     optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")

@@ -39,13 +39,13 @@ class ProcessRewardConfig(SupervisedConfig):
     rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
     target: Literal["process", "outcome"] = Field(
-        "process", description=("a label a step, or one: whether all steps are right")
+        "process", description="a label a step, or one: whether all steps are right"
     )
     delimiters: tuple[str, ...] = Field(
-        ("\n\n",), min_length=1, description=("end a step; the first joins labelled steps")
+        ("\n\n",), min_length=1, description="end a step; the first joins labelled steps"
     )
     classes: Literal[2, 3] = Field(
-        2, description=("right or wrong, or PRM800K's ratings -1, 0, 1 in label_column")
+        2, description="right or wrong, or PRM800K's ratings -1, 0, 1 in label_column"
     )
     label_column: str = Field(
         "",
@@ -62,10 +62,10 @@ class ProcessRewardConfig(SupervisedConfig):
     solutions_per_update: int = Field(default=16, ge=1, description="solutions an update")
     micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
     head_dropout: float = Field(
-        default=0.0, ge=0, lt=1, description=("of the states that the probabilities are read from")
+        default=0.0, ge=0, lt=1, description="of the states that the probabilities are read from"
     )
     heldout_fraction: float = Field(
-        default=0.2, ge=0, lt=1, description=("share of the problems that the summary reports on")
+        default=0.2, ge=0, lt=1, description="share of the problems that the summary reports on"
     )
     calibration_fraction: float = Field(
         default=0.1,
@@ -76,7 +76,7 @@ class ProcessRewardConfig(SupervisedConfig):
         ),
     )
     evaluate_every: int = Field(
-        default=0, ge=0, description=("updates between losses on calibration problems; 0: none")
+        default=0, ge=0, description="updates between losses on calibration problems; 0: none"
     )
 
     def faults(self) -> Iterator[str]:

@@ -55,30 +55,30 @@ class RewardConfig(PreferenceConfig):
     rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
     epochs: int = Field(
-        default=1, ge=1, description=("more than one usually overfits the annotators")
+        default=1, ge=1, description="more than one usually overfits the annotators"
     )
     prompts_per_update: int = Field(
-        default=4, ge=1, description=("all pairs of a prompt stand in one update")
+        default=4, ge=1, description="all pairs of a prompt stand in one update"
     )
     use_margin: bool = Field(
-        default=False, description=("demand the label's margin between the scores")
+        default=False, description="demand the label's margin between the scores"
     )
     label_smoothing: float = Field(
-        default=0.0, ge=0, lt=0.5, description=("share of labels that are taken to be wrong")
+        default=0.0, ge=0, lt=0.5, description="share of labels that are taken to be wrong"
     )
     labels: Literal["given", "votes"] = Field(
-        default="given", description=("votes: the share of annotators, ties half")
+        default="given", description="votes: the share of annotators, ties half"
     )
     disentangle_length: float = Field(
-        default=0.0, ge=0, description=("weight of a second head, for length (ODIN has 1.0)")
+        default=0.0, ge=0, description="weight of a second head, for length (ODIN has 1.0)"
     )
     centering: float = Field(
         default=0.0,
         ge=0,
-        description=("weight of (r_chosen + r_rejected)^2, https://arxiv.org/abs/2312.09244"),
+        description="weight of (r_chosen + r_rejected)^2, https://arxiv.org/abs/2312.09244",
     )
     head_dropout: float = Field(
-        default=0.0, ge=0, lt=1, description=("of the states that the score is read from")
+        default=0.0, ge=0, lt=1, description="of the states that the score is read from"
     )
     keep_states_gb: float = Field(
         default=0.0,
