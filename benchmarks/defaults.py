@@ -124,7 +124,8 @@ def once(
 ) -> dict[str, Any]:
     """One run; what it measured, by name of the measure."""
     from tether.core.config import build
-    from tether.run.recipe import Recipe, run_recipe
+    from tether.run.recipe import Recipe
+    from tether.run.runner import run_recipe
 
     section, settings = STAGES[name]
     data = folder / f"{name}.jsonl"

@@ -20,7 +20,8 @@ from benchmarks.every_stage import recipe
 
 from tether.core.config import build
 from tether.core.rundir import read_jsonl
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 
 def main() -> None:

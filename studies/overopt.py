@@ -44,10 +44,11 @@ from tether.run.models import open_model
 from tether.run.online import PPOSection
 from tether.run.online_sections import learned_reward
 from tether.run.pairs import PairsSection
-from tether.run.recipe import BaseRecipe, recipe_type, run_recipe, stands_on
+from tether.run.recipe import BaseRecipe, recipe_type
 from tether.run.reward import RewardSection
 from tether.run.roles import local_engine
 from tether.run.rows import load_rows, named
+from tether.run.runner import run_recipe, stands_on
 from tether.run.stage import Context, run_stage
 from tether.run.supervised import SFTSection
 from tether.stats import group_indices

@@ -12,8 +12,10 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 from benchmarks import house
@@ -113,6 +115,27 @@ def test_import_contracts_hold() -> None:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--no-cache"]
     finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def circle(graph: grimp.ImportGraph) -> list[str]:
+    """Modules of which each imports the next and the last the first; empty: there is none.
+
+    Imports inside functions and under TYPE_CHECKING count.
+    """
+    needs = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    graph = grimp.build_graph("tether", cache_dir=None, exclude_type_checking_imports=False)
+    assert graph.direct_import_exists(
+        importer="tether.cli.trained", imported="tether.run.runner"
+    ), "an import inside a function counts"
+    assert circle(graph) == []
 
 
 def test_core_imports_only_the_standard_library_and_pydantic() -> None:

@@ -18,7 +18,8 @@ from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Comparison, Demonstration, Prompt, assistant, user
-from tether.run.recipe import recipe_type, run_recipe
+from tether.run.recipe import recipe_type
+from tether.run.runner import run_recipe
 
 QUESTIONS = [f"What is {i}?" for i in range(6)]
 SHORT = {

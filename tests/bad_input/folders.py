@@ -21,8 +21,9 @@ from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.run.judging import bench_rewards
 from tether.run.models import open_model
 from tether.run.online import online_stage
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_policy, local_engine, save_trained
+from tether.run.runner import run_recipe
 
 PAIRS = [
     {"prompt": "a", "chosen": "b!", "rejected": "c"},

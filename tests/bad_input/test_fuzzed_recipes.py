@@ -19,8 +19,9 @@ from tether.core.config import build, load_recipe
 from tether.core.errors import TetherError
 from tether.core.stages import STAGES
 from tether.run.checks import check_section
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
 from tether.run.rows import check_data
+from tether.run.runner import run_recipe
 
 RECIPES = sorted(
     (Path(__file__).resolve().parents[2] / "src" / "tether" / "recipes").glob("**/*.toml")

@@ -18,7 +18,8 @@ from tether.cli import main
 from tether.core.config import build
 from tether.core.errors import memory_error
 from tether.core.stages import STAGES
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 from tether.stages.sft import SFT
 
 COMMAND = [sys.executable, "-m", "tether"]

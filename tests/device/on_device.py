@@ -45,8 +45,9 @@ from tether.run.devices import machine_for
 from tether.run.engines import vllm_share
 from tether.run.export import export_model
 from tether.run.models import open_model
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, local_engine, save_trained
+from tether.run.runner import run_recipe
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient

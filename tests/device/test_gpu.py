@@ -15,8 +15,9 @@ from tether.models.config import ModelConfig
 from tether.models.trunk import Role
 from tether.rollout.local import _Decoding
 from tether.run.models import open_model
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
 from tether.run.roles import local_engine
+from tether.run.runner import run_recipe
 
 pytestmark = pytest.mark.gpu
 PROMPTS = [Prompt((user(text),)) for text in ("one", "two or three", "and four")]

@@ -33,8 +33,9 @@ from tether.models.trunk import Role
 from tether.run import online
 from tether.run.models import open_model
 from tether.run.online_sections import SycophancyConfig, premise_files
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_policy
+from tether.run.runner import run_recipe
 from tether.stats import Estimate
 
 QUESTIONS = [

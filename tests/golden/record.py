@@ -68,7 +68,8 @@ def journeys(folder: Path) -> Iterator[tuple[str, Path]]:
     from benchmarks.every_stage import loop_recipe, recipe
 
     from tether.core.config import build
-    from tether.run.recipe import Recipe, read_recipe, run_recipe
+    from tether.run.recipe import Recipe, read_recipe
+    from tether.run.runner import run_recipe
 
     run_recipe(build(Recipe, recipe(folder, folder / "stages")))
     yield "stages", folder / "stages"

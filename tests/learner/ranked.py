@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from tether.core.config import build
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 STAGES = ["sft", "reward", "process", "direct", "kto", "ppo", "grpo"]
 
@@ -57,7 +58,7 @@ def others():
     alive = [
         child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE
     ]
-    children = [child for child in alive if "tether.run.ranks" in " ".join(child.cmdline())]
+    children = [child for child in alive if "tether.run.worker" in " ".join(child.cmdline())]
     return sorted(children, key=lambda child: int(child.environ()["RANK"]))
 
 

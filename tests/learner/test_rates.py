@@ -22,7 +22,8 @@ from tether.monitoring.doctor import Finding
 from tether.monitoring.doctor_log import check_movement
 from tether.run.devices import gpu
 from tether.run.plan import plan
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 from tether.stages.direct import DirectConfig
 
 pytestmark = pytest.mark.audit

@@ -28,8 +28,9 @@ from tether.run.doctor import check_stage
 from tether.run.export import export_model
 from tether.run.models import open_model
 from tether.run.online import online_stage
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_policy
+from tether.run.runner import run_recipe
 
 needs_library = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="needs the extra quantize"

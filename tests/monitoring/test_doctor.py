@@ -31,7 +31,8 @@ from tether.monitoring.doctor_log import check_rows
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
 from tether.run.doctor import check_stage, examine_recipe, examine_run, examine_stage
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 

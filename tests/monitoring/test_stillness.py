@@ -20,7 +20,8 @@ from tether.monitoring.trends import drift
 from tether.monitoring.watch import Watch
 from tether.report.page import write_report
 from tether.run.doctor import examine_run
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 pytestmark = pytest.mark.audit
 KL = "kl/policy_reference_k1"

@@ -11,7 +11,8 @@ from tether.core.errors import ConfigError, MissingFileError
 from tether.core.rundir import read_json, read_jsonl
 from tether.report.page import write_report
 from tether.report.reading import read_journey
-from tether.run.recipe import read_recipe, run_recipe
+from tether.run.recipe import read_recipe
+from tether.run.runner import run_recipe
 
 ARMS = {
     "beta0": "arms.beta0.ppo.kl={mode='fixed', coefficient=0.0}",

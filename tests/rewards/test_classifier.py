@@ -23,7 +23,8 @@ from tether.core.types import Message, Prompt, Rollout, Sampling, StopReason, as
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.run.judging import bench_rewards
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh"]
 

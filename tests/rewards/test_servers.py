@@ -18,7 +18,8 @@ from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopRea
 from tether.rewards.function import FunctionReward
 from tether.rewards.servers import RewardServersConfig, ServedReward, reward_server
 from tether.run.online import GRPOSection
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 from tether.servers.launch import Servers
 
 CALL = json.dumps({"function": {"name": "f", "arguments": {}}})

@@ -23,7 +23,8 @@ from tether.rollout.ahead import AheadEngine
 from tether.rollout.served import ServedEngine
 from tether.run.engines import engine_server
 from tether.run.models import open_model
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 SERVED = {"kind": "served", "servers": 2, "start_seconds": 60}
 STEPS = 6

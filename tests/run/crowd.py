@@ -17,7 +17,8 @@ import torch
 from benchmarks.every_stage import recipe
 
 from tether.core.config import build
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 STEPS = 40
 MANY = {

@@ -14,7 +14,8 @@ from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.run.budgets import Budgets
 from tether.run.price import Price, StagePrice
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 PAIRS = [
     {"prompt": f"number {n}", "chosen": "yes" * (1 + n % 3), "rejected": "no"} for n in range(24)

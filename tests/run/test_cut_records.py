@@ -10,7 +10,8 @@ from benchmarks.every_stage import recipe
 from tests.run.journeys import Killed, dying_after
 
 from tether.core.config import build
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 
 @pytest.fixture

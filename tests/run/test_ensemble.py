@@ -24,9 +24,10 @@ from tether.run import online, stage
 from tether.run.judging import as_rollout
 from tether.run.models import open_model
 from tether.run.online_sections import learned_reward
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_scorer
 from tether.run.rows import load_rows
+from tether.run.runner import run_recipe
 from tether.stages.reward import RewardModeling
 
 FAST = {"optimizer": {"learning_rate": 1e-2}}

@@ -10,7 +10,7 @@ from tether.core.errors import ConfigError, RewardError
 from tether.core.types import Score
 from tether.report.narrative import control_of
 from tether.run import judges
-from tether.run.recipe import run_recipe
+from tether.run.runner import run_recipe
 
 SHORT = {"epochs": 1, "heldout_fraction": 0.0, "optimizer": {"learning_rate": 1e-2}}
 

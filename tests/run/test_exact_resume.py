@@ -13,7 +13,8 @@ from tests.run.journeys import Killed, dying_after
 from tether.core.config import build
 from tether.core.rundir import read_json
 from tether.core.stages import STAGES
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,9 @@ from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.run import export as exporting
 from tether.run.export import export_model
 from tether.run.judging import bench_rewards
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_policy, load_scorer
+from tether.run.runner import run_recipe
 
 FAST = {"optimizer": {"learning_rate": 1e-2}, "heldout_fraction": 0.0}
 TALKS = [

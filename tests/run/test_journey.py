@@ -17,8 +17,9 @@ from tether.report.reading import read_journey
 from tether.run import online, stage
 from tether.run.devices import gpu
 from tether.run.plan import plan
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_policy, local_engine
+from tether.run.runner import run_recipe
 
 FAST = {"optimizer": {"learning_rate": 1e-2}}
 SAMPLED = {"steps": 2, "prompts_per_step": 3, "samples_per_prompt": 2, "max_new_tokens": 8, **FAST}

@@ -9,7 +9,7 @@ from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Score
 from tether.run import online
-from tether.run.recipe import run_recipe
+from tether.run.runner import run_recipe
 
 JUDGED = {"evaluate": {"every": 1, "prompts": 4, "judge": "test"}}
 

@@ -16,7 +16,7 @@ from tether.core.protocols import Verdict
 from tether.core.rundir import read_json, read_jsonl
 from tether.preferences.judge import Judgment, PairJudge
 from tether.run.judging import chosen_is_first, judge_files, judge_report
-from tether.run.recipe import run_recipe
+from tether.run.runner import run_recipe
 
 ROWS = [pair(f"q{n}", f"good {n}", f"bad {n}") for n in range(40)]
 

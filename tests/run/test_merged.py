@@ -9,7 +9,8 @@ import pytest
 
 from tether.core.config import build
 from tether.core.rundir import read_json
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 
 def trained(folder, rate, **model):

@@ -12,7 +12,8 @@ from tether.api.given import data_values
 from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.names import file_part
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 STRANGE = [
     "../x",

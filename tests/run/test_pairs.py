@@ -24,8 +24,8 @@ from tether.preferences.work import Work
 from tether.run import pairs
 from tether.run.models import open_model
 from tether.run.pairs import WaitingError, comparisons_of, feedback_of
-from tether.run.recipe import run_recipe
 from tether.run.roles import encoder_of, load_policy
+from tether.run.runner import run_recipe
 
 
 def collected(root, **section):

@@ -19,8 +19,9 @@ from tether.report.figures import loop_figures
 from tether.report.page import write_report
 from tether.report.reading import read_loop
 from tether.run.pairs import comparisons_of
-from tether.run.recipe import read_recipe, run_recipe
+from tether.run.recipe import read_recipe
 from tether.run.roles import load_policy
+from tether.run.runner import run_recipe
 
 
 def summary_of(root):

@@ -12,8 +12,9 @@ from tether.core.config import build
 from tether.core.errors import ModelError
 from tether.models.tiny import tiny_model
 from tether.run.export import export_model
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
 from tether.run.roles import load_policy, load_scorer
+from tether.run.runner import run_recipe
 
 
 @pytest.fixture(scope="module")

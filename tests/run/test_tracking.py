@@ -19,7 +19,8 @@ from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm
 from tether.run import tracking
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 LAST = "summary/seconds"
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")

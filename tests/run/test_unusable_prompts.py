@@ -14,7 +14,8 @@ from tether.core.config import build
 from tether.core.errors import DataError
 from tether.models.tiny import tiny_tokenizer
 from tether.run.doctor import examine_recipe
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 CONTEXT, NEW = 1024, 3
 TEMPLATE = (

@@ -8,7 +8,8 @@ from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_jsonl
 from tether.run import online
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 FAILING = """
 def reward(prompts, responses):

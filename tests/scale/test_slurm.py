@@ -156,13 +156,13 @@ def test_the_command_sends_a_run_away_with_its_own_words(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(
         "tether.run.launching.submit",
-        lambda config, command: asked.append((config.on, command)) or 5,
+        lambda on, run, ranks, device, command: asked.append((on, ranks, command)) or 5,
     )
     done = CliRunner().invoke(
         app, ["run", str(recipe), "sft", "sft.epochs=1", "--on", "slurm:nodes=2"]
     )
     assert done.exit_code == 5
-    assert asked == [("slurm:nodes=2", ["run", str(recipe), "sft", "sft.epochs=1"])]
+    assert asked == [("slurm:nodes=2", 1, ["run", str(recipe), "sft", "sft.epochs=1"])]
 
 
 @pytest.mark.parametrize(

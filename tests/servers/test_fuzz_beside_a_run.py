@@ -19,8 +19,9 @@ from tests.servers.test_http import ODD, fuzzed
 
 from tether.core.config import build
 from tether.rollout.wire import GENERATE
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
 from tether.run.reward_servers import SCORING
+from tether.run.runner import run_recipe
 from tether.servers.launch import free_port
 
 TOKEN = "a token that the attacker has, too"

@@ -21,7 +21,8 @@ from tether.rewards.servers import reward_server
 from tether.rollout.wire import GENERATE, REPLACE
 from tether.run.engines import IN_VLLM, engine_server
 from tether.run.models import open_model
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 TOKEN = "a secret of the run"
 STRANGERS = {

@@ -20,8 +20,9 @@ from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopRea
 from tether.evaluation.peaks import has_fallen
 from tether.evaluation.winrate import gain
 from tether.run import online
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
 from tether.run.roles import load_policy, local_engine
+from tether.run.runner import run_recipe
 from tether.stages.heldout import SEED, EvaluateConfig, HeldOut, held_out_split
 from tether.stages.policy_gradient import PolicyGradient
 

@@ -32,7 +32,8 @@ from tether.core.synonyms import METHODS
 from tether.core.types import Json, Prompt
 from tether.rewards.calling import in_place
 from tether.run.online_sections import REWARD_KEYS
-from tether.run.recipe import BaseRecipe, read_recipe, recipe_type, run_recipe
+from tether.run.recipe import BaseRecipe, read_recipe, recipe_type
+from tether.run.runner import run_recipe
 from tether.run.stage import remember
 
 FOREIGN = {

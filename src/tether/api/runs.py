@@ -19,8 +19,8 @@ from tether.core.types import Json, Prompt, Rollout, Sampling, assistant
 from tether.data.formats.fields import turns
 from tether.models.config import ModelConfig
 from tether.run.judging import as_rollout, scorer_of
-from tether.run.recipe import after_sft
 from tether.run.roles import load_policy, local_engine
+from tether.run.runner import after_sft
 from tether.run.stage import remembered
 
 

@@ -104,12 +104,9 @@ def _run(recipe: str, words: list[str], method: str = "") -> None:
     from tether.run.launching import submit
 
     there = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
-    raise typer.Exit(
-        submit(
-            config,
-            ["run", there, *names, *(word for word in overrides if not word.startswith("on="))],
-        )
-    )
+    command = ["run", there, *names, *(word for word in overrides if not word.startswith("on="))]
+    run, ranks, device = Path(config.run), config.learner.ranks, config.model.device
+    raise typer.Exit(submit(config.on, run, ranks, device, command))
 
 
 def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
@@ -139,7 +136,7 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
 def _stages(config: BaseRecipe, chosen: list[str], began: float, given: Sequence[str] = ()) -> None:
     from tether.core.locks import release
     from tether.run.ranks import is_other
-    from tether.run.recipe import run_recipe
+    from tether.run.runner import run_recipe
     from tether.run.stage import remember
 
     if is_other():
@@ -158,7 +155,7 @@ def _trained(config: BaseRecipe, chosen: list[str], began: float, given: Sequenc
     from tether.cli.results import show_next, show_run, show_stage, to_judge
     from tether.report.page import write_report
     from tether.run.pairs import WaitingError
-    from tether.run.recipe import run_recipe
+    from tether.run.runner import run_recipe
 
     console, root = Terminal(), Path(config.run)
     left = [

@@ -19,6 +19,7 @@ from tether.cli import options
 from tether.cli.progress import starting
 from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError
+from tether.core.rundir import read_json
 from tether.core.visible import visible
 
 if TYPE_CHECKING:
@@ -268,12 +269,36 @@ def rewards(
     that the recipe names.
     """
     with starting("loading what scores"):
-        from tether.run.reward_servers import server_of
-        from tether.servers.http import new_token
-
-        server = server_of(recipe, stage, (host, port), new_token())
+        server = _reward_server(recipe, stage, (host, port))
     _announce("Scoring", server)
     server.serve_forever()
+
+
+def _reward_server(recipe: str, stage: str | None, address: tuple[str, int]) -> JsonServer:
+    """A server for a stage of a recipe, or by the settings that a run wrote (`reward/settings.json`
+    in a stage's folder).
+
+    Raises:
+        ConfigError: the recipe has no such stage, or `stage` must name one of several that sample.
+    """
+    from tether.run.online_sections import OnlineSection
+    from tether.run.recipe import read_recipe
+    from tether.run.reward_servers import reward_settings, settings_server
+    from tether.run.runner import stands_on
+    from tether.servers.http import new_token
+
+    if recipe.endswith(".json"):
+        path = Path(recipe)
+        return settings_server(read_json(path), address, path.with_name("stacks.txt"), new_token())
+    config = read_recipe(recipe)
+    names = [name for name in config.stages if isinstance(config.section(name), OnlineSection)]
+    if stage not in names and (stage or len(names) != 1):
+        raise ConfigError(
+            f"which stage's reward? {recipe} has these that sample: {', '.join(names) or 'none'}"
+        )
+    name = stage or names[0]
+    settings = reward_settings(config.section(name), stands_on(config, name))
+    return settings_server(settings, address, token=new_token())
 
 
 def _announce(work: str, server: JsonServer) -> None:

@@ -7,19 +7,17 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tether.core.budget import BUDGET, TimeLimit, is_short, logger, stays_short
 from tether.core.rundir import RunDirectory, is_control, read_json, read_jsonl, write_jsonl
 from tether.learner.checkpoint import complete_checkpoints
 from tether.run.online_sections import OnlineSection
 from tether.run.price import Price, StagePrice
+from tether.run.recipe import BaseRecipe
 from tether.run.rounds import RoundsSection
 from tether.run.rows import Section, TimedSection
 from tether.run.stage import round_folder
-
-if TYPE_CHECKING:
-    from tether.run.recipe import BaseRecipe
 
 Planned = tuple[str, int | None]
 """A stage and its round."""

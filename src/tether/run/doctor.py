@@ -41,9 +41,10 @@ from tether.rollout.local import LocalEngine
 from tether.run.online import OnlineStage, SamplingSection, online_stage, prompts_of
 from tether.run.online_sections import OnlineSection, reward_model_of
 from tether.run.prompts import prompt_faults, usable_prompts
-from tether.run.recipe import BaseRecipe, stage_model
+from tether.run.recipe import BaseRecipe
 from tether.run.roles import is_scorer
 from tether.run.rows import calls_functions, load_rows, named
+from tether.run.runner import stage_model
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reference import role_digest

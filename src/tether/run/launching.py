@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from pydantic import StringConstraints
@@ -18,9 +18,6 @@ from tether.learner.ranks import here
 from tether.models.loading import pick_device
 from tether.servers.config import ServersConfig
 from tether.servers.launch import Command, Launcher, Processes, Servers
-
-if TYPE_CHECKING:
-    from tether.run.recipe import BaseRecipe
 
 On = Annotated[
     str,
@@ -118,28 +115,32 @@ def servers_for(
     return Servers(command, names, folder, config.running, threads, starter)
 
 
-def submit(recipe: BaseRecipe, command: Sequence[str]) -> int:
+def submit(on: str, run: Path, ranks: int, device: str, command: Sequence[str]) -> int:
     """Have the whole of a run done elsewhere by a command of tether's; the exit status.
+
+    Args:
+        on: the cluster, as a recipe names it.
+        run: the run directory.
+        ranks: processes that train together.
+        device: of the model.
 
     Raises:
         ConfigError: there is no such cluster, or it is too small.
     """
-    kind, _, rest = recipe.on.partition(":")
+    kind, _, rest = on.partition(":")
     if kind == "slurm":
         from tether.scale.slurm import submit_job
 
         # which torchrun's ranks would refuse
-        there = ["on=local", *(["learner.restarts=0"] if recipe.learner.ranks > 1 else [])]
-        return submit_job(Path(recipe.run), [*command, *there], rest, recipe.learner.ranks)
-    needs = {"GPU": 1.0} if pick_device(recipe.model.device).type == "cuda" else {"CPU": 1.0}
+        there = ["on=local", *(["learner.restarts=0"] if ranks > 1 else [])]
+        return submit_job(run, [*command, *there], rest, ranks)
+    needs = {"GPU": 1.0} if pick_device(device).type == "cuda" else {"CPU": 1.0}
 
     def write(text: bytes) -> None:
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
 
-    return _ray().run_elsewhere(
-        recipe.on, [*command, "on=ray"], needs, Path(recipe.run).resolve().name, write
-    )
+    return _ray().run_elsewhere(on, [*command, "on=ray"], needs, run.resolve().name, write)
 
 
 def _ray():

@@ -19,7 +19,8 @@ from tether.core.stages import STAGES
 from tether.cpu.memory import free_memory
 from tether.learner.determinism import deterministic
 from tether.models.loading import pick_device
-from tether.run.recipe import BaseRecipe, stands_on
+from tether.run.recipe import BaseRecipe
+from tether.run.runner import stands_on
 from tether.run.stage import Context, run_stage
 
 CUTS = (2, 1, 3)

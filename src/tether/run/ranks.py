@@ -17,23 +17,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tether.core.config import build
-from tether.core.errors import ConfigError, RunError, TetherError
-from tether.core.stopping import Interrupted, begin_program
+from tether.core.errors import ConfigError, RunError
 from tether.learner.config import LearnerConfig
-from tether.learner.ranks import COMING, LostRankError, Ranks, close, joined
+from tether.learner.ranks import COMING, Ranks, close, joined
 from tether.models.loading import pick_device
 from tether.run.launching import host_address, launcher
+from tether.run.recipe import BaseRecipe
 from tether.servers.launch import Launcher
 
-if TYPE_CHECKING:
-    from tether.run.recipe import BaseRecipe
-
+WORKER = "tether.run.worker"
+"""The program of a rank that is started here."""
 LEAVE = 10.0
 """Seconds that a rank has to end by itself, once it is told to."""
 
@@ -234,7 +232,7 @@ def started(
         place |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     environment = {key: str(value) for key, value in place.items()}
     task = json.dumps(recipe.model_dump(mode="json", exclude_unset=True))
-    command = [sys.executable, "-m", __name__, "" if tells is None else str(tells), task, *stages]
+    command = [sys.executable, "-m", WORKER, "" if tells is None else str(tells), task, *stages]
     if starter is not None:
         child: Rank = PlacedRank(
             starter, _name(rank), command, environment, Path(recipe.run) / "ranks" / f"{rank}.log"
@@ -279,30 +277,3 @@ LOST = 2
 """The exit code of a rank that has lost another, as learner.ranks has it too; one that ends with an
 error of its own has 1.
 """
-
-
-def _train_along(tells: str, recipe: str, *stages: str) -> None:
-    """The life of a rank that was started here: whoever started it tells what it tells."""
-    from tether.run.recipe import recipe_type, run_recipe
-    from tether.run.restarts import Teller
-
-    begin_program()
-    teller = Teller(int(tells)) if tells else None
-    try:
-        results = run_recipe(
-            build(recipe_type(), json.loads(recipe)), stages, teller and teller.bar
-        )
-        if teller:
-            teller.tell("end", results)
-    except (Exception, Interrupted) as end:
-        if teller:
-            teller.tell_end(end)
-        elif isinstance(end, TetherError | Interrupted):
-            print(end, file=sys.stderr)
-        if not isinstance(end, TetherError | Interrupted):
-            raise
-        sys.exit(LOST if isinstance(end, LostRankError) else 1)
-
-
-if __name__ == "__main__":
-    _train_along(*sys.argv[1:])

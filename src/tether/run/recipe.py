@@ -1,55 +1,32 @@
-"""Recipes: the sections of the table of stages over one model, and a run of them, one after
-another.
-"""
+"""Recipes: the sections of the table of stages over one model."""
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError, create_model, model_validator
 
-from tether.core.budget import Budget, limited_by, time_limit
+from tether.core.budget import Budget
 from tether.core.config import Config, explain, load_recipe, packaged_recipe
-from tether.core.errors import ConfigError, MissingFileError
-from tether.core.rundir import RunDirectory, read_json
+from tether.core.errors import ConfigError
 from tether.core.stages import STAGES, StageKind
-from tether.core.types import Comparison, Feedback, Prompt, Sampling
-from tether.cpu.memory import free_memory
-from tether.data.sources import Quarantine
 from tether.learner.config import LearnerConfig
-from tether.learner.determinism import deterministic
-from tether.learner.loop import Progress
-from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.saving import ENSEMBLE
-from tether.run.checks import check_section, check_test_judge
-from tether.run.evaluate import EvaluationSection, sampling_of
-from tether.run.launching import On, placed
-from tether.run.models import check_libraries, faults_on, on_folder
+from tether.run.launching import On
+from tether.run.models import faults_on
 from tether.run.online_sections import PolicySection, check_names, reward_model_of
-from tether.run.pairs import SCORED, comparisons_of, feedback_of
-from tether.run.ranks import together
-from tether.run.restarts import watched, watches
-from tether.run.roles import is_scorer, newest_policy, objective_names
+from tether.run.pairs import SCORED
+from tether.run.roles import is_scorer, objective_names
 from tether.run.rows import (
     Folder,
     Lora,
     Name,
-    Section,
-    calls_functions,
-    check_data,
-    load_rows,
     overlaid,
 )
-from tether.run.stage import Context, check_base, round_folder, run_stage
-from tether.run.totals import compared_in, write_totals
 from tether.run.trackers import TrackerNames
-from tether.run.tracking import tracking
 
 
 class BaseRecipe(Config):
@@ -301,181 +278,3 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> BaseRecipe:
         MissingFileError, ConfigError: there is none, or a key or value does not fit.
     """
     return load_recipe(packaged_recipe(name), recipe_type(), overrides)
-
-
-def run_recipe(
-    recipe: BaseRecipe,
-    stages: Sequence[str] | None = None,
-    progress: Callable[[str], Progress] | None = None,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    began: float | None = None,
-) -> dict[str, Any]:
-    """Run the named stages of a recipe in order (None: all); each finds its predecessors' results
-    in the run directory.
-
-    Args:
-        clock, began: the seconds of budgets, and when they began to count; unset: now.
-
-    Raises:
-        ConfigError: a stage that the recipe has no section for, or whose section names no data; a
-            tracker is not installed.
-        DataError: a stage's data is something else, by its first rows; of all stages before the
-            first is trained.
-    """
-    root, results, began = Path(recipe.run), {}, clock() if began is None else began
-    names = list(recipe.stages if stages is None else stages)
-    for name in names:
-        section = recipe.section(name)
-        if section is None:
-            raise ConfigError(f"the recipe has no [{name}] section")
-        check_libraries(recipe.model, name, section)
-        if (root / name / "summary.json").is_file():
-            continue
-        if not _from_pairs(recipe, name, section):
-            check_data(name, section)
-        check_section(name, section, recipe.model)
-        if isinstance(section, EvaluationSection):
-            sampling_of(section, _sampling(recipe))
-        if section.scorer and reward_model_of(section) is None:
-            check_test_judge(name, section, recipe.section(section.scorer))
-    root.mkdir(parents=True, exist_ok=True)
-    from tether.run.budgets import Budgets
-    from tether.run.price import show_price
-
-    price = show_price(recipe, names, progress)
-    if watches(recipe.learner):
-        with placed(recipe.on, recipe.model.device):
-            return watched(recipe, names, progress)
-    again = [name for name in names if name != "sft"] if recipe.repeat else []
-    with (
-        placed(recipe.on, recipe.model.device),
-        together(recipe, names),
-        deterministic() if recipe.deterministic else contextlib.nullcontext(),
-        tracking(recipe.track if here().first else (), root),
-    ):
-        rounds = [(name, number) for number in range(1, (recipe.repeat or 0) + 1) for name in again]
-        order = [*((name, None) for name in names if name not in again), *rounds]
-        budgets = Budgets(recipe, order, price, clock, began)
-        for name, number in order:
-            with limited_by(budgets.limit(name, number)):
-                results[name] = _run(recipe, name, number, progress)
-        if recipe.section("evaluate") is not None and "evaluate" in names and here().first:
-            write_totals(recipe)
-    return results
-
-
-def _sampling(recipe: BaseRecipe) -> Sampling | None:
-    """The sampling of the first stage that samples."""
-    samplers = (recipe.section(n) for n in (*recipe.policies, "pairs"))
-    return next((section.sampling for section in samplers if hasattr(section, "sampling")), None)
-
-
-def _run(
-    recipe: BaseRecipe, name: str, number: int | None, progress: Callable[[str], Progress] | None
-) -> dict[str, Any]:
-    """One stage, in one round."""
-    if here().size > 1 and recipe.kind(name).alone:
-        return here().once(lambda: _run(recipe, name, number, progress))
-    place = round_folder(Path(recipe.run), number)
-    if name != "sft":
-        check_base(Path(recipe.run), place / name)
-    title = name if number is None else f"{name} {number}"
-    context = stands_on(recipe, name, progress(title) if progress else None, number)
-    verdict = context.folder / "summary.json"
-    if (
-        context.policies
-        and verdict.is_file()
-        and context.policies.keys() - read_json(verdict)["policies"].keys()
-    ):
-        verdict.unlink()  # an arm has come: all are compared again, by the answers that are there
-    if verdict.is_file() and here().first:
-        from tether.run.budgets import reopen
-
-        reopen(RunDirectory(context.folder), recipe.section(name), time_limit())
-    if not here().first:
-        context = replace(context, folder=here().desk / place.name / name)
-    summary = run_stage(recipe.section(name), context)
-    free_memory()
-    return summary
-
-
-def _from_pairs(recipe: BaseRecipe, name: str, section: Section) -> bool:
-    """Whether a stage that names no data learns from what [pairs] collects, or from its prompts."""
-    if (
-        section.data is not None
-        or recipe.section("pairs") is None
-        or name in ("sft", "pairs", "evaluate")
-    ):
-        return False
-    return section.kind in (Prompt, Comparison, Feedback)
-
-
-def stands_on(
-    recipe: BaseRecipe, name: str, progress: Progress | None = None, number: int | None = None
-) -> Context:
-    """What a stage of a recipe stands on: which folder, which model, which rows, and what scores
-    for it.
-    """
-    root, section = Path(recipe.run), recipe.section(name)
-    place, earlier = (
-        round_folder(root, number),
-        [round_folder(root, n) for n in range(1, number or 1)],
-    )
-    model = recipe.model if name == "sft" else stage_model(recipe, root)
-    scorer = reward_model_of(section) or place / (section.scorer or "reward") / "model"
-    more: dict[str, Any] = {"progress": progress, "round": number, "earlier": earlier}
-    if earlier:
-        more["policy"] = newest_policy(earlier[-1])
-    if _from_pairs(recipe, name, section):
-        more["rows"] = _collected(recipe, section, [*earlier, place])
-    if name == "evaluate":
-        more["policies"] = {
-            n: place / n
-            for n in compared_in(recipe, place)
-            if (place / n / "summary.json").is_file()
-        }
-        more["sampling"] = _sampling(recipe)
-    return Context(recipe.kind(name).name, place / name, model, recipe.seed, scorer, **more)
-
-
-def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> Sequence[Any]:
-    """The rows that a stage takes from [pairs]: comparisons of all rounds so far, verdicts on their
-    sides, or its prompts.
-    """
-    if section.kind is Prompt:
-        return load_rows(
-            recipe.section("pairs").data, Prompt, Quarantine(), whole=calls_functions(section)
-        )
-    comparisons = [row for place in places for row in comparisons_of(place / "pairs")]
-    return comparisons if section.kind is Comparison else feedback_of(comparisons)
-
-
-def stage_model(recipe: BaseRecipe, root: Path) -> ModelConfig:
-    """What the stages after SFT stand on: the SFT model if the recipe makes one, the base model
-    otherwise.
-    """
-    if recipe.section("sft") is None:
-        return recipe.model
-    if not (root / "sft" / "summary.json").is_file():
-        raise MissingFileError(
-            f"{root / 'sft'} has no finished SFT stage; run it first (tether sft RECIPE)."
-        )
-    return after_sft(recipe.model, root)
-
-
-def after_sft(model: ModelConfig, root: Path) -> ModelConfig:
-    """The same settings on the fine-tuned folder, which carries its own template.
-
-    Raises:
-        MissingFileError: the stage is finished, and its model is gone.
-    """
-    if (root / "sft" / "summary.json").is_file() and not (
-        root / "sft" / "model" / "config.json"
-    ).is_file():
-        raise MissingFileError(
-            f"{root / 'sft' / 'model'}, from which everything in {root} starts, is gone or "
-            "incomplete. Put it back, or begin in "
-            "another run folder"
-        )
-    return on_folder(model, root / "sft" / "model")

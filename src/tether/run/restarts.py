@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed import TCPStore
 
@@ -32,9 +32,7 @@ from tether.learner.config import LearnerConfig
 from tether.learner.loop import Progress
 from tether.learner.ranks import AGAIN, BLAME, LostRankError
 from tether.run.ranks import LOST, Rank, cluster, keep_store, started
-
-if TYPE_CHECKING:
-    from tether.run.recipe import BaseRecipe
+from tether.run.recipe import BaseRecipe
 
 LOG = "ranks.jsonl"
 """In the run's folder: a line for every rank that was lost (kind, why), and one when the ranks have

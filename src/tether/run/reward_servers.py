@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from tether.core.config import build, digest
-from tether.core.errors import ConfigError
-from tether.core.rundir import read_json, write_json
+from tether.core.rundir import write_json
 from tether.core.types import Json
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
@@ -102,32 +101,3 @@ def settings_server(
     if isinstance(source, FunctionReward):
         source.watchdog.path = stacks
     return reward_server(source, digest(settings["reward"]), address, token)
-
-
-def server_of(
-    recipe: str, stage: str | None, address: tuple[str, int], token: str | None = None
-) -> JsonServer:
-    """A server for a stage of a recipe, or by the settings that a run wrote (`reward/settings.json`
-    in a stage's folder).
-
-    Raises:
-        ConfigError: the recipe has no such stage, or several of them that sample and none is named;
-            the errors of above.
-    """
-    # which imports the stages, and these servers
-    from tether.run.recipe import read_recipe, stands_on
-
-    if recipe.endswith(".json"):
-        return settings_server(
-            read_json(Path(recipe)), address, Path(recipe).with_name("stacks.txt"), token
-        )
-    config = read_recipe(recipe)
-    names = [name for name in config.stages if isinstance(config.section(name), OnlineSection)]
-    if stage not in names and (stage or len(names) != 1):
-        raise ConfigError(
-            f"which stage's reward? {recipe} has these that sample: {', '.join(names) or 'none'}"
-        )
-    context = stands_on(config, stage or names[0])
-    return settings_server(
-        reward_settings(config.section(stage or names[0]), context), address, token=token
-    )

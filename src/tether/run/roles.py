@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -43,16 +43,38 @@ from tether.run.models import open_model
 from tether.run.rows import Lora
 from tether.stages.policy_config import PolicyConfig
 
-if TYPE_CHECKING:
-    from tether.run.online import SamplingSection
-    from tether.run.reward import RewardSection
-    from tether.run.supervised import ProcessSection
-
 logger = logging.getLogger(__name__)
 MEMBER_STRIDE = 1000
 """Between the seeds of an ensemble's members, so that ensembles of neighbouring seeds have none in
 common.
 """
+
+
+class Adapted(Protocol):
+    """A section of a stage that trains an adapter or a whole model."""
+
+    @property
+    def lora(self) -> Lora: ...
+
+
+class ScoringSection(Adapted, Protocol):
+    """A section whose stage trains a model that scores."""
+
+    @property
+    def head_dropout(self) -> float: ...
+    @property
+    def outputs(self) -> int: ...
+
+
+class SampledSection(Adapted, Protocol):
+    """A section whose stage samples."""
+
+    @property
+    def roles(self) -> Literal["shared", "separate"]: ...
+    @property
+    def offload(self) -> bool: ...
+    @property
+    def needs_reference(self) -> bool: ...
 
 
 def encoder_of(loaded: LoadedModel) -> ChatEncoder:
@@ -103,7 +125,7 @@ def whole(role: Role, loaded: LoadedModel, seed: int = 0) -> Role:
 
 def reward_role(
     loaded: LoadedModel,
-    section: RewardSection | ProcessSection,
+    section: ScoringSection,
     seed: int,
     member: int | None = None,
     *,
@@ -382,7 +404,7 @@ ensemble.
 
 
 def sampling_roles(
-    section: SamplingSection, loaded: LoadedModel, reward_folder: Path | None, seed: int
+    section: SampledSection, loaded: LoadedModel, reward_folder: Path | None, seed: int
 ) -> Roles:
     """The roles of a stage that samples: adapters on one trunk, whose reference is the trunk with
     all of them off, or a model each.
@@ -408,7 +430,7 @@ def sampling_roles(
 
 
 def _separate_roles(
-    section: SamplingSection, loaded: LoadedModel, reward_folder: Path | None, seed: int
+    section: SampledSection, loaded: LoadedModel, reward_folder: Path | None, seed: int
 ) -> Roles:
     settings, start = loaded.config, value_of(section)
     reference = (
@@ -428,6 +450,6 @@ def _separate_roles(
     return new_role(loaded, "policy", section.lora, seed=seed), reference, value, reward
 
 
-def value_of(section: SamplingSection) -> str | None:
+def value_of(section: SampledSection) -> str | None:
     """What a learned value starts as; None where none is learned."""
     return section.value_init if isinstance(section, PolicyConfig) and section.critic else None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tether.core.rundir import RunDirectory, read_json
+from tether.run.recipe import BaseRecipe
 from tether.run.roles import newest_policy
 from tether.run.stage import round_folder
-
-if TYPE_CHECKING:
-    from tether.run.recipe import BaseRecipe
 
 
 def compared_in(recipe: BaseRecipe, place: Path) -> list[str]:

@@ -199,7 +199,8 @@ def learned(store: Store, folder: Any) -> float:
     the people did.
     """
     from tether.core.config import build
-    from tether.run.recipe import Recipe, run_recipe
+    from tether.run.recipe import Recipe
+    from tether.run.runner import run_recipe
 
     # what people agree on and what an expert settled
     assert export_labels(store, folder / "pairs.jsonl", how="majority") == 10
