@@ -30,10 +30,6 @@ from tether.rollout.drawn import (
 )
 from tether.rollout.sampling import check_distributions, counter_uniform, sample_tokens
 
-ROWS = 16
-"""With nobody waiting, row counts fall in multiples of this: every new shape costs a CPU's matrix
-kernels a set-up.
-"""
 PREFILL_TOKENS, ACCELERATOR_PREFILL_TOKENS = {"cpu": 2**10}, 2**12
 """Tokens of one prefill pass, by device: on a CPU small passes of prompts of one length waste
 least, a GPU is busy with some thousands, and each costs up to half a megabyte of a model of 8
@@ -150,7 +146,8 @@ class _Decoding:
     so that the host reads the device once a token. State of a slot on the host: `request` (-1:
     free), `cached` tokens, and the response so far. State on the device, each (slots,): `active`,
     `steps` (tokens drawn), `lengths` (tokens in the cache), `drawn` (the last token); `uniforms`
-    (slots, new tokens); `hidden` (slots, dim), which predicts the next token.
+    (slots, new tokens); `hidden` (slots, dim), which predicts the next token; `report` (3, slots),
+    what the host reads.
     """
 
     def __init__(
@@ -163,6 +160,7 @@ class _Decoding:
         seed: int,
     ) -> None:
         from tether.rollout.cache import SlotCache, rows_that_fit
+        from tether.rollout.graphs import Graphs
 
         self.engine, self.role = engine, engine.role
         self.sampling, self.seed = sampling, seed
@@ -194,6 +192,8 @@ class _Decoding:
         )
         self.hidden: Tensor | None = None
         self.stop_ids = torch.tensor(engine.encoder.stop_ids, device=self.device)
+        self.report = torch.zeros(3, slots, dtype=torch.float64, device=self.device)
+        self.graphs = Graphs(self.device)
         self.rows = 0
         self.finished: dict[int, Drawn] = {}
 
@@ -273,6 +273,19 @@ class _Decoding:
 
     def step(self) -> None:
         """One token for every row, then the state that predicts the next."""
+        self.graphs.run(("draw", self.rows), self._draw)
+        # The one place where the host waits for the device.
+        self._release(*self.report[:, : self.rows].tolist())
+        if not self.busy:
+            return
+        if not self.waiting:
+            self._close_up()
+        self._advance()
+
+    def _draw(self) -> None:
+        """A token of each row into `drawn`; it, its log-probability and whether it stops the row
+        into `report`, where a double holds any id and any float32 as it is.
+        """
         assert self.hidden is not None
         rows, active = self.rows, self.active[: self.rows]
         uniforms = self.uniforms[torch.arange(rows, device=self.device), self.steps[:rows]]
@@ -285,14 +298,8 @@ class _Decoding:
         stopped = torch.isin(tokens, self.stop_ids)
         ended = stopped | (self.steps[:rows] >= self.sampling.max_new_tokens)
         self._leave(active & ended)
-        # The one place where the host waits for the device. A double holds any id and any float32
-        # as it is.
-        self._release(*torch.stack([tokens.double(), logprobs.double(), stopped.double()]).tolist())
-        if not self.busy:
-            return
-        if not self.waiting:
-            self._close_up()
-        self._advance()
+        for line, values in zip(self.report, (tokens, logprobs, stopped), strict=True):
+            line[:rows] = values
 
     def _leave(self, ended: Tensor) -> None:
         """Free slots on the device; `ended` (rows,)."""
@@ -324,7 +331,7 @@ class _Decoding:
     def _close_up(self) -> None:
         """With nobody waiting, the last rows move into free slots, and fewer rows are decoded."""
         going = [row for row in range(self.rows) if self.request[row] >= 0]
-        rows = min(self.rows, -(-len(going) // ROWS) * ROWS)
+        rows = min(self.rows, self.graphs.rows(len(going)))
         sources = [row for row in going if row >= rows]
         targets = [row for row in range(rows) if self.request[row] < 0][: len(sources)]
         if sources:
@@ -343,13 +350,18 @@ class _Decoding:
         """The tokens just drawn go through the model; a free row computes along, and nobody
         looks.
         """
-        assert self.hidden is not None
         rows, cache = self.rows, self.cache
-        cache.lengths, cache.width = self.lengths[:rows], max(self.cached[:rows]) + 1
-        self.hidden[:rows] = self.decoder.decode(self.drawn[:rows], cache)
-        self.lengths[:rows] += self.active[:rows]
+        cache.lengths = self.lengths[:rows]
+        cache.width = self.graphs.width(max(self.cached[:rows]) + 1, cache.capacity)
+        self.graphs.run(("decode", rows, cache.width), self._decode)
         for row in range(rows):
             self.cached[row] += self.request[row] >= 0
+
+    def _decode(self) -> None:
+        assert self.hidden is not None
+        rows = self.rows
+        self.hidden[:rows] = self.decoder.decode(self.drawn[:rows], self.cache)
+        self.lengths[:rows] += self.active[:rows]
 
     def _sent(self, values: Any) -> Tensor:
         """A list of numbers as a tensor of the device."""

@@ -172,7 +172,8 @@ def running_sums(values: Tensor) -> Tensor:
     blocks = torch.nn.functional.pad(values, (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK))
     inside = blocks @ _triangle(BLOCK, values.dtype, values.device)
     sums = inside[..., -1]
-    return (inside + (running_sums(sums) - sums)[..., None]).flatten(-2)[..., :width]
+    sums = (inside + (running_sums(sums) - sums)[..., None]).flatten(-2)
+    return sums[..., :width].contiguous()
 
 
 @cache

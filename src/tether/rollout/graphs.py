@@ -1,0 +1,88 @@
+"""Passes of one shape recorded as a CUDA graph and replayed: a decoding step launches thousands of
+small kernels, which take a GPU less time than Python needs to name them.
+
+Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Hashable
+
+import torch
+
+from tether.core.once import once
+
+ROWS = 16
+"""Rows by which passes shrink: every new shape costs a CPU's matrix kernels a set-up."""
+WIDTH = 64
+"""Places of the cache by which passes grow: every width is a graph of its own."""
+UNRECORDED = "decoding without CUDA graphs, which this model cannot have (%s): every step is slower"
+_LOG = logging.getLogger(__name__)
+
+
+def graphs_run_on(device: torch.device) -> bool:
+    """Whether this PyTorch can record graphs of a device; `TETHER_GRAPHS=0` turns them off."""
+    built = torch.version.cuda is not None and torch.cuda.is_available()
+    return device.type == "cuda" and built and os.environ.get("TETHER_GRAPHS") != "0"
+
+
+class Graphs:
+    """Runs passes, and replays those of a shape that has been run before.
+
+    A pass reads and writes tensors that live as long as this object; its results are in them. The
+    first pass of a shape is run as it is, the second is recorded. Where something in a model cannot
+    be recorded (it waits for the host, or copies from it), all passes are run as they are.
+
+    Args:
+        device: a GPU; elsewhere every pass is run as it is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.records = device, graphs_run_on(device)
+        self.pool = torch.cuda.graph_pool_handle() if self.records else None
+        self.seen: set[Hashable] = set()
+        self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+
+    def width(self, places: int, most: int) -> int:
+        """As many places as a pass over `places` of `most` reads."""
+        return min(most, -(-places // WIDTH) * WIDTH) if self.records else places
+
+    def rows(self, count: int) -> int:
+        """As many rows as a pass for `count` of them has: with graphs powers of two and the halves
+        between them, so that each is replayed often.
+        """
+        if not self.records:
+            return -(-count // ROWS) * ROWS
+        whole = 1 << (count - 1).bit_length()
+        return max(ROWS, whole * 3 // 4 if count <= whole * 3 // 4 else whole)
+
+    def run(self, shape: Hashable, work: Callable[[], None]) -> None:
+        """Run `work`, or replay what it did to tensors of this `shape`."""
+        if self.records and shape in self.seen and shape not in self.graphs:
+            self._record(shape, work)
+        self.seen.add(shape)
+        if shape in self.graphs:
+            self.graphs[shape].replay()
+        else:
+            work()
+
+    def _record(self, shape: Hashable, work: Callable[[], None]) -> None:
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        try:
+            with torch.cuda.stream(stream):
+                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            once(_LOG.warning, UNRECORDED, reason)
+            self.records = False
+        else:
+            self.graphs[shape] = graph
+        torch.cuda.current_stream(self.device).wait_stream(stream)
