@@ -11,6 +11,7 @@ import sys
 import time
 import tomllib
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
+from importlib import metadata
 from pathlib import Path
 from unittest import mock
 
@@ -644,6 +645,24 @@ def test_a_folder_with_an_unknown_file_is_inspected_all_the_same(project, here):
         "words, not tokens",
     ):
         assert part in words, (part, text)
+
+
+def test_versions_need_no_installation(project, monkeypatch):
+    """As from a folder of source: of tether and peft no installer has noted a version."""
+    version = metadata.version
+
+    def noted(name):
+        if name in ("tether-rlhf", "peft"):
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", noted)
+    monkeypatch.setenv("COLUMNS", "400")
+    for command in ("info", "--version"):
+        ended = tether(command, cwd=project)
+        assert ended.returncode == 0, ended.stderr
+        assert __version__ in ended.stdout and f"torch {torch.__version__}" in ended.stdout
+        assert "peft" not in ended.stdout
 
 
 def test_info_reports_what_is_in_force_here(tmp_path, monkeypatch):

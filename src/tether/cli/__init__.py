@@ -125,12 +125,12 @@ def _print_versions(wanted: bool) -> None:
     """Versions, as a report of a fault should name them."""
     if wanted:
         import platform
-        from importlib import metadata
 
-        versions = ", ".join(
-            f"{name} {metadata.version(name)}" for name in ("torch", "transformers")
-        )
-        print(f"tether {__version__} (Python {platform.python_version()}, {versions})")
+        from tether.core.rundir import versions
+
+        libraries = versions(("torch", "transformers"))
+        used = {"Python": platform.python_version(), **libraries}
+        print(f"tether {__version__} ({', '.join(map(' '.join, used.items()))})")
         raise typer.Exit
 
 

@@ -418,10 +418,6 @@ def environment() -> Json:
     """Versions and machine, without importing any of the packages named, as they were when it was
     first asked for.
     """
-    versions = {}
-    for name in REPORTED_PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
     return {
         "tether": __version__,
         "code_digest": code_digest(),
@@ -432,8 +428,17 @@ def environment() -> Json:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if hasattr(os, "sysconf")
         else None,
-        "packages": versions,
+        "packages": versions(REPORTED_PACKAGES),
     }
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of those packages that were installed: code may also run from a folder."""
+    installed = {}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
+    return installed
 
 
 def _processor() -> str:

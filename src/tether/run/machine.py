@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib import metadata
 from importlib.util import find_spec
 
 import psutil
 import torch
 
-from tether.core.rundir import cpuinfo
+from tether import __version__
+from tether.core.rundir import cpuinfo, versions
 from tether.core.threads import THREADS, WAITING, fewer_cores
 from tether.cpu import kernels
 from tether.models.loading import multiplies_bfloat16_fast, pick_device, pick_dtype
@@ -39,13 +39,9 @@ print(json.dumps([guards.files, guards.processes, space]))
 
 def machine_facts() -> Iterator[tuple[str, str]]:
     """Lines of a table: a subject, and how things are here."""
-    versions = ", ".join(
-        f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "peft")
-    )
-    yield (
-        "tether",
-        (f"{metadata.version('tether-rlhf')}, Python {platform.python_version()}, {versions}"),
-    )
+    libraries = versions(("torch", "transformers", "peft"))
+    used = {"Python": platform.python_version(), **libraries}
+    yield "tether", ", ".join([__version__, *map(" ".join, used.items())])
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}"
     yield "processor", _processor()
     memory = psutil.virtual_memory()
