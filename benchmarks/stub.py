@@ -7,6 +7,7 @@ They are made of the sections' config classes; `make check` compares.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -18,6 +19,7 @@ from pydantic_core import PydanticUndefined
 
 import tether
 from tether.api.methods import names, takes
+from tether.core.reference import given_type
 from tether.core.stages import STAGES
 from tether.core.synonyms import METHODS
 
@@ -67,8 +69,10 @@ ARGUMENTS = {
 
 
 def text() -> str:
-    """The stub."""
-    return HEAD + "".join(_function(name) for name in names())
+    """The stub, laid out as `ruff format` leaves it."""
+    whole = HEAD + "".join(_function(name) for name in names())
+    layout = [sys.executable, "-m", "ruff", "format", "--stdin-filename", PLACE, "-"]
+    return subprocess.run(layout, input=whole, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def _function(name: str) -> str:
@@ -94,7 +98,7 @@ def _field(name: str, field: FieldInfo) -> str:
     default = (
         "..." if field.default is PydanticUndefined or plain is ... else _literal(field.default)
     )
-    return f"{name}: {_typed(field.annotation)} = {default}"
+    return f"{name}: {_typed(given_type(field.annotation, field.metadata))} = {default}"
 
 
 def _literal(value: Any) -> str:
@@ -116,7 +120,7 @@ def _typed(annotation: Any) -> str:
     if origin is dict:
         return "Mapping[str, Any]"
     if origin is not None:  # Annotated
-        return _typed(inner[0])
+        return _typed(given_type(inner[0], inner[1:]))
     return annotation.__name__ if annotation in (int, float, str, bool) else "Any"
 
 

@@ -45,7 +45,7 @@ def sft(
     row_tokens: int = 512,
     rows_per_micro_batch: int = 2,
     packing: bool = True,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
 ) -> Run:
     """Fine-tune on demonstrations (SFT)."""
@@ -103,7 +103,7 @@ def reward(
     centering: float = 0.0,
     head_dropout: float = 0.0,
     keep_states_gb: float = 0.0,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     test: Mapping[str, Any] = ...,
     test_share: float = 0.0,
     lora: Mapping[str, Any] | Literal[False] = ...,
@@ -138,7 +138,7 @@ def process(
     micro_batch_tokens: int = 2048,
     head_dropout: float = 0.0,
     calibration_fraction: float = 0.1,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
 ) -> Run:
     """Train a reward model on judged steps of solutions (PRM, ORM)."""
@@ -168,7 +168,7 @@ def direct(
     margin: float = 0.0,
     average: bool = False,
     likelihood_weight: float | None = None,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
     offload: bool = False,
 ) -> Run:
@@ -196,7 +196,7 @@ def kto(
     beta: float = 0.1,
     desirable_weight: float | None = None,
     undesirable_weight: float | None = None,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
     offload: bool = False,
 ) -> Run:
@@ -258,7 +258,7 @@ def ppo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random"
     ] = "learned",
@@ -340,7 +340,7 @@ def grpo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random"
     ] = "learned",
@@ -422,7 +422,7 @@ def reinforce(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random"
     ] = "learned",
@@ -477,7 +477,7 @@ def best_of_n(
     minibatches: int = 1,
     normalize: Literal["token", "sequence"] = "token",
     report_kl: bool = True,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random"
     ] = "learned",
@@ -531,7 +531,7 @@ def online_direct(
     margin: float = 0.0,
     average: bool = False,
     likelihood_weight: float | None = None,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random"
     ] = "learned",
@@ -567,7 +567,7 @@ def rounds(
     track: str | Sequence[str] = (),
     on_step: OnStep | None = ...,
     progress: bool = True,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random"
     ] = "learned",
@@ -634,7 +634,7 @@ def dpo(
     margin: float = 0.0,
     average: bool = False,
     likelihood_weight: float | None = None,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
     offload: bool = False,
 ) -> Run:
@@ -664,7 +664,7 @@ def ipo(
     margin: float = 0.0,
     average: bool = False,
     likelihood_weight: float | None = None,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
     offload: bool = False,
 ) -> Run:
@@ -694,7 +694,7 @@ def orpo(
     margin: float = 0.0,
     average: bool = False,
     likelihood_weight: float | None = None,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
     offload: bool = False,
 ) -> Run:
@@ -724,7 +724,7 @@ def simpo(
     margin: float = 0.0,
     average: bool = False,
     likelihood_weight: float | None = None,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
     offload: bool = False,
 ) -> Run:
@@ -785,7 +785,7 @@ def dr_grpo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random"
     ] = "learned",
@@ -866,7 +866,7 @@ def dapo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random"
     ] = "learned",
@@ -947,7 +947,7 @@ def gspo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random"
     ] = "learned",
@@ -1028,7 +1028,7 @@ def cispo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random"
     ] = "learned",
@@ -1109,7 +1109,7 @@ def rloo(
     value_coefficient: float = 0.5,
     value_trains_trunk: bool = False,
     kl: Mapping[str, Any] = ...,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random"
     ] = "learned",
@@ -1159,7 +1159,7 @@ def prm(
     micro_batch_tokens: int = 2048,
     head_dropout: float = 0.0,
     calibration_fraction: float = 0.1,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
 ) -> Run:
     """Train a reward model on judged steps of solutions (PRM, ORM) with target = 'process'."""
@@ -1188,7 +1188,7 @@ def orm(
     micro_batch_tokens: int = 2048,
     head_dropout: float = 0.0,
     calibration_fraction: float = 0.1,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | Literal[False] = ...,
 ) -> Run:
     """Train a reward model on judged steps of solutions (PRM, ORM) with target = 'outcome'."""
@@ -1202,7 +1202,7 @@ def spin(
     track: str | Sequence[str] = (),
     on_step: OnStep | None = ...,
     progress: bool = True,
-    budget: Mapping[str, Any] | None = None,
+    budget: float | Mapping[str, Any] | None = None,
     rounds: int = 3,
     reference: Literal["round", "fixed"] = "round",
     prompts_per_round: int | None = None,

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from benchmarks import stub
 from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import read_json, read_jsonl
+from tether.core.stages import STAGES
 from tether.core.types import Comparison, Demonstration, Prompt, assistant, user
 from tether.run.recipe import recipe_type
 from tether.run.runner import run_recipe
@@ -445,6 +447,11 @@ def test_editors_know_every_method_and_key():
     compile(stub.text(), "stub", "exec")
     for name in ("sft", "dpo", "grpo", "rloo", "kto", "prm", "best_of_n", "pairs", "evaluate"):
         assert name in dir(tether) and f"def {name}(" in stub.text()
+    learning = [name for name, kind in STAGES.items() if "budget" in kind.section.model_fields]
+    assert len(learning) > 9
+    for name in learning:  # `budget = 10` and `budget = { minutes = 10 }`
+        (own,) = re.findall(rf"^def {name}\(.*?^\)", stub.text(), re.M | re.S)
+        assert "    budget: float | Mapping[str, Any] | None = None,\n" in own
     assert [*inspect.signature(tether.grpo).parameters][:3] == ["model", "prompts", "reward"]
     assert "steps" in inspect.signature(tether.grpo).parameters and "GRPO" in tether.grpo.__doc__
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from tether.core.config import models_of
 
@@ -61,7 +61,12 @@ def keys_of(kind: type[BaseModel], made: Any = None, above: tuple[str, ...] = ()
         default = (
             field.get_default(call_default_factory=True) if made is None else getattr(made, name)
         )
-        words = ", ".join(filter(None, (_type(field.annotation), *_bounds(field.metadata))))
+        words = ", ".join(
+            filter(
+                None,
+                (_type(given_type(field.annotation, field.metadata)), *_bounds(field.metadata)),
+            )
+        )
         shown = "required" if field.is_required() else _value(default)
         yield Key((*above, name), words, shown, field.description or "", kind)
         for table in models_of(field.annotation):
@@ -80,6 +85,14 @@ def _bounds(metadata: Any) -> Iterator[str]:
             yield f"{words} {getattr(bound, name.lower()):g}"
 
 
+def given_type(annotation: Any, notes: Iterable[Any]) -> Any:
+    """The type of what a recipe may say: a validator that comes before that of `annotation` may
+    take more, and its own signature says so.
+    """
+    wider = [get_type_hints(note.func) for note in notes if isinstance(note, BeforeValidator)]
+    return next((kind for hints in wider for kind in hints.values()), annotation)
+
+
 def _type(annotation: Any) -> str:
     """A type in plain words."""
     if isinstance(annotation, type):
@@ -92,8 +105,8 @@ def _type(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " | ".join(map(json.dumps, inner))
     if hasattr(annotation, "__metadata__"):
-        return _type(inner[0])
-    if get_origin(annotation) is tuple:
+        return _type(given_type(inner[0], inner[1:]))
+    if get_origin(annotation) in (tuple, Sequence):
         return f"list of {_type(inner[0])}s".replace('"s', '"')
     if get_origin(annotation) is dict:
         return "table"

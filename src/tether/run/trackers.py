@@ -16,11 +16,14 @@ from tether.core.protocols import Tracker
 from tether.core.types import Json
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
-TrackerNames = Annotated[
-    tuple[TrackerName, ...],
-    BeforeValidator(lambda names: [names] if isinstance(names, str) else names),
-]
 
+
+def _several(names: TrackerName | Sequence[TrackerName]) -> Sequence[str]:
+    """One name means a list of one."""
+    return [names] if isinstance(names, str) else names
+
+
+TrackerNames = Annotated[tuple[TrackerName, ...], BeforeValidator(_several)]
 EVENTS = "TENSORBOARD_LOGGING_DIR"
 """The variable that names another folder for TensorBoard's files than the run directory."""
 BY_NAME = ("tensorboard", "trackio")
