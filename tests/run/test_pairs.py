@@ -14,7 +14,9 @@ from tests.run.journeys import LETTERS, AlphabetJudge, collection, lines, number
 from tether.core.errors import ConfigError, RewardError, RunError
 from tether.core.types import Comparison, assistant, user
 from tether.data.prepare import encode_comparisons
+from tether.data.sources import Quarantine, read
 from tether.models.config import ModelConfig
+from tether.models.tiny import tiny_tokenizer
 from tether.preferences.annotators import in_true_order, true_orders
 from tether.preferences.answer_cache import CachedModel
 from tether.preferences.store import Store
@@ -111,6 +113,43 @@ def test_an_answer_whose_score_failed_stands_in_no_pair(tmp_path):
     assert summary["gold_of_answers"] == pytest.approx(
         sum(-5.0 - number(text) for text in even) / len(even)
     )
+
+
+@pytest.mark.parametrize("labels", [None, 12])
+@pytest.mark.parametrize("judge", [LETTERS, {"model": "tiny"}], ids=["function", "model"])
+def test_an_answer_that_no_reader_takes_is_named_and_stands_in_no_pair(
+    tmp_path, monkeypatch, judge, labels
+):
+    """A model with byte tokens may sample the byte 0."""
+    root, file = tmp_path / "run", tmp_path / "run/pairs/pairs.jsonl"
+    chosen = {"labels": labels, "judge": judge}
+    monkeypatch.setattr(pairs, "configured", lambda *_: AlphabetJudge(1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(pairs, "write_rows", lambda *_: (_ for _ in ()).throw(RunError("stop")))
+        with pytest.raises(RunError, match="stop"):
+            run_recipe(collection(root, **chosen))
+    answers = root / "pairs" / "answers.jsonl"
+    first, *rest = lines(answers)
+    first["responses"][:2] = ["nul\0", ""]
+    answers.write_text("".join(json.dumps(row) + "\n" for row in (first, *rest)))
+    summary, labelled = collected(root, **chosen)
+    assert summary["quarantine"]["reasons"] == {"NUL character": 1}
+    assert summary["quarantine"]["examples"][0]["id"] == first["id"]
+    refused = Quarantine()
+    assert len(list(read([file], Comparison, quarantine=refused))) == len(labelled) > 8
+    assert refused.count == 0
+
+
+def test_the_tiny_model_writes_what_readers_take():
+    """Every token but specials is one byte, and none is the byte 0."""
+    tokenizer = tiny_tokenizer()
+    texts = [tokenizer.decode([token], skip_special_tokens=True) for token in range(len(tokenizer))]
+    assert not any("\0" in text for text in texts)
+    assert texts[5 : 5 + 94] == [chr(code) for code in range(33, 127)]
+    every = "".join(map(chr, range(1, 0x250)))
+    assert tokenizer.decode(tokenizer(every)["input_ids"]) == every
+    (unknown,) = tokenizer("\0")["input_ids"]
+    assert unknown == tokenizer.unk_token_id
 
 
 def test_answers_that_are_there_are_not_given_again_and_none_is_mixed_with_others(

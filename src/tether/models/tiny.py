@@ -14,23 +14,30 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+NUL, NO_BYTE = "Ā", "<|nul|>"
+"""The byte 0 as byte-level tokenizers write it, and the special token that has its place."""
 
 
 def tiny_tokenizer() -> Any:
-    """Bytes, and five special tokens; pad and EOS differ."""
+    """Bytes, and special tokens; pad and EOS differ.
+
+    No token is the byte 0: readers refuse texts that hold one, and a random model would write them.
+    """
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*SPECIAL, *alphabet])}
-    inner = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    vocabulary[NO_BYTE] = vocabulary.pop(NUL)
+    inner = Tokenizer(BPE(vocab=vocabulary, merges=[], unk_token=NO_BYTE))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner,
         pad_token="<|pad|>",
         eos_token="<|end|>",
+        unk_token=NO_BYTE,
         additional_special_tokens=list(SPECIAL[2:]),
     )
     tokenizer.chat_template = TEMPLATE

@@ -8,7 +8,9 @@ from typing import Any
 
 from tether.core.rundir import write_jsonl
 from tether.core.types import Comparison, Conversation, Demonstration, Json
+from tether.data.formats.json_rows import fault
 from tether.data.formats.messages import read_message
+from tether.data.sources import Quarantine
 
 
 def turn_rows(conversation: Conversation) -> list[Json]:
@@ -43,6 +45,18 @@ def record_row(record: Comparison | Demonstration) -> Json:
         **row,
         **{name: value for name, value in more.items() if value not in (None, "", [], {})},
     }
+
+
+def without_faults(row: Json, quarantine: Quarantine) -> Json:
+    """A prompt's row with its responses; those that no reader takes are set aside, and empty
+    here.
+    """
+    faults = list(map(fault, row["responses"]))
+    for text, reason in zip(row["responses"], faults, strict=True):
+        if reason:
+            quarantine.add(row["id"], None, reason, text)
+    usable = zip(row["responses"], faults, strict=True)
+    return {**row, "responses": ["" if reason else text for text, reason in usable]}
 
 
 def write_rows(path: str | Path, records: Iterable[Comparison | Demonstration]) -> None:

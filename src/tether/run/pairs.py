@@ -52,7 +52,7 @@ from tether.preferences.annotators import label_pairs
 from tether.preferences.constitution import read_rubric
 from tether.preferences.judge import PairJudge
 from tether.preferences.pairs import PairsConfig, Response, Strategy, choose_pairs
-from tether.preferences.rows import turns_of, write_rows
+from tether.preferences.rows import turns_of, without_faults, write_rows
 from tether.run.judges import (
     BY_KIND,
     AFunction,
@@ -205,9 +205,9 @@ def train(
             "about more pairs"
         )
     write_rows(run.path / "pairs.jsonl", comparisons)
-    counts = {"num_pairs": len(comparisons), "num_prompts": len(prompts)}
     return {
-        **counts,
+        "num_pairs": len(comparisons),
+        "num_prompts": len(prompts),
         **({} if chosen is None else {"asked": len(chosen)}),
         **summary,
         "seconds": time.perf_counter() - start,
@@ -292,7 +292,7 @@ def _answered(
             answers |= {row["id"]: row for row in fresh}
             if progress is not None:
                 progress(len(answers), len(prompts), {})
-    return [answers[prompt.id] for prompt in prompts.values()]
+    return [without_faults(answers[prompt.id], context.quarantine) for prompt in prompts.values()]
 
 
 def _check_sampling(section: PairsSection, context: Context, note: Path, *, begun: bool) -> None:
@@ -343,15 +343,14 @@ def _chosen(
     ]
     responses, places = {}, {row["id"]: place for place, row in enumerate(answers)}
     for row in answers:
-        # A response goes by its text, which is the same in all rounds; one with a byte 0 fits into
-        # no file of comparisons.
+        # A response goes by its text, which is the same in all rounds.
         distinct = {
             text: Response(text, text, score, members=tuple(members))
             for text, score, members in zip(
                 row["responses"], row["scores"], row["members"], strict=True
             )
             # one whose score failed
-            if "\0" not in text and (score is not None or how not in SCORED)
+            if text and (score is not None or how not in SCORED)
         }
         responses[row["id"]] = list(distinct.values())
     seed = context.seed + len(context.earlier)
@@ -394,7 +393,7 @@ class _Collector:
                 for p, row in enumerate(texts)
                 for b in range(len(row))
                 for a in range(b)
-                if row[a] != row[b]
+                if row[a] and row[b] and row[a] != row[b]
             ]
         return self._by_people(chosen) if judge == "people" else self._by_model(judge, chosen)
 
