@@ -107,11 +107,11 @@ def test_length_alone_wins_nothing_at_equal_length():
 @pytest.mark.slow
 def test_the_interval_holds_the_truth():
     truth, held = 1 / (1 + np.exp(-0.6)), 0
-    for seed in range(200):
-        wins, own, base = judged(np.random.default_rng(seed), 150, 1.0, 0.6)
+    for seed in range(150):
+        wins, own, base = judged(np.random.default_rng(seed), 100, 1.0, 0.6)
         estimate = length_controlled_win_rate(wins.tolist(), own, base).controlled
         held += estimate.low <= truth <= estimate.high
-    assert 0.91 <= held / 200 <= 0.99  # 0.95 ± 2.6 standard errors of 200 draws
+    assert 0.91 <= held / 150 <= 0.99  # 0.95 ± 2.2 standard errors of 150 draws
 
 
 def test_too_little_gives_no_bounds():
