@@ -105,6 +105,7 @@ def test_length_alone_wins_nothing_at_equal_length():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_interval_holds_the_truth():
     truth, held = 1 / (1 + np.exp(-0.6)), 0
     for seed in range(150):
