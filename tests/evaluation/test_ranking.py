@@ -7,7 +7,7 @@ import pytest
 from tests.evaluation.oracles.evalica_numbers import contests
 
 from tether.core.errors import DataError
-from tether.evaluation.ranking import bradley_terry
+from tether.evaluation.ranking import rank_policies
 
 EVALICA = {
     (1, 60): {
@@ -30,7 +30,7 @@ EVALICA = {
 
 @pytest.mark.parametrize("case", EVALICA, ids=str)
 def test_strengths_are_those_of_evalica(case):
-    ranking = bradley_terry(*contests(*case))
+    ranking = rank_policies(*contests(*case))
     strengths = dict(zip(ranking.names, ranking.strengths.tolist(), strict=True))
     assert strengths == pytest.approx(EVALICA[case], abs=2e-6)
     assert list(ranking.names) == sorted(strengths, key=strengths.__getitem__, reverse=True)
@@ -38,7 +38,7 @@ def test_strengths_are_those_of_evalica(case):
 
 def test_two_policies_differ_by_the_log_odds_of_their_wins():
     """30 of 40, by hand: log 3, with variance 1/30 + 1/10 of binomial log-odds."""
-    ranking = bradley_terry(["a"] * 40, ["b"] * 40, [1.0] * 30 + [0.0] * 10)
+    ranking = rank_policies(["a"] * 40, ["b"] * 40, [1.0] * 30 + [0.0] * 10)
     assert ranking.difference("a", "b").value == pytest.approx(math.log(3), abs=1e-9)
     contrast = np.array([1.0, -1.0])
     variance = contrast @ ranking.covariance @ contrast
@@ -49,12 +49,12 @@ def test_influences_are_those_of_refits_without_one_prompt():
     """One Newton step from the fit with all prompts ends near the fit without one of them."""
     first, second, wins = contests(3, 400)
     prompts = [number // 4 for number in range(400)]
-    ranking = bradley_terry(first, second, wins, prompts)
+    ranking = rank_policies(first, second, wins, prompts)
     refits = []
     for left_out in range(100):
         rows = [i for i, prompt in enumerate(prompts) if prompt != left_out]
         parts = [[column[i] for i in rows] for column in (first, second, wins)]
-        without = bradley_terry(*parts)
+        without = rank_policies(*parts)
         refits.append([without.strengths[without.names.index(name)] for name in ranking.names])
     moved = np.array(refits)
     covariance = 99 / 100 * (moved - moved.mean(0)).T @ (moved - moved.mean(0))
@@ -79,7 +79,7 @@ def simulated(seed, prompts):
 
 def truth():
     """The strengths to which the fit of a great many prompts goes: leans flatten odds."""
-    ranking = bradley_terry(*simulated(10**6, 20_000)[:3])
+    ranking = rank_policies(*simulated(10**6, 20_000)[:3])
     return ranking.difference("a", "c").value
 
 
@@ -90,9 +90,9 @@ def test_differences_hold_the_truth(prompts):
     wanted, held, alone = truth(), 0, 0
     for seed in range(1000):
         rows = simulated(seed, prompts)
-        estimate = bradley_terry(*rows).difference("a", "c")
+        estimate = rank_policies(*rows).difference("a", "c")
         held += estimate.low <= wanted <= estimate.high
-        estimate = bradley_terry(*rows[:3]).difference("a", "c")
+        estimate = rank_policies(*rows[:3]).difference("a", "c")
         alone += estimate.low <= wanted <= estimate.high
     assert 0.93 <= held / 1000 <= 0.97
     assert alone / 1000 < 0.92, "without prompts the interval is too narrow"
@@ -103,7 +103,7 @@ def test_places_overlap_where_policies_cannot_be_told_apart():
     first = ["a", "a", "b"] * 60
     second = ["b", "c", "c"] * 60
     wins = [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0] * 12
-    rows = {row.name: row for row in bradley_terry(first, second, wins).standings()}
+    rows = {row.name: row for row in rank_policies(first, second, wins).standings()}
     assert (rows["a"].best, rows["a"].worst) == (rows["b"].best, rows["b"].worst) == (1, 2)
     assert (rows["c"].best, rows["c"].worst) == (3, 3)
     assert sum(row.strength.value for row in rows.values()) == pytest.approx(0, abs=1e-9)
@@ -111,12 +111,12 @@ def test_places_overlap_where_policies_cannot_be_told_apart():
 
 def test_faults_are_refused():
     with pytest.raises(DataError, match="c never won against a, b, so the difference"):
-        bradley_terry(["a", "b", "a"], ["b", "a", "c"], [1.0, 1.0, 1.0])
+        rank_policies(["a", "b", "a"], ["b", "a", "c"], [1.0, 1.0, 1.0])
     with pytest.raises(DataError, match="a is compared with itself"):
-        bradley_terry(["a"], ["a"], [1.0])
+        rank_policies(["a"], ["a"], [1.0])
     with pytest.raises(ValueError, match="one length"):
-        bradley_terry(["a"], ["b"], [1.0, 0.0])
+        rank_policies(["a"], ["b"], [1.0, 0.0])
     with pytest.raises(ValueError, match="a win is 1"):
-        bradley_terry(["a"], ["b"], [2.0])
-    few = bradley_terry(["a"] * 30, ["b"] * 30, [1.0, 0.0, 0.5] * 10, [i % 10 for i in range(30)])
+        rank_policies(["a"], ["b"], [2.0])
+    few = rank_policies(["a"] * 30, ["b"] * 30, [1.0, 0.0, 0.5] * 10, [i % 10 for i in range(30)])
     assert few.difference("a", "b").reason == "too few prompts: 10, and 16 are needed"

@@ -91,8 +91,8 @@ def length_controlled_win_rate(
     Trap: without difficulty and gamed rows the number is not that of AlpacaEval's leaderboard, and
         may be 13 points from there. The published standard error leaves the fit's own error out.
     """
-    raw = mean_estimate(wins, prompts, confidence=confidence)
     rows = _rows(wins, lengths, baseline_lengths, prompts, difficulty)
+    raw = mean_estimate(wins, prompts, confidence=confidence)
     _check_overlap(rows)
     rows = rows if gamed is None else _with_gamed(rows, gamed)
     ones = np.ones(int(rows.prompts.max()) + 1)
@@ -123,22 +123,19 @@ def _rows(
     prompts: Sequence[Hashable] | None,
     difficulty: Sequence[float] | None,
 ) -> _Rows:
-    columns = [
-        np.array([np.nan if win is None else win for win in wins], dtype=np.float64),
-        np.asarray(baseline_lengths, dtype=np.float64) - np.asarray(lengths, dtype=np.float64),
-        np.zeros(len(wins)) if difficulty is None else np.asarray(difficulty, dtype=np.float64),
-    ]
-    if len({len(column) for column in columns}) > 1:
-        raise ValueError(
-            f"expected lists of one length, got {', '.join(str(len(c)) for c in columns)}"
-        )
-    if np.nanmin(columns[0]) < 0 or np.nanmax(columns[0]) > 1:
+    given = [wins, lengths, baseline_lengths, prompts, difficulty]
+    counts = [len(column) for column in given if column is not None]
+    if len(set(counts)) > 1:
+        raise ValueError(f"expected lists of one length, got {', '.join(map(str, counts))}")
+    judged = np.array([np.nan if win is None else win for win in wins], dtype=np.float64)
+    differences = np.subtract(baseline_lengths, lengths, dtype=np.float64)
+    if np.nanmin(judged) < 0 or np.nanmax(judged) > 1:
         raise ValueError("wins lie between 0 and 1")
     numbers = np.arange(len(wins)) if prompts is None else group_indices(prompts)
     return _Rows(
-        columns[0],
-        columns[1],
-        None if difficulty is None else columns[2],
+        judged,
+        differences,
+        None if difficulty is None else np.asarray(difficulty, dtype=np.float64),
         np.ones(len(wins), dtype=np.bool_),
         numbers,
     )

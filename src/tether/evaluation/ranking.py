@@ -13,7 +13,7 @@ from tether.stats import Array, Estimate, Influence, group_indices, without_inte
 from tether.stats.means import FEWEST_GROUPS, mean_interval
 
 
-class Standing(NamedTuple):
+class PolicyStanding(NamedTuple):
     """A policy, its strength in nats of log-odds against the mean of all, and its place.
 
     `best` and `worst` bound the place: policies whose difference from this one holds 0 may stand
@@ -26,7 +26,7 @@ class Standing(NamedTuple):
     worst: int
 
 
-class Ranking(NamedTuple):
+class PolicyRanking(NamedTuple):
     """Policies, strongest first, with the influence of each prompt on each strength.
 
     `influences` is (prompts, policies) in the order of `names`; `sizes` counts the comparisons of
@@ -52,7 +52,7 @@ class Ranking(NamedTuple):
         contrast[self.names.index(second)] -= 1.0
         return self._estimate(contrast)
 
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[PolicyStanding]:
         """All policies, strongest first."""
         number = len(self.names)
         rows = []
@@ -61,7 +61,7 @@ class Ranking(NamedTuple):
             above = sum(self.difference(other, name).low > 0 for other in others)
             below = sum(self.difference(name, other).low > 0 for other in others)
             strength = self._estimate(np.eye(number)[place] - 1 / number)
-            rows.append(Standing(name, strength, 1 + above, number - below))
+            rows.append(PolicyStanding(name, strength, 1 + above, number - below))
         return rows
 
     def _estimate(self, contrast: Array) -> Estimate:
@@ -75,14 +75,14 @@ class Ranking(NamedTuple):
         return Estimate(value, *mean_interval(value, influence, self.confidence), count)
 
 
-def bradley_terry(
+def rank_policies(
     first: Sequence[str],
     second: Sequence[str],
     wins: Sequence[float],
     prompts: Sequence[Hashable] | None = None,
     *,
     confidence: float = 0.95,
-) -> Ranking:
+) -> PolicyRanking:
     """Rank policies by comparisons of two of them at a time.
 
     Equation: ``logit P(a beats b) = θ_a − θ_b`` with ``Σ θ = 0``, by maximum likelihood; a draw is
@@ -111,7 +111,7 @@ def bradley_terry(
     owner = np.arange(len(won)) if prompts is None else group_indices(prompts)
     influences = _influences(strengths, left, right, won, owner)
     order = np.argsort(-strengths, kind="stable")
-    return Ranking(
+    return PolicyRanking(
         tuple(names[place] for place in order.tolist()),
         strengths[order],
         influences[:, order],
