@@ -5,6 +5,8 @@ about the run.
 import importlib.util
 import json
 import shutil
+import sqlite3
+import sys
 import threading
 import time
 import warnings
@@ -101,7 +103,8 @@ def test_a_step_comes_with_its_measurement_alarms_and_samples_and_the_summary_la
         ("close", True, None),
     ]
     (start,) = calls.started
-    assert (start.name, start.group, start.config, start.id) == ("ppo", "run", {"a": 1}, None)
+    assert (start.name, start.whole, start.config, start.id) == ("ppo", "run", {"a": 1}, None)
+    assert start.group.startswith("run-") and len(start.group) == len("run-") + 8
 
 
 def test_a_measurement_that_its_step_repeats_is_sent_once(tmp_path, calls):
@@ -161,6 +164,41 @@ def test_folders_of_one_name_have_identities_of_their_own_that_last(tmp_path, ca
     assert [step for step, _ in logged(calls)] == [1, 2, 3, 4]
     assert identities(calls, tmp_path / "copied", [5]) == third
     assert identities(calls, tmp_path / "moved", [4]) == one
+
+
+def groups(calls, folder, *stages):
+    """Track a run of these stages; the group labels that its tracker was given."""
+    calls.started.clear()
+    for stage in stages:
+        with tracking.tracking(["wandb"], folder / "run"):
+            RunDirectory.open(folder / "run" / stage, {"a": 1}).log({"loss": 1.0}, 1)
+    return {start.group for start in calls.started}
+
+
+def test_stages_of_a_run_share_a_group_and_runs_of_one_name_do_not(tmp_path, calls):
+    """A run in several starts is one group, a moved one the same, a copy beside it another."""
+    (one,) = groups(calls, tmp_path / "one", "sft", "round-01/ppo")
+    (other,) = groups(calls, tmp_path / "other", "sft")
+    assert one != other and one.startswith("run-") and other.startswith("run-")
+    shutil.move(tmp_path / "one", tmp_path / "moved")
+    assert groups(calls, tmp_path / "moved", "reward") == {one}
+    shutil.copytree(tmp_path / "moved", tmp_path / "copied")
+    (third,) = groups(calls, tmp_path / "copied", "dpo")
+    assert third not in (one, other)
+    assert groups(calls, tmp_path / "moved", "kto") == {one}
+
+
+def test_a_run_that_is_its_only_stage_has_one_identity(tmp_path, calls):
+    with tracking.tracking(["wandb"], tmp_path / "run"):
+        RunDirectory.open(tmp_path / "run", {"a": 1}).log({"loss": 1.0}, 1)
+    (start,) = calls.started
+    assert (start.name, start.group) == ("run", f"run-{start.own}")
+
+
+def test_a_run_begun_without_a_group_identity_stays_in_the_group_of_its_name(tmp_path, calls):
+    groups(calls, tmp_path, "sft")
+    (tmp_path / "run" / "tracker-wandb.json").unlink()
+    assert groups(calls, tmp_path, "ppo") == {"run"}
 
 
 def test_a_run_that_was_killed_while_its_tracker_began_keeps_its_identity(
@@ -267,6 +305,19 @@ def test_trackers_may_change_while_a_run_goes_on(tmp_path, calls):
     assert not calls
 
 
+@pytest.fixture
+def forgotten():
+    """W&B's own process and trackio's module keep the folders of their start: the next test starts
+    them anew.
+    """
+    yield
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].teardown()
+    for module in [module for module in sys.modules if module.partition(".")[0] == "trackio"]:
+        del sys.modules[module]
+
+
+@pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize("name", TRACKERS)
 def test_two_folders_of_one_name_do_not_write_into_one_another(name, tmp_path, monkeypatch):
     """Both are resumed, one after the other: each loss is there once, and those of a folder are
@@ -289,6 +340,9 @@ def test_two_folders_of_one_name_do_not_write_into_one_another(name, tmp_path, m
                         run.log({"loss": 100.0 * number + step}, step)
         runs = in_time(lambda: losses(name, tmp_path), lambda runs: sum(map(len, runs)) == 8)
     assert sorted(runs) == [[1.0, 2.0, 3.0, 4.0], [101.0, 102.0, 103.0, 104.0]]
+    if name != "tensorboard":
+        labels = in_time(lambda: group_labels(name, tmp_path), lambda labels: len(labels) == 2)
+        assert len(labels) == 2 and all(label.startswith("run-") for label in labels)
 
 
 def in_time(read, complete):
@@ -329,6 +383,32 @@ def losses(name, folder):
     return list(runs.values())
 
 
+def group_labels(name, folder):
+    """The different labels of groups in a tracker's own files."""
+    if name == "mlflow":
+        from mlflow import MlflowClient
+
+        client = MlflowClient()
+        (experiment,) = [one for one in client.search_experiments() if one.name == "tether"]
+        return {run.data.tags["group"] for run in client.search_runs([experiment.experiment_id])}
+    if name == "wandb":
+        from wandb.proto import wandb_internal_pb2
+
+        labels = set()
+        for path in folder.glob("wandb/offline-run-*/*.wandb"):
+            for data in tracked.records(path):
+                record = wandb_internal_pb2.Record()
+                record.ParseFromString(data)
+                if record.HasField("run"):
+                    labels.add(record.run.run_group)
+        return labels
+    (path,) = (folder / "trackio").glob("tether*.db")
+    with sqlite3.connect(path) as database:
+        configs = [json.loads(text) for (text,) in database.execute("select config from configs")]
+    return {config["_Group"] for config in configs}
+
+
+@pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize("name", TRACKERS)
 def test_each_tracker_has_the_numbers_and_texts_of_a_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -33,13 +33,15 @@ BY_NAME = ("tensorboard", "trackio")
 class TrackedRun(NamedTuple):
     """What a tracker has to know of a run directory.
 
-    `name`: of the stage, with the folders above it (`round-01/ppo`); `group`: of the whole run;
-    `own`: letters and digits that no other folder has, also where names are alike; `id`: the
-    tracker's name for this run, None at the beginning; `step`: the last that it has.
+    `name`: of the stage, with the folders above it (`round-01/ppo`); `whole`: the name of the whole
+    run; `group`: that name and the whole run's identity, the same for all its stages; `own`:
+    letters and digits that no other folder has, also where names are alike; `id`: the tracker's
+    name for this run, None at the beginning; `step`: the last that it has.
     """
 
     folder: Path
     name: str
+    whole: str
     group: str
     config: Json
     own: str
@@ -49,7 +51,7 @@ class TrackedRun(NamedTuple):
     @property
     def unique(self) -> str:
         """A name for trackers that know a run by its name alone."""
-        return f"{self.group}/{self.name}-{self.own}"
+        return f"{self.whole}/{self.name}-{self.own}"
 
 
 def check_trackers(names: Sequence[TrackerName]) -> None:
@@ -137,7 +139,7 @@ def _wandb(run: TrackedRun) -> Wandb:
     settings = {
         "project": os.environ.get("WANDB_PROJECT", "tether"),
         "group": os.environ.get("WANDB_RUN_GROUP", run.group),
-        "name": f"{os.environ.get('WANDB_NAME', run.group)}/{run.name}",
+        "name": f"{os.environ.get('WANDB_NAME', run.whole)}/{run.name}",
         "settings": wandb.Settings(console="off", quiet=True, x_transaction_log_flush_interval=1.0),
     }
     try:
@@ -188,7 +190,7 @@ class MLflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tether")
         experiment = self.client.get_experiment_by_name(name)
         place = experiment.experiment_id if experiment else self.client.create_experiment(name)
-        title = f"{os.environ.get('MLFLOW_RUN_NAME', run.group)}/{run.name}"
+        title = f"{os.environ.get('MLFLOW_RUN_NAME', run.whole)}/{run.name}"
         self.id = self.client.create_run(
             place, run_name=title, tags={"group": run.group}
         ).info.run_id

@@ -98,7 +98,8 @@ class TrackerThread(threading.Thread):
             self.root.glob("**/manifest.json"), key=lambda path: path.stat().st_mtime
         ):
             if (place := manifest.parent) not in self.folders:
-                self.folders[place] = TrackedFolder(self.tracker, place, self.root)
+                group = group_label(self.tracker, self.root)
+                self.folders[place] = TrackedFolder(self.tracker, place, self.root, group)
             if (folder := self.folders[place]).has_news(last):
                 if self.open is not None and self.open is not folder:
                     self.open.close()
@@ -128,11 +129,12 @@ class TrackedFolder:
     one: the copy is a run of its own, which the tracker is shown from its beginning.
     """
 
-    def __init__(self, name: TrackerName, folder: Path, root: Path) -> None:
+    def __init__(self, name: TrackerName, folder: Path, root: Path, group: str) -> None:
         self.name: TrackerName = name
         self.folder, self.root = folder, root
-        self.note = folder / f"tracker-{name}.json"
-        self.state: Json = self._noted()
+        self.group = group
+        self.note = note_of(name, folder)
+        self.state: Json = read_note(name, folder)
         self.steps: dict[str, int] = self.state["steps"]
         self.tails = {record: Tail(folder / record) for record in RECORDS}
         self.waiting: dict[int, dict[str, list[Json]]] = defaultdict(
@@ -141,31 +143,6 @@ class TrackedFolder:
         self.due: list[int] = []
         self.tracker: Tracker | None = None
         self.written = 0
-
-    def _noted(self) -> Json:
-        """The note, or that of a run that the tracker has yet to see.
-
-        TensorBoard's files in the folder itself are moved and copied with the folder. A note of an
-        older tether has no identity and names no place.
-        """
-        events = os.environ.get(EVENTS, "") if self.name == "tensorboard" else None
-        place = {"folder": str(self.folder), "events": events}
-        noted = read_json(self.note) if self.note.is_file() else {}
-        if events == "":
-            goes_on = noted.get("place", place)["events"] == ""
-        elif "own" not in noted:
-            goes_on = self.name not in BY_NAME
-        else:
-            goes_on = noted["place"]["events"] == events and not self._is_copy(noted)
-        begun = {"id": None, "own": uuid.uuid4().hex[:8], "steps": {}, "summary": 0}
-        return {**begun, **(noted if goes_on else {}), "place": place}
-
-    def _is_copy(self, noted: Json) -> bool:
-        """Whether the folder where the note was written is still there, with the same run."""
-        original = Path(noted["place"]["folder"]) / self.note.name
-        if not original.is_file() or original.samefile(self.note):
-            return False
-        return read_json(original).get("own") == noted["own"]
 
     def has_news(self, last: bool) -> bool:
         """Read what is new. A measurement on held-out prompts waits for the metrics of its step,
@@ -188,14 +165,15 @@ class TrackedFolder:
     def send(self) -> None:
         """Send what is due, a step at a time, and the summary if the stage is finished."""
         if self.tracker is None:
-            group, _, stage = self.folder.relative_to(self.root.parent).as_posix().partition("/")
+            whole, _, stage = self.folder.relative_to(self.root.parent).as_posix().partition("/")
             config = read_json(self.folder / "config.json")
             self._write_note()
             state = self.state
             run = TrackedRun(
                 self.folder,
-                stage or group,
-                group,
+                stage or whole,
+                whole,
+                self.group,
                 config,
                 state["own"],
                 state["id"],
@@ -247,6 +225,53 @@ class TrackedFolder:
     def _write_note(self, **changes: Any) -> None:
         self.state |= changes
         write_json(self.note, self.state)
+
+
+def read_note(name: TrackerName, folder: Path) -> Json:
+    """A folder's note, or that of one that the tracker has yet to see.
+
+    TensorBoard's files in the folder itself are moved and copied with the folder. A note of an
+    older tether has no identity and names no place.
+    """
+    events = os.environ.get(EVENTS, "") if name == "tensorboard" else None
+    place = {"folder": str(folder), "events": events}
+    note = note_of(name, folder)
+    state = read_json(note) if note.is_file() else {}
+    if events == "":
+        goes_on = state.get("place", place)["events"] == ""
+    elif "own" not in state:
+        goes_on = name not in BY_NAME
+    else:
+        goes_on = state["place"]["events"] == events and not _is_copy(state, note)
+    begun = {"id": None, "own": uuid.uuid4().hex[:8], "steps": {}, "summary": 0}
+    return {**begun, **(state if goes_on else {}), "place": place}
+
+
+def note_of(name: TrackerName, folder: Path) -> Path:
+    """The file in which a folder notes how much of it a tracker has."""
+    return folder / f"tracker-{name}.json"
+
+
+def _is_copy(state: Json, note: Path) -> bool:
+    """Whether the folder where a note was written is still there, with the same run."""
+    original = Path(state["place"]["folder"]) / note.name
+    if not original.is_file() or original.samefile(note):
+        return False
+    return read_json(original).get("own") == state["own"]
+
+
+def group_label(name: TrackerName, root: Path) -> str:
+    """The label that holds the stages of a whole run together: its name and its identity, which is
+    noted in `root` before any stage is sent.
+
+    A run that an older tether began has notes of stages alone, and goes on under its name.
+    """
+    note = note_of(name, root)
+    if not note.is_file() and next(root.glob(f"*/**/{note.name}"), None):
+        return root.name
+    state = read_note(name, root)
+    write_json(note, state)
+    return f"{root.name}-{state['own']}"
 
 
 class Tail:
