@@ -244,9 +244,9 @@ def run(
     """A benchmark's result beside the facts that are `known`, of contestants on `model`: a folder,
     a source or a package.
     """
-    from tether.models.config import ModelConfig
     from tether.models.pretrained import resolve
     from tether.run.models import open_model
+    from tether.settings.model import ModelConfig
 
     loaded = open_model(
         ModelConfig(source=model, system_prompt="" if bench.rows is not prompts else None)

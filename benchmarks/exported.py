@@ -43,13 +43,13 @@ def make(base: str, folder: Path) -> dict[str, Any]:
     from tether.core.types import Message
     from tether.data.batches import make_batch
     from tether.data.chat import Encoded
-    from tether.models.config import LoraConfig, ModelConfig
     from tether.models.heads import ScalarHead
     from tether.models.loading import add_adapter
     from tether.models.trunk import Role
     from tether.run.export import export_model
     from tether.run.models import open_model
     from tether.run.roles import encoder_of, load_policy, load_scorer, save_trained
+    from tether.settings.model import LoraConfig, ModelConfig
 
     talks = [
         tuple(Message("user" if role == "user" else "assistant", content) for role, content in talk)
@@ -268,9 +268,9 @@ def main() -> None:
         return
     if arguments.smoke:
         arguments.only, arguments.sides = "random", ("transformers",)
-    from tether.models.config import ModelConfig
     from tether.models.pretrained import resolve
     from tether.models.tiny import tiny_model, tiny_tokenizer
+    from tether.settings.model import ModelConfig
 
     results = {}
     with tempfile.TemporaryDirectory() as temporary:

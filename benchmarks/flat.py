@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from benchmarks.every_stage import recipe
 
-from tether.core.config import build
 from tether.core.rundir import read_jsonl
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 
 def main() -> None:

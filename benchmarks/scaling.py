@@ -118,10 +118,10 @@ def _role(source: str, config: dict[str, Any] | None = None) -> Any:
 
     from tether.cpu.attention import pick_attention
     from tether.cpu.memory import own_heap
-    from tether.models.config import LoraConfig, ModelConfig
     from tether.models.loading import add_adapter
     from tether.models.trunk import Role
     from tether.run.models import open_model
+    from tether.settings.model import LoraConfig, ModelConfig
 
     if config is None:
         model = open_model(ModelConfig(source=source, dtype="bfloat16")).model
@@ -145,8 +145,8 @@ def _update(
 
     from tether.data.batches import cut_batches, make_batch
     from tether.data.chat import Encoded
-    from tether.learner.config import OptimizerConfig
     from tether.learner.local import LocalLearner
+    from tether.settings.learner import OptimizerConfig
 
     draw, known = (
         torch.Generator().manual_seed(0),
@@ -178,10 +178,10 @@ def _update(
 def _rollout(source: str, rows: int, tokens: int) -> Callable[[], Any]:
     from tether.core.types import Prompt, Sampling, user
     from tether.data.chat import ChatEncoder
-    from tether.models.config import ModelConfig
     from tether.models.trunk import Role
     from tether.rollout.local import LocalEngine
     from tether.run.models import open_model
+    from tether.settings.model import ModelConfig
 
     loaded = open_model(ModelConfig(source=source, dtype="bfloat16"))
     encoder = ChatEncoder(loaded.tokenizer, (10**9,), loaded.template, loaded.system_prompt)
@@ -226,10 +226,10 @@ def work_data(size: int, source: str) -> Callable[[], Any]:
     from tether.core.types import Comparison
     from tether.data.prepare import encode_comparisons
     from tether.data.sources import Quarantine
-    from tether.models.config import ModelConfig
     from tether.run.models import open_model
     from tether.run.roles import encoder_of
     from tether.run.rows import DataConfig, load_rows
+    from tether.settings.model import ModelConfig
 
     encoder = encoder_of(open_model(ModelConfig(source=source)))
     draw, words = random.Random(0), ("time", "year", "people", "way", "day", "man", "woman", "life")

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tether.core.config import build
 from tether.core.protocols import Engine
 from tether.core.types import Prompt
 from tether.data.sources import read
@@ -32,6 +31,7 @@ from tether.run.launching import placed
 from tether.run.online import online_stage
 from tether.run.recipe import BaseRecipe, Recipe
 from tether.run.roles import encoder_of
+from tether.settings.reading import build
 from tether.stages.online_loop import step_prompts
 from tether.stages.policy_gradient import PolicyGradient
 

@@ -19,9 +19,9 @@ from pydantic_core import PydanticUndefined
 
 import tether
 from tether.api.methods import names, takes
-from tether.core.reference import given_type
 from tether.core.stages import STAGES
-from tether.core.synonyms import METHODS
+from tether.settings.reference import given_type
+from tether.settings.synonyms import METHODS
 
 PLACE = Path(tether.__file__).with_name("__init__.pyi")
 HEAD = '''\

@@ -46,7 +46,6 @@ from typing import Any
 import psutil
 import torch
 
-from tether.core.config import build
 from tether.core.rundir import read_jsonl
 from tether.core.stopping import Interrupted
 from tether.models.loading import save_model
@@ -57,6 +56,7 @@ from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
 from tether.servers.fleet import State
 from tether.servers.launch import Processes
+from tether.settings.reading import build
 
 PROMPTS, STEPS_A_KILL = 8, 4
 SLOW = 5.0

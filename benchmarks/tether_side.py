@@ -12,15 +12,15 @@ from tether.core.types import Prompt, Sampling, Score, user
 from tether.data.batches import make_batch, pack
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import Ranking
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
 from tether.run.models import open_model
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig, ModelConfig
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.policy_config import KLConfig, PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient

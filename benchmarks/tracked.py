@@ -180,9 +180,9 @@ def main(folder: Path, names: list[str], only_read: bool) -> None:
     if not only_read:
         from benchmarks.every_stage import loop_recipe, recipe
 
-        from tether.core.config import build
         from tether.run.recipe import Recipe
         from tether.run.runner import run_recipe
+        from tether.settings.reading import build
 
         (folder / "out").mkdir(parents=True)
         run_recipe(build(Recipe, {**recipe(folder, folder / "out" / "stages"), "track": names}))

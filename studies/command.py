@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tether.core.config import is_override
 from tether.core.errors import TetherError
 from tether.core.stopping import AGAIN, Interrupted, begin_program
+from tether.settings.reading import is_override
 
 HERE = Path(__file__).resolve().parent
 Study = Callable[[str, list[str], list[int]], None]

@@ -28,7 +28,6 @@ from studies.overopt_page import write_page
 from tether.algorithms.kl import kl_best_of_n
 from tether.algorithms.reward_ensembles import Combine
 from tether.cli.progress import bars
-from tether.core.config import Config, load_recipe, packaged_recipe
 from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json
 from tether.core.types import Comparison, Json, Prompt, Rollout, Score, StopReason
@@ -37,7 +36,6 @@ from tether.data.sources import Quarantine, split_by_group
 from tether.evaluation.peaks import Measured, best_step, has_fallen, peak_interval, without_none
 from tether.evaluation.winrate import gain, mean_estimate
 from tether.learner.loop import Progress
-from tether.models.config import ModelConfig
 from tether.models.trunk import Role
 from tether.run.judges import FunctionJudge, JudgeConfig, score_judge
 from tether.run.models import open_model
@@ -51,6 +49,9 @@ from tether.run.rows import load_rows, named
 from tether.run.runner import run_recipe, stands_on
 from tether.run.stage import Context, run_stage
 from tether.run.supervised import SFTSection
+from tether.settings.config import Config
+from tether.settings.model import ModelConfig
+from tether.settings.reading import load_recipe, packaged_recipe
 from tether.stats import group_indices
 
 POOL_SEED = 15485863

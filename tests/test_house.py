@@ -154,6 +154,16 @@ def test_core_types_load_no_torch() -> None:
     assert loaded_by("import tether.core.types") & heavy == set()
 
 
+def test_settings_load_no_library_but_pydantic() -> None:
+    modules = ", ".join(
+        f"tether.settings.{path.stem}" for path in sorted((PACKAGE / "settings").glob("[a-z]*.py"))
+    )
+    heavy = {"torch", "transformers", "numpy", "scipy", "pyarrow", "datasets", "rich", "typer"}
+    loaded = loaded_by(f"import {modules}")
+    assert "pydantic" in loaded
+    assert loaded & heavy == set()
+
+
 CLI = PACKAGE / "cli" / "__init__.py"
 needs_cli = pytest.mark.skipif(not defines(CLI, "main"), reason="tether.cli has no `main` yet")
 

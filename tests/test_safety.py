@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tether.core.config import build
 from tether.core.errors import DataError
 from tether.core.visible import visible
+from tether.settings.reading import build
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "tether"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -106,7 +106,7 @@ def test_no_module_loads_what_can_run_code():
 
 
 def test_remote_code_is_off_unless_the_user_says_so():
-    from tether.models.config import ModelConfig
+    from tether.settings.model import ModelConfig
 
     assert build(ModelConfig, {"source": "owner/name"}).trust_remote_code is False
     for path in SOURCES:
@@ -119,8 +119,8 @@ def test_remote_code_is_off_unless_the_user_says_so():
 @pytest.fixture(scope="module")
 def encoder():
     from tether.data.chat import ChatEncoder
-    from tether.models.config import ModelConfig
     from tether.models.loading import load_model
+    from tether.settings.model import ModelConfig
 
     loaded = load_model(ModelConfig(source="tiny", dtype="float32"))
     return lambda template: ChatEncoder(loaded.tokenizer, loaded.stop_ids, template)

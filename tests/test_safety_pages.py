@@ -51,8 +51,8 @@ def hook(event, arguments):
     if event in ("socket.getaddrinfo", "socket.connect", "socket.sendto", "urllib.Request", "socket.gethostbyname"):
         asked.append([event, str(arguments[1:])[:200]])
 sys.addaudithook(hook)
-from tether.core.config import build
-from tether.run.recipe import Recipe, run_recipe
+from tether.settings.reading import build
+from tether.run.recipe import Recipe, run_recipe  # FIXME
 run_recipe(build(Recipe, json.loads(sys.argv[1])))
 print(json.dumps(asked))
 """

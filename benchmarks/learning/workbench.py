@@ -21,11 +21,11 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration, Prompt, Rollout, Sampling, Score
 from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import ChatEncoder
-from tether.learner.config import OptimizerConfig
 from tether.models.heads import ScalarHead
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
+from tether.settings.learner import OptimizerConfig
 from tether.stages.online_loop import train
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient

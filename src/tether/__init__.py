@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:
     if name in _ERRORS:
         return getattr(import_module("tether.core.errors"), name)
     from tether.core.stages import STAGES
-    from tether.core.synonyms import METHODS
+    from tether.settings.synonyms import METHODS
 
     if name in STAGES or name in METHODS:
         return import_module("tether.api.methods").method(name)
@@ -50,6 +50,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     from tether.core.stages import STAGES
-    from tether.core.synonyms import METHODS
+    from tether.settings.synonyms import METHODS
 
     return sorted([*_HOMES, *_ERRORS, *STAGES, *METHODS, "__version__"])

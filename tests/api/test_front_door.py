@@ -15,13 +15,13 @@ import pytest
 
 import tether
 from benchmarks import stub
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.stages import STAGES
 from tether.core.types import Comparison, Demonstration, Prompt, assistant, user
 from tether.run.recipe import recipe_type
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 QUESTIONS = [f"What is {i}?" for i in range(6)]
 SHORT = {

@@ -8,10 +8,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tether.core.config import build
 from tether.core.errors import TetherError
 from tether.core.types import Prompt, Sampling, user
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter, load_model, save_model
 from tether.models.saving import save_ensemble
@@ -24,6 +22,8 @@ from tether.run.online import online_stage
 from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_policy, local_engine, save_trained
 from tether.run.runner import run_recipe
+from tether.settings.model import LoraConfig, ModelConfig
+from tether.settings.reading import build
 
 PAIRS = [
     {"prompt": "a", "chosen": "b!", "rejected": "c"},

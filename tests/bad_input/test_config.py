@@ -12,9 +12,10 @@ import pytest
 from pydantic import Field
 
 from tether.cli import main
-from tether.core.config import Config, build, load_recipe, packaged_recipe
 from tether.core.errors import ConfigError, MissingFileError, TetherError
 from tether.run.recipe import Recipe
+from tether.settings.config import Config
+from tether.settings.reading import build, load_recipe, packaged_recipe
 
 HEAD = b'run = "runs/x"\nseed = 1\n'
 

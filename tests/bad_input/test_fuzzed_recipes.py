@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from benchmarks.every_stage import loop_recipe, recipe
 
-from tether.core.config import build, load_recipe
 from tether.core.errors import TetherError
 from tether.core.stages import STAGES
 from tether.run.checks import check_section
 from tether.run.recipe import Recipe
 from tether.run.rows import check_data
 from tether.run.runner import run_recipe
+from tether.settings.reading import build, load_recipe
 
 RECIPES = sorted(
     (Path(__file__).resolve().parents[2] / "src" / "tether" / "recipes").glob("**/*.toml")
@@ -46,7 +46,7 @@ def tables() -> list[dict[str, Any]]:
 
 def fields(kind: Any, deep: int = 4) -> Iterator[tuple[str, ...]]:
     """The paths to all keys that a recipe may have."""
-    from tether.core.config import models_of
+    from tether.settings.messages import models_of
 
     for name, field in kind.model_fields.items():
         yield (name,)

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from tests.bad_input.rows import HARSH, SEEDS, write
 
 import tether.core.types as types
-from tether.core.config import build, load_recipe
 from tether.core.errors import DataError, TetherError
 from tether.data.formats.containers import SUFFIXES
 from tether.data.formats.fields import turns
@@ -30,6 +29,7 @@ from tether.preferences.answers import read_answers
 from tether.preferences.bridges import BRIDGES
 from tether.preferences.exchange import Case
 from tether.run.recipe import Recipe
+from tether.settings.reading import build, load_recipe
 
 label_studio, argilla = BRIDGES["label-studio"], BRIDGES["argilla"]
 READERS = {layout.name: layout.readers for layout in FORMATS}

@@ -18,10 +18,10 @@ from tests.bad_input.folders import (
 )
 
 from tether.core.errors import TetherError
-from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
 from tether.run.judging import bench_rewards
 from tether.run.roles import load_policy, load_scorer
+from tether.settings.model import ModelConfig
 
 
 @pytest.fixture(scope="module")

@@ -22,14 +22,14 @@ from typer.main import get_command
 from tether import __version__
 from tether.cli import PANELS, app, main
 from tether.cli.options import complete_recipe, complete_stage
-from tether.core.config import build
-from tether.core.synonyms import METHODS
 from tether.models.loading import pick_dtype
 from tether.run.devices import gpu
 from tether.run.phases import Phase, StagePlan
 from tether.run.plan import SHAPES, Plan
 from tether.run.price import costs, row_sizes
 from tether.run.recipe import Recipe, read_recipe
+from tether.settings.reading import build
+from tether.settings.synonyms import METHODS
 
 
 def tether(*arguments, cwd, stdin=""):

@@ -11,10 +11,10 @@ from tests.cli.test_commands import tether
 
 import tether as front
 from tether.cli.recipes import BEGINNINGS
-from tether.core.config import packaged_recipes
 from tether.core.stages import STAGES
-from tether.core.synonyms import METHODS
 from tether.run.rows import PACKAGED
+from tether.settings.reading import packaged_recipes
+from tether.settings.synonyms import METHODS
 
 COMPARISONS = str(PACKAGED / "comparisons.jsonl")
 TINY = ["model.source=tiny", "model.fallback=", "model.dtype=float32"]

@@ -15,11 +15,11 @@ import torch
 from benchmarks.every_stage import differences, recipe, results
 
 from tether.cli import main
-from tether.core.config import build
 from tether.core.errors import memory_error
 from tether.core.stages import STAGES
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 from tether.stages.sft import SFT
 
 COMMAND = [sys.executable, "-m", "tether"]

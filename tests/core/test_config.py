@@ -3,9 +3,11 @@ import json
 import pytest
 from pydantic import Field
 
-from tether.core.config import Config, build, digest, load_recipe, packaged_recipe
+from tether.core.digest import digest
 from tether.core.errors import ConfigError, MissingFileError, RunError
 from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_json
+from tether.settings.config import Config
+from tether.settings.reading import build, load_recipe, packaged_recipe
 
 
 class Inner(Config):

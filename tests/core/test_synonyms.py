@@ -5,10 +5,11 @@ import re
 
 import pytest
 
-from tether.core.config import build, load_recipe, models_of
 from tether.core.errors import ConfigError
-from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS
 from tether.run.recipe import Recipe
+from tether.settings.messages import models_of
+from tether.settings.reading import build, load_recipe
+from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS
 
 pytestmark = pytest.mark.audit
 BASE = {"run": "r", "model": {"source": "tiny"}}

@@ -10,9 +10,9 @@ from tether.cpu import kernels
 from tether.cpu.attention import TILE, Tiles, grouped_attention
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
-from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
 from tether.models.trunk import GROUPED, Role, additive_mask
+from tether.settings.model import LoraConfig
 
 
 def plain(query, key, value, visible, scale):

@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, ModelError
 from tether.core.once import once
 from tether.core.rundir import read_json
@@ -20,7 +19,6 @@ from tether.core.types import Prompt, Sampling, user
 from tether.cpu import kernels, native
 from tether.cpu.attention import pick_attention
 from tether.cpu.memory import needs_heap
-from tether.models.config import ModelConfig
 from tether.models.loading import load_model
 from tether.models.trunk import GROUPED, Role
 from tether.rollout.decoding import TreeDecoder
@@ -28,6 +26,8 @@ from tether.run.models import open_model
 from tether.run.recipe import Recipe
 from tether.run.roles import local_engine
 from tether.run.stage import Context, run_stage
+from tether.settings.model import ModelConfig
+from tether.settings.reading import build
 
 TINY = ModelConfig(source="tiny", dtype="float32", device="cpu")
 SMALL = {
@@ -49,7 +49,7 @@ def test_loading_a_model_compiles_nothing_and_replaces_nothing():
         import subprocess, sys
         from tether.core.stopping import begin_program
         begin_program()
-        from tether.models.config import ModelConfig
+        from tether.settings.model import ModelConfig
         from tether.models.loading import load_model
         from tether.models.tiny import tiny_model
         ran = []

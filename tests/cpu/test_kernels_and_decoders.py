@@ -16,7 +16,6 @@ from tether.cpu import kernels
 from tether.cpu.llama import LlamaDecoder
 from tether.cpu.products import Panels, Product, dithered
 from tether.data.chat import ChatEncoder
-from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
@@ -24,6 +23,7 @@ from tether.rollout.cache import attend_to_slots
 from tether.rollout.decoding import TreeDecoder, engine_decoder
 from tether.rollout.local import LocalEngine
 from tether.rollout.sampling import check_distributions, sample_tokens
+from tether.settings.model import LoraConfig
 
 needs_kernels = pytest.mark.skipif(kernels.library() is None, reason="needs a C compiler")
 PROMPTS = [

@@ -15,10 +15,10 @@ from tether.data.chat import ChatEncoder
 from tether.data.formats.registry import format_named, kind_reader
 from tether.data.sources import read
 from tether.data.templates import PLAIN_TEMPLATE
-from tether.learner.config import OptimizerConfig
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.preferences.rows import turn_rows, turns_of, write_rows
+from tether.settings.learner import OptimizerConfig
 from tether.stages.sft import SFT, SFTConfig
 
 TEMPLATE = (  # in the style of Qwen2.5's

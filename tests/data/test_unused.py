@@ -28,10 +28,10 @@ from tether.data.formats.cells import Cells
 from tether.data.formats.registry import CONVERSIONS, FORMATS, KINDS, Format, reader_for
 from tether.data.inspection import inspect_data
 from tether.data.sources import Quarantine, read
-from tether.models.config import ModelConfig
 from tether.run.rows import DataConfig
 from tether.run.stage import Context, run_stage
 from tether.run.supervised import ProcessSection
+from tether.settings.model import ModelConfig
 
 
 def unused(tmp_path: Path, rows: list[Any], kind: type) -> dict[str, int]:

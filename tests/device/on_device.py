@@ -20,7 +20,6 @@ from torch import nn
 
 from benchmarks import gpu
 from tether.classic import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.stages import STAGES
@@ -29,16 +28,13 @@ from tether.cpu import kernels
 from tether.data.batches import make_batch
 from tether.data.prepare import encode_comparisons
 from tether.judges.local import LocalChat
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter, keep_on_host, pick_dtype
 from tether.models.saving import attach_adapter, load_head
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.rewards.learned import LearnedReward
-from tether.rollout.config import EngineConfig
 from tether.rollout.local import _Decoding
 from tether.rollout.sampling import sample_tokens
 from tether.run.devices import machine_for
@@ -48,6 +44,10 @@ from tether.run.models import open_model
 from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, local_engine, save_trained
 from tether.run.runner import run_recipe
+from tether.settings.engine import EngineConfig
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig, ModelConfig
+from tether.settings.reading import build
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient

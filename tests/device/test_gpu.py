@@ -10,10 +10,8 @@ import torch
 from tests.models.architectures import small_folder
 from tests.run.journeys import VALUES
 
-from tether.core.config import build
 from tether.core.rundir import read_jsonl
 from tether.core.types import Prompt, Sampling, user
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rollout import graphs
@@ -23,6 +21,8 @@ from tether.run.models import open_model
 from tether.run.recipe import Recipe
 from tether.run.roles import local_engine
 from tether.run.runner import run_recipe
+from tether.settings.model import LoraConfig, ModelConfig
+from tether.settings.reading import build
 
 pytestmark = pytest.mark.gpu
 PROMPTS = [Prompt((user(text),)) for text in ("one", "two or three", "and four")]

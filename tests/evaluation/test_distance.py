@@ -10,10 +10,10 @@ import torch
 from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
 from tether.data.chat import ChatEncoder
 from tether.evaluation.likelihood import kl_to_reference
-from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.settings.model import LoraConfig
 
 
 def rollout(text: str, response: tuple[int, ...]) -> Rollout:

@@ -15,7 +15,6 @@ import torch
 from tests.run.journeys import FEW, LETTERS
 
 from tether.cli import examine
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import read_jsonl
 from tether.core.types import Message, Prompt, assistant, user
@@ -36,6 +35,7 @@ from tether.run.online_sections import SycophancyConfig, premise_files
 from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_policy
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 from tether.stats import Estimate
 
 QUESTIONS = [

@@ -67,9 +67,9 @@ def journeys(folder: Path) -> Iterator[tuple[str, Path]]:
     """Run each in `folder`; its name and its run directory, as it is finished."""
     from benchmarks.every_stage import loop_recipe, recipe
 
-    from tether.core.config import build
     from tether.run.recipe import Recipe, read_recipe
     from tether.run.runner import run_recipe
+    from tether.settings.reading import build
 
     run_recipe(build(Recipe, recipe(folder, folder / "stages")))
     yield "stages", folder / "stages"

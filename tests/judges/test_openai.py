@@ -9,12 +9,12 @@ import math
 import pytest
 from tests.judges.answering import DRIP, HANG, HANG_UP, Server, completion, refusal, slowly
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, ModelError
 from tether.core.protocols import ChatModel
 from tether.core.types import Message, Sampling, user
 from tether.judges.server_config import JudgeServerConfig
 from tether.judges.verdicts import DOWN, QUOTA, SPENT
+from tether.settings.reading import build
 
 openai = pytest.importorskip("openai", reason="needs the `judge` extra")
 from tether.judges.openai import ServedChat  # noqa: E402

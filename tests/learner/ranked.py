@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tether.core.config import build
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 STAGES = ["sft", "reward", "process", "direct", "kto", "ppo", "grpo"]
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from tether.core.errors import TrainingError
-from tether.learner.config import OptimizerConfig
 from tether.learner.determinism import deterministic
 from tether.learner.local import LocalLearner
+from tether.settings.learner import OptimizerConfig
 
 
 def test_a_second_learner_takes_the_weights_over():

@@ -12,7 +12,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tether.core.config import build
 from tether.core.types import Sampling
 from tether.learner.planner import (
     TILED,
@@ -24,7 +23,6 @@ from tether.learner.planner import (
     shape_model,
     training_bytes,
 )
-from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
 from tether.models.trunk import GROUPED, Role
 from tether.rollout.decoding import TreeDecoder
@@ -33,6 +31,8 @@ from tether.run.devices import gpu
 from tether.run.engine_shapes import prefill_bytes, sampler_bytes
 from tether.run.plan import SHAPES, plan
 from tether.run.recipe import Recipe
+from tether.settings.model import LoraConfig
+from tether.settings.reading import build
 
 SIZES = {
     "hidden_size": 128,

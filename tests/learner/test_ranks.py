@@ -16,12 +16,12 @@ from types import SimpleNamespace
 import pytest
 from tests.learner.ranked import STAGES, assert_same, at_step, others, records, standing_on, trained
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.stopping import Interrupted
 from tether.learner.ranks import LostRankError, Ranks
 from tether.run.recipe import Recipe
 from tether.run.restarts import Bars, Group, Teller
+from tether.settings.reading import build
 
 
 @pytest.fixture(scope="module")

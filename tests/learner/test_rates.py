@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tether.core.config import build
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.stages import making
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
@@ -24,6 +21,9 @@ from tether.run.devices import gpu
 from tether.run.plan import plan
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig
+from tether.settings.reading import build
 from tether.stages.direct import DirectConfig
 
 pytestmark = pytest.mark.audit

@@ -13,11 +13,11 @@ from benchmarks.every_stage import recipe
 from safetensors.torch import load_file
 from tests.learner.ranked import assert_same, at_step, others, records, standing_on, trained
 
-from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.stopping import Interrupted
 from tether.learner.checkpoint import load_checkpoint
 from tether.run.recipe import Recipe
+from tether.settings.reading import build
 
 SERVED = {"engine": {"kind": "served"}}
 
@@ -161,7 +161,7 @@ START = "from tether.core.stopping import begin_program\nbegin_program()\n"
 HALVES = """
 import os, torch, torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from tether.models.config import ModelConfig
+from tether.settings.model import ModelConfig
 from tether.models.loading import load_model
 from tether.models.sharded import cut, gathered, local, shard_layers
 

@@ -15,7 +15,6 @@ import tether
 from tether.core.errors import ModelError
 from tether.core.types import assistant, user
 from tether.data.batches import make_batch
-from tether.models.config import ModelConfig
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
@@ -23,6 +22,7 @@ from tether.run.engines import _base
 from tether.run.export import export_model
 from tether.run.models import open_model
 from tether.run.roles import encoder_of, load_policy
+from tether.settings.model import ModelConfig
 
 
 def lora(**settings):

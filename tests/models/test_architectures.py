@@ -13,11 +13,11 @@ from tests.models.architectures import small_config, small_folder
 import tether
 from tether.core.errors import DataError, ModelError
 from tether.core.types import assistant, user
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
 from tether.run.models import open_model
+from tether.settings.model import LoraConfig, ModelConfig
 
 FLOAT32 = {"dtype": "float32"}
 

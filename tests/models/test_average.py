@@ -13,13 +13,13 @@ from tether.core.errors import ModelError
 from tether.core.types import assistant, user
 from tether.data.batches import make_batch
 from tether.models.average import average_roles
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
 from tether.run.export import export_model
 from tether.run.models import open_model
 from tether.run.roles import encoder_of, load_scorer, new_role, save_trained
+from tether.settings.model import LoraConfig, ModelConfig
 
 LLAMA = transformers.LlamaConfig(
     **{

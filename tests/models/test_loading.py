@@ -7,12 +7,10 @@ import zipfile
 import pytest
 import torch
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, MissingFileError, ModelError
 from tether.core.types import Prompt, assistant, user
 from tether.data.batches import make_batch
 from tether.models import packaged
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import (
     add_adapter,
@@ -29,6 +27,8 @@ from tether.run.models import open_model
 from tether.run.online import online_stage
 from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_policy, save_trained
+from tether.settings.model import LoraConfig, ModelConfig
+from tether.settings.reading import build
 
 TINY = ModelConfig(source="tiny", dtype="float32")
 SMALL = {

@@ -12,14 +12,14 @@ from tests.models.architectures import small_folder
 from tether.core.errors import TetherError
 from tether.core.types import Prompt, Sampling, assistant, user
 from tether.data.batches import batches_for, make_batch
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import add_adapter
 from tether.models.saving import attach_adapter
 from tether.models.trunk import Role
 from tether.run.models import open_model
 from tether.run.roles import encoder_of, local_engine, new_head, save_trained
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig, ModelConfig
 from tether.stages.sft import SFT, SFTConfig
 from tether.stages.supervised import make_step
 

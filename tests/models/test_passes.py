@@ -7,13 +7,13 @@ import transformers
 from tether.algorithms.preference_losses import negative_log_likelihood
 from tether.data.batches import cut_batches, document_length, documents_of, make_batch
 from tether.data.chat import Encoded
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig
 
 
 def sequences(count: int = 7) -> list[Encoded]:

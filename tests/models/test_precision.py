@@ -14,7 +14,6 @@ from tether.core.errors import ModelError
 from tether.core.types import Prompt, Sampling, user
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import load_model, plain_attention, with_dtype_of_base
 from tether.models.precision import cast
@@ -23,6 +22,7 @@ from tether.models.trunk import Role
 from tether.run.export import export_model
 from tether.run.models import open_model
 from tether.run.roles import local_engine, new_role
+from tether.settings.model import LoraConfig, ModelConfig
 
 SIZES = {
     **{

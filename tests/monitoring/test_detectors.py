@@ -17,7 +17,6 @@ import pytest
 import scipy.stats
 from benchmarks.replay import replay
 
-from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.protocols import Monitor
 from tether.core.rundir import RunDirectory
@@ -26,6 +25,7 @@ from tether.monitoring import texts
 from tether.monitoring.detectors import DETECTORS
 from tether.monitoring.watch import Watch, WatchConfig
 from tether.run.online import Guard, PPOSection
+from tether.settings.reading import build
 
 ONSET, STEPS, PROMPTS, SAMPLES = 9, 15, 12, 4
 SYLLABLES = [

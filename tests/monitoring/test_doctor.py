@@ -14,13 +14,10 @@ from rich.console import Console
 
 from tether.cli.examine import doctor as command
 from tether.cli.examine import findings_table
-from tether.core.config import build, load_recipe
 from tether.core.errors import ConfigError, RunError
 from tether.core.types import Prompt, Score, StopReason, user
 from tether.data.chat import ChatEncoder
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
@@ -33,6 +30,9 @@ from tether.rollout.local import LocalEngine
 from tether.run.doctor import check_stage, examine_recipe, examine_run, examine_stage
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig
+from tether.settings.reading import build, load_recipe
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 

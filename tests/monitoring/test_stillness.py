@@ -13,7 +13,6 @@ import pytest
 import scipy.stats
 from benchmarks.replay import replay
 
-from tether.core.config import build
 from tether.monitoring.doctor import Finding, Healthy, Unexamined
 from tether.monitoring.doctor_log import check_movement
 from tether.monitoring.trends import drift
@@ -22,6 +21,7 @@ from tether.report.page import write_report
 from tether.run.doctor import examine_run
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 pytestmark = pytest.mark.audit
 KL = "kl/policy_reference_k1"

@@ -9,7 +9,6 @@ import torch
 
 from tether.core.types import assistant, user
 from tether.data.batches import make_batch
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
@@ -17,6 +16,7 @@ from tether.models.trunk import Role
 from tether.run.export import export_model
 from tether.run.models import open_model
 from tether.run.roles import encoder_of, load_scorer, save_trained
+from tether.settings.model import LoraConfig, ModelConfig
 
 trl = pytest.importorskip("trl", minversion="1.16")
 

@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, MissingFileError, ModelError
 from tether.core.types import Message, Prompt, Rollout, Sampling, StopReason, assistant, user
 from tether.models.tiny import tiny_model, tiny_tokenizer
@@ -25,6 +24,7 @@ from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.run.judging import bench_rewards
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh"]
 

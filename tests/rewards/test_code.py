@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError
 from tether.rewards import code
 from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
+from tether.settings.reading import build
 
 
 @pytest.mark.parametrize(

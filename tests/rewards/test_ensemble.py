@@ -9,7 +9,6 @@ from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder
 from tether.models.average import average_roles
-from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.members import as_members
@@ -17,6 +16,7 @@ from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards import learned
 from tether.rewards.learned import EnsembleReward, LearnedReward
+from tether.settings.model import LoraConfig
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 LAST = LoraConfig(rank=4, alpha=8.0, last_layers=1)

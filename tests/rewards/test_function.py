@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, MissingFileError, RewardError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
@@ -22,6 +21,7 @@ from tether.rewards.loading import load_function
 from tether.rewards.returned import scores_of, whole_groups
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 ASKED = [
     Rollout(

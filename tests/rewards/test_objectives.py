@@ -10,7 +10,6 @@ import torch
 from tether.core.errors import ConfigError
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.data.chat import ChatEncoder
-from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
@@ -18,6 +17,7 @@ from tether.models.trunk import Role
 from tether.rewards.control import RandomReward
 from tether.rewards.learned import LearnedReward, ObjectiveConfig, ObjectivesReward
 from tether.rewards.limit import FailureLimit
+from tether.settings.model import LoraConfig
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 LAST = LoraConfig(rank=4, alpha=8.0, last_layers=1)

@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 import tether
 from tether.core.errors import ModelError
-from tether.models.config import ModelConfig
 from tether.models.tiny import SPECIAL, TEMPLATE, tiny_model, tiny_tokenizer
 from tether.rewards.learned import LearnedReward, TextReward
 from tether.run.online_sections import learned_reward
 from tether.run.roles import reader_beside, trained_scorer
+from tether.settings.model import ModelConfig
 
 PAIRS = [
     {"prompt": f"Q{i}", "chosen": "aeiou" * (1 + i % 3), "rejected": "bcdfg" * (1 + i % 3)}

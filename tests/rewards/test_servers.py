@@ -12,7 +12,6 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, ModelError
 from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopReason
 from tether.rewards.function import FunctionReward
@@ -21,6 +20,7 @@ from tether.run.online import GRPOSection
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
 from tether.servers.launch import Servers
+from tether.settings.reading import build
 
 CALL = json.dumps({"function": {"name": "f", "arguments": {}}})
 PROMPT = Prompt(

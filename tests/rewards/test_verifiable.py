@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.protocols import RewardSource
 from tether.core.types import Problem, Prompt, Rollout, Sampling, StopReason, user
@@ -33,6 +32,7 @@ from tether.rewards.verifiable import (
     problem_prompt,
     reasoning_gym_prompts,
 )
+from tether.settings.reading import build
 
 needs_math_verify = pytest.mark.skipif(
     importlib.util.find_spec("math_verify") is None,

@@ -15,16 +15,16 @@ from benchmarks.every_stage import differences, results
 from safetensors.torch import load_file
 from tests.run.journeys import Killed, dying_after, lines, numbered_prompts
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, ModelError, RunError
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint
-from tether.models.config import ModelConfig
 from tether.rollout.ahead import AheadEngine
 from tether.rollout.served import ServedEngine
 from tether.run.engines import engine_server
 from tether.run.models import open_model
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.model import ModelConfig
+from tether.settings.reading import build
 
 SERVED = {"kind": "served", "servers": 2, "start_seconds": 60}
 STEPS = 6

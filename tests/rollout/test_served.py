@@ -14,13 +14,10 @@ import pytest
 import torch
 
 import tether.rollout.server
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, ModelError, RunError
 from tether.core.types import Prompt, Sampling, user
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
-from tether.rollout.config import EngineConfig
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.rollout.wire import REPLACE
@@ -30,6 +27,9 @@ from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of
 from tether.servers.fleet import State
 from tether.servers.launch import Servers
+from tether.settings.engine import EngineConfig
+from tether.settings.model import LoraConfig, ModelConfig
+from tether.settings.reading import build
 
 PROMPTS = [
     Prompt((user(text),), str(n))

@@ -16,9 +16,9 @@ import psutil
 import torch
 from benchmarks.every_stage import recipe
 
-from tether.core.config import build
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 STEPS = 40
 MANY = {

@@ -4,10 +4,10 @@ and letters for a judge.
 
 import json
 
-from tether.core.config import build
 from tether.core.protocols import Verdict
 from tether.judges.verdicts import SPENT
 from tether.run.recipe import Recipe
+from tether.settings.reading import build
 
 LETTERS = {"call": "tether.quickstart.judges:letters"}
 FEW = {

@@ -10,12 +10,12 @@ from tests.run.journeys import FEW, Killed, numbered_prompts
 import tether
 from tether.cli import app
 from tether.core.budget import TimeLimit
-from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.run.budgets import Budgets
 from tether.run.price import Price, StagePrice
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 PAIRS = [
     {"prompt": f"number {n}", "chosen": "yes" * (1 + n % 3), "rejected": "no"} for n in range(24)

@@ -10,12 +10,12 @@ from tether.cli import app
 from tether.core.errors import ConfigError, DataError
 from tether.core.protocols import Verdict
 from tether.core.types import Comparison, Prompt, Sampling, assistant, user
-from tether.models.config import ModelConfig
 from tether.models.saving import save_model
 from tether.preferences.judge import Judgment, PairJudge
 from tether.run import duel as module
 from tether.run.duel import duel, outcome, read_prompts
 from tether.run.models import open_model
+from tether.settings.model import ModelConfig
 
 ANSWER = re.compile(r"^\[answer (A|B) \w+\]\n(.*?)(?=\n\n\[)", re.MULTILINE | re.DOTALL)
 SHORT = Sampling(4, 1.0)

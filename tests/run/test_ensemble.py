@@ -11,12 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, ModelError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Comparison, Prompt, Sampling, assistant, user
 from tether.data.sources import Quarantine
-from tether.models.config import ModelConfig
 from tether.models.trunk import Role
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
@@ -28,6 +26,8 @@ from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_scorer
 from tether.run.rows import load_rows
 from tether.run.runner import run_recipe
+from tether.settings.model import ModelConfig
+from tether.settings.reading import build
 from tether.stages.reward import RewardModeling
 
 FAST = {"optimizer": {"learning_rate": 1e-2}}

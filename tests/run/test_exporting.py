@@ -12,7 +12,6 @@ from huggingface_hub import ModelCard
 from peft import PeftModel
 
 from tether.cli.trained import export_result
-from tether.core.config import build
 from tether.core.errors import ConfigError, MissingFileError, ModelError, RunError
 from tether.core.rundir import read_json, write_json
 from tether.core.types import Message, Prompt, Rollout, Sampling, StopReason, assistant, user
@@ -28,6 +27,7 @@ from tether.run.judging import bench_rewards
 from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_policy, load_scorer
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 FAST = {"optimizer": {"learning_rate": 1e-2}, "heldout_fraction": 0.0}
 TALKS = [

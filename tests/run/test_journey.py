@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 
-from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.stages import STAGES, making
@@ -20,6 +19,7 @@ from tether.run.plan import plan
 from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_policy, local_engine
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 FAST = {"optimizer": {"learning_rate": 1e-2}}
 SAMPLED = {"steps": 2, "prompts_per_step": 3, "samples_per_prompt": 2, "max_new_tokens": 8, **FAST}

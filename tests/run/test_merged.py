@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from tether.core.config import build
 from tether.core.rundir import read_json
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 
 def trained(folder, rate, **model):

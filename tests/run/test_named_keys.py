@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tether.core.stages import STAGES
-from tether.learner.config import OptimizerConfig
+from tether.settings.learner import OptimizerConfig
 from tether.stages.policy_config import PRESETS, KLConfig, PolicyConfig
 
 NEEDED: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ MODULE = '''
 from pydantic import Field
 
 from tether.core.types import Prompt
-from tether.models.config import LoraConfig
+from tether.settings.model import LoraConfig
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.run.roles import save_trained

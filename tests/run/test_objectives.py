@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, ModelError
 from tether.core.rundir import read_json, read_jsonl, write_json
 from tether.core.types import Comparison
 from tether.data.sources import Quarantine
-from tether.models.config import ModelConfig
 from tether.run import online, stage
 from tether.run.online_sections import learned_reward
 from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_scorer
 from tether.run.rows import load_rows
 from tether.run.runner import run_recipe
+from tether.settings.model import ModelConfig
+from tether.settings.reading import build
 from tether.stages.reward import RewardModeling
 
 FAST = {"optimizer": {"learning_rate": 1e-2}}

@@ -15,7 +15,6 @@ from tether.core.errors import ConfigError, RewardError, RunError
 from tether.core.types import Comparison, assistant, user
 from tether.data.prepare import encode_comparisons
 from tether.data.sources import Quarantine, read
-from tether.models.config import ModelConfig
 from tether.models.tiny import tiny_tokenizer
 from tether.preferences.annotators import in_true_order, true_orders
 from tether.preferences.answer_cache import CachedModel
@@ -28,6 +27,7 @@ from tether.run.models import open_model
 from tether.run.pairs import WaitingError, comparisons_of, feedback_of
 from tether.run.roles import encoder_of, load_policy
 from tether.run.runner import run_recipe
+from tether.settings.model import ModelConfig
 
 
 def collected(root, **section):

@@ -11,13 +11,13 @@ from tests.run.journeys import FEW
 
 import tether
 from tether.cli import app
-from tether.core.config import build
 from tether.run.devices import Device
 from tether.run.phases import Phase, StagePlan
 from tether.run.plan import Plan
 from tether.run.price import Price, StagePrice, costs, priced, row_sizes
 from tether.run.recipe import Recipe
 from tether.run.speeds import RowSizes
+from tether.settings.reading import build
 
 FAST = Device("planted", 8e9, 1e12, 1e11, False, 1e-6)
 SLOW = Device("planted", 8e9, 1e8, 1e8, False, 1e-3)

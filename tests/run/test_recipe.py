@@ -2,9 +2,9 @@
 
 import pytest
 
-from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.run.recipe import Recipe
+from tether.settings.reading import build
 
 BARE = {"run": "unused", "model": {"source": "tiny"}, "lora": {"rank": 4}}
 

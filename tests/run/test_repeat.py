@@ -12,7 +12,6 @@ from tests.run.journeys import DIRECT, FEW, journey, lines
 
 from tether.api.runs import Run
 from tether.cli.results import show_run
-from tether.core.config import packaged_recipe
 from tether.core.errors import ConfigError
 from tether.quickstart import judges
 from tether.report.figures import loop_figures
@@ -22,6 +21,7 @@ from tether.run.pairs import comparisons_of
 from tether.run.recipe import read_recipe
 from tether.run.roles import load_policy
 from tether.run.runner import run_recipe
+from tether.settings.reading import packaged_recipe
 
 
 def summary_of(root):

@@ -10,15 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, RewardError
 from tether.core.rundir import RunDirectory, read_json, read_jsonl
 from tether.core.types import Comparison, Demonstration, Prompt, Sampling, Score, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.data.sources import read
-from tether.learner.config import OptimizerConfig
 from tether.learner.loop import epoch_order
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.tiny import tiny_tokenizer
 from tether.report.page import write_report
 from tether.report.reading import read_journey
@@ -29,6 +26,9 @@ from tether.run.roles import load_policy, local_engine, newest_policy
 from tether.run.rounds import RoundsSection
 from tether.run.stage import Context, run_stage
 from tether.run.supervised import DirectSection
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig, ModelConfig
+from tether.settings.reading import build
 from tether.stages.direct import DirectConfig
 
 MODEL = ModelConfig(source="tiny", dtype="float32", device="cpu")

@@ -8,13 +8,13 @@ import torch
 from benchmarks.every_stage import recipe
 
 from tether.cli import main
-from tether.core.config import build
 from tether.core.errors import ModelError
 from tether.models.tiny import tiny_model
 from tether.run.export import export_model
 from tether.run.recipe import Recipe
 from tether.run.roles import load_policy, load_scorer
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 
 @pytest.fixture(scope="module")

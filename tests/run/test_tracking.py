@@ -16,13 +16,13 @@ import pytest
 from benchmarks.every_stage import recipe
 
 from benchmarks import tracked
-from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm
 from tether.run import tracking
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 LAST = "summary/seconds"
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")

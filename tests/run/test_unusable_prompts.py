@@ -10,12 +10,12 @@ from benchmarks.every_stage import differences, results
 from tests.run.journeys import LETTERS, Killed, dying_after, journey, lines
 
 import tether
-from tether.core.config import build
 from tether.core.errors import DataError
 from tether.models.tiny import tiny_tokenizer
 from tether.run.doctor import examine_recipe
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 CONTEXT, NEW = 1024, 3
 TEMPLATE = (

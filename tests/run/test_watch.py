@@ -4,12 +4,12 @@ when one fires.
 
 import pytest
 
-from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_jsonl
 from tether.run import online
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 FAILING = """
 def reward(prompts, responses):

@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_jsonl
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 scale = pytest.importorskip("tether.scale.ray", reason="needs the extra scale")
 ray = scale.ray

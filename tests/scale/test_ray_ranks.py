@@ -7,10 +7,10 @@ import psutil
 import pytest
 from tests.learner.ranked import assert_same, trained
 
-from tether.core.config import build
 from tether.core.rundir import read_jsonl
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 
 @pytest.fixture(scope="module")

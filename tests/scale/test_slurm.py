@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tether.cli import app
-from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.run.launching import placed
 from tether.run.recipe import Recipe, read_recipe
 from tether.scale.slurm import job_script, submit_job
+from tether.settings.reading import build
 
 
 def test_a_job_of_one_rank_runs_the_command_on_one_node(tmp_path):

@@ -11,12 +11,12 @@ import time
 import pytest
 
 from tether.core.types import Sampling
-from tether.models.config import ModelConfig
 from tether.rollout.wire import GENERATE, as_request
 from tether.run.engines import engine_server
 from tether.run.models import open_model
 from tether.servers import http as servers_http
 from tether.servers.http import JsonServer
+from tether.settings.model import ModelConfig
 
 TOKEN = "a secret of the run"
 

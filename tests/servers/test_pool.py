@@ -12,10 +12,10 @@ from functools import partial
 import pytest
 
 from tether.servers import pool
-from tether.servers.config import ServersConfig
 from tether.servers.fleet import Limits, State
 from tether.servers.launch import Servers
 from tether.servers.pool import ServerPool
+from tether.settings.workers import ServersConfig
 
 PROGRAM = """
 import sys, time

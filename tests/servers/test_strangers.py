@@ -13,16 +13,16 @@ import threading
 
 import pytest
 
-from tether.core.config import build
 from tether.core.errors import ModelError
 from tether.core.types import Score
-from tether.models.config import ModelConfig
 from tether.rewards.servers import reward_server
 from tether.rollout.wire import GENERATE, REPLACE
 from tether.run.engines import IN_VLLM, engine_server
 from tether.run.models import open_model
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.model import ModelConfig
+from tether.settings.reading import build
 
 TOKEN = "a secret of the run"
 STRANGERS = {

@@ -10,7 +10,6 @@ import weakref
 import pytest
 import torch
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, assistant, user
@@ -18,13 +17,14 @@ from tether.data.chat import ChatEncoder
 from tether.data.prepare import encode_comparisons
 from tether.data.sources import split_by_group
 from tether.learner.checkpoint import complete_checkpoints
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.run.models import open_model
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig, ModelConfig
+from tether.settings.reading import build
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.reference import role_digest
 from tether.stages.supervised import make_step

@@ -13,12 +13,12 @@ from tether.core.types import Comparison, assistant, user
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import sequences_of
-from tether.learner.config import OptimizerConfig
-from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig
 from tether.stages.frozen_layers import FrozenStates
 from tether.stages.reward import RewardConfig, RewardModeling
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from scipy import stats
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopReason, user
@@ -23,6 +22,7 @@ from tether.run import online
 from tether.run.recipe import Recipe
 from tether.run.roles import load_policy, local_engine
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 from tether.stages.heldout import SEED, EvaluateConfig, HeldOut, held_out_split
 from tether.stages.policy_gradient import PolicyGradient
 

@@ -10,7 +10,6 @@ import random
 import pytest
 import torch
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Feedback, assistant, user
@@ -18,12 +17,13 @@ from tether.data.chat import ChatEncoder
 from tether.data.prepare import cut_rankings, encode_feedback, mismatched
 from tether.data.sources import read
 from tether.learner.checkpoint import complete_checkpoints
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig
+from tether.settings.reading import build
 from tether.stages.kto import KTO, KTOConfig, separation
 from tether.stages.supervised import make_step
 

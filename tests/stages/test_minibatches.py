@@ -11,13 +11,13 @@ import torch
 from tests.stages.test_policy_gradient import PROMPTS, Facts, Reward, deviation, make, mean
 
 from tether.algorithms.policy_losses import ppo_clip_loss
-from tether.core.config import packaged_recipe
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.data.chat import ChatEncoder
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import schedule_factor
 from tether.models.tiny import tiny_tokenizer
+from tether.settings.learner import OptimizerConfig
+from tether.settings.reading import packaged_recipe
 from tether.stages.online_loop import train
 from tether.stages.rollouts import Experience, deal
 

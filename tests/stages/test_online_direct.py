@@ -7,18 +7,18 @@ import dataclasses
 import pytest
 import torch
 
-from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.data.chat import ChatEncoder
 from tether.learner.checkpoint import complete_checkpoints
-from tether.learner.config import OptimizerConfig
-from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig
+from tether.settings.reading import build
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.online_direct import OnlineDirect, OnlineDirectConfig, best_and_worst
 from tether.stages.online_loop import train

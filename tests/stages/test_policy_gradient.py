@@ -8,18 +8,18 @@ import random
 import pytest
 import torch
 
-from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Score, user
 from tether.data.chat import ChatEncoder
-from tether.learner.config import OptimizerConfig
-from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig
+from tether.settings.reading import build
 from tether.stages.online_loop import train
 from tether.stages.policy_config import PRESETS, KLConfig, PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient

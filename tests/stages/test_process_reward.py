@@ -27,13 +27,13 @@ from tether.evaluation.process import (
     step_estimates,
     step_f1,
 )
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.heads import ScalarHead
 from tether.models.tiny import SPECIAL, TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards import learned
 from tether.rewards.learned import ProcessReward
+from tether.settings.learner import OptimizerConfig
 from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
 from tether.stages.supervised import make_step
 

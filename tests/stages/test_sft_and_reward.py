@@ -16,13 +16,13 @@ from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import by_votes, pairs_of
 from tether.data.sources import split_by_group
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig
 from tether.stages.direct import preferred
 from tether.stages.reward import Distillation, RewardConfig, RewardModeling, evaluate_members
 from tether.stages.sft import SFT, SFTConfig

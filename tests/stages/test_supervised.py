@@ -15,7 +15,7 @@ from tether.core.errors import TrainingError
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Interrupted
 from tether.data.prepare import Split
-from tether.learner.config import OptimizerConfig, SupervisedConfig
+from tether.settings.learner import OptimizerConfig, SupervisedConfig
 from tether.stages.supervised import SupervisedLoop, Update
 
 TARGETS = [float(n % 5) for n in range(30)]

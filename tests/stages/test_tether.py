@@ -19,8 +19,8 @@ from tests.stages.test_policy_gradient import (
 )
 
 from tether.core.types import Score
-from tether.learner.config import OptimizerConfig
 from tether.models.trunk import Role
+from tether.settings.learner import OptimizerConfig
 from tether.stages.policy_config import PRESETS, PolicyConfig
 from tether.stages.rollouts import reported
 

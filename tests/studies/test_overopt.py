@@ -16,11 +16,11 @@ from studies.overopt import OveroptConfig, chosen_from, course_of, labels, overo
 from studies.overopt_page import write_page
 
 from studies import overopt as study
-from tether.core.config import load_recipe
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Comparison, assistant, user
 from tether.evaluation.peaks import peak_interval
+from tether.settings.reading import load_recipe
 
 STUDIES = Path(study.__file__).parent
 

@@ -17,10 +17,10 @@ from tether.core.errors import ConfigError
 from tether.core.names import file_part
 from tether.core.rundir import write_jsonl
 from tether.core.types import Json
-from tether.models.config import PACKAGE_PREFIX, TINY
 from tether.rewards.loading import register
 from tether.run.roles import trained_scorer
 from tether.run.rows import DataConfig
+from tether.settings.model import PACKAGE_PREFIX, TINY
 
 DATA_KEYS = DataConfig.model_fields.keys()
 

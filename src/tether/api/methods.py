@@ -22,19 +22,20 @@ from tether.api.given import (
 from tether.api.runs import Run
 from tether.cli.progress import OnStep, bars
 from tether.cli.terminal import Terminal, print_error
-from tether.core.config import build, key_hint, packaged_recipes
 from tether.core.errors import ConfigError
 from tether.core.locks import release
 from tether.core.protocols import doing
 from tether.core.stages import STAGES, StageKind
 from tether.core.stopping import Interrupted
-from tether.core.synonyms import METHODS
 from tether.core.types import Json, Prompt
 from tether.rewards.calling import in_place
 from tether.run.online_sections import REWARD_KEYS
 from tether.run.recipe import BaseRecipe, read_recipe, recipe_type
 from tether.run.runner import run_recipe
 from tether.run.stage import remember
+from tether.settings.messages import key_hint
+from tether.settings.reading import build, packaged_recipes
+from tether.settings.synonyms import METHODS
 
 FOREIGN = {
     "train_dataset": "prompts or data", "reward_funcs": "reward", "args": ("its own keys (steps=, "

@@ -11,17 +11,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import RunDirectory, read_jsonl, stage_folder
 from tether.core.stages import STAGES
 from tether.core.types import Json, Prompt, Rollout, Sampling, assistant
 from tether.data.formats.fields import turns
-from tether.models.config import ModelConfig
 from tether.run.judging import as_rollout, scorer_of
 from tether.run.roles import load_policy, local_engine
 from tether.run.runner import after_sft
 from tether.run.stage import remembered
+from tether.settings.model import ModelConfig
+from tether.settings.reading import build
 
 
 class Run:

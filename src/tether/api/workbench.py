@@ -10,14 +10,14 @@ from typing import Any
 from tether.core.types import Prompt, Rollout
 from tether.data.batches import TokenBatch, make_batch
 from tether.data.formats.fields import turns
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.run.models import open_model
 from tether.run.roles import encoder_of, local_engine, new_head, new_role
+from tether.settings.learner import OptimizerConfig
+from tether.settings.model import LoraConfig, ModelConfig
 
 
 class Workbench:

@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from tether.core.config import Config, explain
 from tether.core.errors import ConfigError
 from tether.core.types import Json
-from tether.learner.config import OptimizerConfig
 from tether.run.trackers import TrackerNames
+from tether.settings.config import Config
+from tether.settings.learner import OptimizerConfig
+from tether.settings.messages import explain
 from tether.stages.policy_config import PolicyConfig
 
 Row = Mapping[str, Any]

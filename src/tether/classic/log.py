@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tether.classic.config import ClassicConfig
-from tether.core.config import Config
 from tether.core.rundir import RunDirectory
 from tether.run.trackers import TrackerName
 from tether.run.tracking import TrackerThread
+from tether.settings.config import Config
 
 
 def numbered_run(

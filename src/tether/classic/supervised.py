@@ -23,12 +23,12 @@ from tether.core.types import Demonstration
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.formats.registry import detect, kind_reader
 from tether.data.prepare import Ranking, Split, encode_rows, limit_of, within
-from tether.learner.config import SupervisedConfig
 from tether.learner.loop import plan_updates
 from tether.models.heads import ScalarHead
 from tether.models.precision import cast
 from tether.models.pretrained import quiet
 from tether.models.speech import eos_ids
+from tether.settings.learner import SupervisedConfig
 from tether.stages import reward, sft
 from tether.stages.supervised import SupervisedLoop, headline
 

@@ -15,7 +15,7 @@ from tether.core import stopping
 from tether.core.errors import TetherError, database_fault, memory_error
 from tether.core.stages import STAGES
 from tether.core.stopping import Interrupted, begin_program
-from tether.core.synonyms import COMMANDS, METHODS, SECTIONS
+from tether.settings.synonyms import COMMANDS, METHODS, SECTIONS
 
 
 class _FlagsWithoutType:

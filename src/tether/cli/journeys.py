@@ -16,7 +16,7 @@ from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError, RunError, memory_error
 from tether.core.protocols import doing
 from tether.core.stages import STAGES
-from tether.core.synonyms import METHODS
+from tether.settings.synonyms import METHODS
 
 if TYPE_CHECKING:
     from tether.run.recipe import BaseRecipe
@@ -216,9 +216,9 @@ def resume(
     """Continue a run from its last checkpoint."""
     began = time.monotonic()
     with starting():
-        from tether.core.config import build
         from tether.run.recipe import recipe_type
         from tether.run.stage import remembered
+        from tether.settings.reading import build
 
         root, started = remembered(run)
         values = {**started["config"], "run": str(root)}

@@ -16,7 +16,7 @@ from tether.core.stages import STAGES
 
 def complete_recipe(incomplete: str) -> list[str]:
     """Packaged recipes, and the recipes and folders that begin with what is typed."""
-    from tether.core.config import packaged_recipes
+    from tether.settings.reading import packaged_recipes
 
     packaged = [name for name in sorted(packaged_recipes()) if name.startswith(incomplete)]
     folders = [f"{path}/" for path in Path().glob(f"{incomplete}*/")]

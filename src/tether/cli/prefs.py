@@ -335,9 +335,9 @@ def _ask(
     seed: Annotated[int, typer.Option(help="Decides which pairs are drawn.")] = 0,
 ) -> None:
     """Choose pairs among the store's answers for people to judge; a pair is asked once."""
-    from tether.core.config import build
     from tether.preferences.answers import ask_pairs
     from tether.preferences.pairs import PairsConfig
+    from tether.settings.reading import build
 
     values = {
         "strategy": strategy,
@@ -511,9 +511,9 @@ def serve(
     """Let invited people judge in their browsers: annotators, experts for disputed pairs, an
     administrator.
     """
-    from tether.core.config import build
     from tether.preferences.server.app import listen, run_server
     from tether.preferences.server.site import LOOPBACK, SiteConfig
+    from tether.settings.reading import build
 
     given = {
         "host": host,

@@ -16,7 +16,7 @@ from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError
 from tether.core.glossary import CLOSE, EVERY, METRICS, meanings, near
 from tether.core.stages import STAGES
-from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
+from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
 
 BEGINNINGS = Path(__file__).resolve().parent.parent / "recipes" / "new"
 """A small recipe of each method."""
@@ -29,7 +29,7 @@ def list_recipes(
     ] = None,
 ) -> None:
     """List the recipes that come with tether, or print one."""
-    from tether.core.config import packaged_recipe, packaged_recipes
+    from tether.settings.reading import packaged_recipe, packaged_recipes
 
     if name is not None:
         typer.echo(packaged_recipe(name).read_text(encoding="utf-8"), nl=False)
@@ -116,8 +116,8 @@ def explain_key(
     ],
 ) -> None:
     """Say what a key of a recipe means, or a metric of a log, or a word of a report."""
-    from tether.core.config import key_hint
-    from tether.core.reference import keys_of
+    from tether.settings.messages import key_hint
+    from tether.settings.reference import keys_of
 
     with starting():
         from tether.run.recipe import recipe_type

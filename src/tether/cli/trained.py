@@ -239,11 +239,11 @@ def engine(
     folders that it can read.
     """
     with starting("loading the model"):
-        from tether.core.config import build
-        from tether.models.config import ModelConfig
         from tether.run.engines import engine_server
         from tether.run.models import open_model
         from tether.servers.http import new_token
+        from tether.settings.model import ModelConfig
+        from tether.settings.reading import build
 
         loaded = open_model(
             build(ModelConfig, {"source": model, "dtype": dtype}, where="tether engine")

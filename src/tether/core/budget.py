@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from tether.core.config import Config
 from tether.core.pace import Pace
 from tether.core.types import Json
+from tether.settings.config import Config
 
 logger = logging.getLogger(__name__)
 BUDGET = "budget"

@@ -28,7 +28,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from tether import __version__
-from tether.core.config import digest
+from tether.core.digest import digest
 from tether.core.errors import RunError
 from tether.core.secrets import redact_addresses, redact_value
 from tether.core.types import Alarm, Json

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from tether.core.config import Config
 from tether.core.errors import ConfigError
+from tether.settings.config import Config
 
 
 class JudgeServerConfig(Config):

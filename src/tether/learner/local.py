@@ -19,11 +19,11 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tether.core.errors import TrainingError
-from tether.learner.config import OptimizerConfig
 from tether.learner.determinism import ordered_sums
 from tether.learner.ranks import here
 from tether.models.quantized import bitsandbytes
 from tether.models.sharded import cut, distributed, is_cut, local
+from tether.settings.learner import OptimizerConfig
 
 _CLAIMS: MutableMapping[Tensor, RemovableHandle] = WeakTensorKeyDictionary()
 """The hook of each weight's newest learner."""

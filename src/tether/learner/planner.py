@@ -26,8 +26,8 @@ from tether.cpu.attention import KERNEL_TILE
 from tether.cpu.kernels import SHARES
 from tether.data.batches import COMMON, TokenBatch, make_batch, padded_tokens
 from tether.data.chat import Encoded
-from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
+from tether.settings.model import LoraConfig
 
 FUSED, TILED = "tether_shapes_fused", "tether_shapes_tiled"
 """Attention functions of shapes alone, with the memory of a GPU's fused kernel and with that of our

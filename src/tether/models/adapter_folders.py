@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tether.core.config import build
 from tether.core.errors import ModelError, TetherError, one_line
 from tether.core.once import once
 from tether.core.rundir import read_json, write_json
-from tether.models.config import ADAPTER_FILE, TINY, ModelConfig
 from tether.models.precision import cast
+from tether.settings.model import ADAPTER_FILE, TINY, ModelConfig
+from tether.settings.reading import build
 
 logger = logging.getLogger(__name__)
 WEIGHTS = "adapter_model.safetensors"

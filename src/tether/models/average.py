@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from tether.core.errors import ModelError
-from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role, has_adapters
+from tether.settings.model import LoraConfig
 
 
 @torch.no_grad()

@@ -17,7 +17,6 @@ from tether.core.errors import ConfigError, ModelError, one_line, require
 from tether.core.once import once
 from tether.core.rundir import cpuinfo
 from tether.core.types import Json
-from tether.models.config import TINY, LoraConfig, ModelConfig
 from tether.models.older_readers import write_for_older_readers
 from tether.models.precision import cast
 from tether.models.pretrained import from_pretrained, quiet
@@ -25,6 +24,7 @@ from tether.models.quantized import LIBRARY, quantize
 from tether.models.speech import Speech, declare_ends, eos_ids, read_speech
 from tether.models.targets import kept_layers, target_names
 from tether.models.trunk import Role
+from tether.settings.model import TINY, LoraConfig, ModelConfig
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from safetensors import SafetensorError, safe_open
 from tether.core.errors import ModelError, one_line
 from tether.core.once import once
 from tether.models.adapter_folders import holds_adapter, load_merged
-from tether.models.config import PACKAGE_PREFIX, TINY, ModelConfig
 from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
 from tether.models.trunk import setting
+from tether.settings.model import PACKAGE_PREFIX, TINY, ModelConfig
 
 logger = logging.getLogger(__name__)
 

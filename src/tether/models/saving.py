@@ -14,16 +14,16 @@ from typing import Any, TypedDict, cast
 import torch
 from safetensors.torch import load_file, save_file
 
-from tether.core.config import digest
+from tether.core.digest import digest
 from tether.core.errors import MissingFileError, ModelError, one_line
 from tether.core.rundir import file_digest, noted_path, read_json, write_json
 from tether.models.adapter_folders import order_settings
-from tether.models.config import TINY
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, save_model, with_adapter, with_dtype_of_base
 from tether.models.pretrained import quiet
 from tether.models.quantized import is_quantized
 from tether.models.trunk import Role
+from tether.settings.model import TINY
 
 
 class RoleDescription(TypedDict):

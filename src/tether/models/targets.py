@@ -14,8 +14,8 @@ from torch import nn
 
 from tether.core.errors import ModelError
 from tether.core.once import once
-from tether.models.config import LoraConfig
 from tether.models.trunk import Role, has_adapters, setting
+from tether.settings.model import LoraConfig
 
 logger = logging.getLogger(__name__)
 READ_BESIDE = ("dt_proj", "classifier")

@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, field_validator
 
-from tether.core.config import Config
-from tether.core.synonyms import alike
 from tether.monitoring.texts import (
     OPENING,
     Text,
@@ -34,6 +32,8 @@ from tether.monitoring.texts import (
     word_tokens,
 )
 from tether.monitoring.trends import HELD_KL, KL, LEAST_TREND, near_reference, still
+from tether.settings.config import Config
+from tether.settings.synonyms import alike
 
 STILL_KL = 0.005
 """Nats a response below which a policy has not moved."""

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from pydantic import Field
 
-from tether.core.config import Config, load_recipe
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import ChatModel, Reply, counting
 from tether.core.types import (
@@ -28,6 +27,8 @@ from tether.core.types import (
     user,
 )
 from tether.preferences.judge import Rubric
+from tether.settings.config import Config
+from tether.settings.reading import load_recipe
 
 PACKAGED = Path(__file__).resolve().parent.parent / "recipes" / "judge"
 

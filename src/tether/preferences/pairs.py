@@ -18,9 +18,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from tether.core.config import Config
 from tether.core.errors import ConfigError, DataError
 from tether.preferences.votes import Side
+from tether.settings.config import Config
 
 Strategy = Literal[
     "random", "uncertain", "information", "disagreement", "length_matched", "ranking"

@@ -10,12 +10,12 @@ from functools import cache
 from tether.core.errors import ConfigError
 from tether.core.types import Demonstration, Prompt, Score
 from tether.data.sources import Quarantine
-from tether.models.config import ModelConfig
 from tether.models.trunk import Role
 from tether.quickstart.gold import GoldJudge, SentenceEmbedder
 from tether.run.models import open_model
 from tether.run.roles import encoder_of
 from tether.run.rows import DataConfig, load_rows
+from tether.settings.model import ModelConfig
 
 READER = ModelConfig(
     source="HuggingFaceTB/SmolLM2-135M-Instruct",

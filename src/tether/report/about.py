@@ -9,9 +9,9 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tether.core.synonyms import METHODS
 from tether.report.numbers import SENTENCES, duration, percent, thousands
 from tether.report.reading import Journey, Row, SubRun, finite, mapping, present, printable
+from tether.settings.synonyms import METHODS
 
 NAMES, GOLD, PARTS = SENTENCES["methods"], SENTENCES["gold"], SENTENCES["parts"]
 IDLE = 0.1

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from tether.core.config import Config, build
 from tether.core.errors import ModelError
 from tether.core.types import Conversation, Rollout, Score, assistant
-from tether.models.config import ModelConfig
 from tether.models.loading import pick_dtype
 from tether.models.pretrained import from_pretrained
 from tether.models.trunk import setting
+from tether.settings.config import Config
+from tether.settings.model import ModelConfig
+from tether.settings.reading import build
 
 OFFSET = "score_offset"
 """A key of config.json: what sequence classifiers have no weight for, and tether adds again."""

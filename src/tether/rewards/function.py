@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import Field
 
-from tether.core.config import Config
 from tether.core.errors import RewardError
 from tether.core.secrets import redact
 from tether.core.types import Prompt, Rollout, Score
@@ -19,6 +18,7 @@ from tether.rewards.calling import Guarded
 from tether.rewards.forms import Function, Shape
 from tether.rewards.loading import load_function
 from tether.rewards.returned import in_parts, scores_of, whole_groups
+from tether.settings.config import Config
 
 
 class CallLimits(Config):

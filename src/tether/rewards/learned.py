@@ -18,7 +18,6 @@ from torch import Tensor
 from tether.algorithms.objectives import dual_update, lagrangian, weighted
 from tether.algorithms.process import aggregate_steps, right_probabilities, weakest_step
 from tether.algorithms.reward_ensembles import Combine, combine_members, spread_of_members
-from tether.core.config import Config
 from tether.core.errors import DataError
 from tether.core.types import Json, Rollout, Score, assistant
 from tether.data.batches import TokenBatch, batches_for
@@ -26,6 +25,7 @@ from tether.data.chat import ChatEncoder, Encoded
 from tether.data.steps import StepEncoder, step_states
 from tether.models.members import as_members
 from tether.models.trunk import Role
+from tether.settings.config import Config
 
 MICRO_BATCH_TOKENS = 4096
 """Padded size of a pass; scores do not depend on it beyond rounding."""

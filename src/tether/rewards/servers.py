@@ -21,10 +21,10 @@ from tether.core.errors import ConfigError
 from tether.core.protocols import RewardSource
 from tether.core.types import Json, Rollout, Score
 from tether.rewards.returned import whole_groups
-from tether.servers.config import ServersConfig
 from tether.servers.http import Answer, JsonServer
 from tether.servers.launch import Servers
 from tether.servers.pool import RefusedError, ServerPool
+from tether.settings.workers import ServersConfig
 
 TRIES = 3
 """Servers that may fail with a batch before it is to blame itself."""

@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tether.core.config import Config
 from tether.core.errors import DataError, require
 from tether.core.once import once
 from tether.core.types import Json, Message, Problem, Prompt, Rollout, Score, user
@@ -30,6 +29,7 @@ from tether.data.formats.fields import fold
 from tether.data.formats.verdicts import boxed_answer
 from tether.rewards import code
 from tether.rewards.sandbox import CheckResult, Sandbox
+from tether.settings.config import Config
 
 _LOG = logging.getLogger("tether.rewards")
 Kind = Literal["math", "gsm8k", "numeric", "exact", "reasoning-gym", "code"]

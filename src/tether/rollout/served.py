@@ -31,11 +31,11 @@ from tether.core.types import Json, Prompt, RolloutGroup, Sampling, user
 from tether.data.chat import ChatEncoder
 from tether.models.saving import save_weights
 from tether.models.trunk import Role
-from tether.rollout.config import EngineConfig
 from tether.rollout.drawn import Drawn, as_group, encode_prompts, score_ids
 from tether.rollout.wire import GENERATE, NEEDED, REPLACE, as_request, read_drawn
 from tether.servers.launch import Servers
 from tether.servers.pool import RefusedError, ServerPool, reason
+from tether.settings.engine import EngineConfig
 
 PROBE = (
     "Name three things that one can find in a kitchen, and say in a sentence what each of "

@@ -10,12 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, MissingFileError, require
 from tether.core.types import Comparison, Feedback, Prompt
 from tether.data.sources import Quarantine, look, read, split_by_group
 from tether.evaluation.sycophancy import read_premise_pairs
-from tether.models.config import ModelConfig
 from tether.rewards.loading import load_function
 from tether.rewards.verifiable import PACKAGES
 from tether.run.engines import check_engine
@@ -26,6 +24,8 @@ from tether.run.pairs import PairsSection
 from tether.run.reward import RewardSection
 from tether.run.rows import DataConfig, Section
 from tether.run.supervised import KTOSection
+from tether.settings.model import ModelConfig
+from tether.settings.reading import build
 
 
 def check_section(name: str, section: Section, model: ModelConfig) -> None:

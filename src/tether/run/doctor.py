@@ -24,7 +24,6 @@ from tether.core.types import Prompt, Score
 from tether.cpu.memory import free_memory
 from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine
-from tether.models.config import ModelConfig
 from tether.models.loading import quiet
 from tether.models.saving import member_folders, read_role
 from tether.models.trunk import Role
@@ -45,6 +44,7 @@ from tether.run.recipe import BaseRecipe
 from tether.run.roles import is_scorer
 from tether.run.rows import calls_functions, load_rows, named
 from tether.run.runner import stage_model
+from tether.settings.model import ModelConfig
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reference import role_digest

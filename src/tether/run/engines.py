@@ -19,7 +19,6 @@ from tether.models.adapter_folders import holds_adapter
 from tether.models.loading import LoadedModel, load_model, save_model
 from tether.models.saving import attach_adapter, refill_adapter, refill_model
 from tether.models.trunk import Role
-from tether.rollout.config import EngineConfig
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.rollout.server import EngineServer
@@ -27,6 +26,7 @@ from tether.run.launching import beside_learner, servers_for
 from tether.run.online_sections import OnlineSection, PolicySection
 from tether.run.roles import encoder_of, local_engine
 from tether.run.rows import Lora
+from tether.settings.engine import EngineConfig
 
 VLLM = (
     *("-m", "vllm.entrypoints.openai.api_server", "--logprobs-mode", "processed_logprobs"),

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, MissingFileError, ModelError, RunError
 from tether.core.rundir import read_json
 from tether.core.stages import STAGES, making
@@ -23,7 +22,6 @@ from tether.data.batches import make_batch
 from tether.data.chat import Encoded
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, unnumbered
 from tether.models.adapter_folders import holds_adapter
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, make_readable
 from tether.models.older_readers import write_for_older_readers
@@ -39,6 +37,8 @@ from tether.run.export_hf import classifier, merged, save_adapter, settle_paddin
 from tether.run.model_card import TASKS, Source, base_name, model_card, section_of
 from tether.run.models import open_model
 from tether.run.roles import encoder_of, load_policy, load_scorer, new_head, new_role, newest_policy
+from tether.settings.model import LoraConfig, ModelConfig
+from tether.settings.reading import build
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PROBES: tuple[Conversation, ...] = (

@@ -14,13 +14,12 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from tether.core.config import Config, build, digest
+from tether.core.digest import digest
 from tether.core.errors import RewardError, require
 from tether.core.protocols import ChatModel, now_doing
 from tether.core.types import Prompt, Rollout, Score
 from tether.judges.local import LocalChat
 from tether.judges.server_config import JudgeServerConfig
-from tether.models.config import ModelConfig
 from tether.models.loading import weights_digest
 from tether.preferences.answer_cache import CachedModel
 from tether.preferences.constitution import read_rubric
@@ -28,6 +27,9 @@ from tether.preferences.judge import Reasoning, judged_scores
 from tether.rewards.function import CallLimits, FunctionReward
 from tether.rewards.loading import load_function
 from tether.run.roles import encoder_of, load_policy, local_engine
+from tether.settings.config import Config
+from tether.settings.model import ModelConfig
+from tether.settings.reading import build
 
 
 class JudgingFunction(Config):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tether.core.config import digest
+from tether.core.digest import digest
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource
 from tether.core.types import Comparison, Conversation, Json, Prompt, Rollout, Sampling, StopReason

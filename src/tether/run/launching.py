@@ -16,8 +16,8 @@ from pydantic import StringConstraints
 from tether.core.errors import ConfigError, require
 from tether.learner.ranks import here
 from tether.models.loading import pick_device
-from tether.servers.config import ServersConfig
 from tether.servers.launch import Command, Launcher, Processes, Servers
+from tether.settings.workers import ServersConfig
 
 On = Annotated[
     str,

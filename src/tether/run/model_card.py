@@ -18,10 +18,10 @@ from tether.core.rundir import read_json
 from tether.core.secrets import redact_value, with_texts
 from tether.core.stages import STAGES
 from tether.core.types import Json
-from tether.models.config import PACKAGE_PREFIX, TINY
 from tether.models.packaged import PACKAGES
 from tether.report.numbers import listing
 from tether.report.reading import SubRun, finite, mapping, printable, read_sub_run
+from tether.settings.model import PACKAGE_PREFIX, TINY
 
 LISTED = 40
 """Rows of a table, at most."""

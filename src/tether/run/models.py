@@ -10,10 +10,10 @@ from tether import cpu
 from tether.core.errors import require
 from tether.learner.ranks import here
 from tether.models.architecture import check_architecture, differences
-from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model, pick_device
 from tether.models.quantized import LIBRARY
 from tether.models.sharded import shard_layers
+from tether.settings.model import ModelConfig
 
 
 def open_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> LoadedModel:

@@ -24,7 +24,6 @@ from tether.evaluation.best_of_n import Scorer
 from tether.evaluation.likelihood import kl_to_reference
 from tether.evaluation.sycophancy import Sycophancy
 from tether.learner.ranks import FirstEngine, by_first, by_share, here, shared
-from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel
 from tether.monitoring.watch import Watch
 from tether.rewards.limit import FailureLimit
@@ -55,6 +54,7 @@ from tether.run.roles import (
 )
 from tether.run.rows import calls_functions
 from tether.run.stage import Context, note_machine
+from tether.settings.model import ModelConfig
 from tether.stages import online_loop
 from tether.stages.best_of_n import BestOfN, BestOfNConfig
 from tether.stages.heldout import HeldOut, held_out_split

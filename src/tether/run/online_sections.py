@@ -12,13 +12,11 @@ import torch
 from pydantic import Field, Tag, model_validator
 
 from tether.algorithms.reward_ensembles import Combine
-from tether.core.config import Config
 from tether.core.errors import ConfigError, ModelError
 from tether.core.protocols import RewardSource
 from tether.core.rundir import read_json
 from tether.core.types import Problem, Prompt
 from tether.data.chat import ChatEncoder
-from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import LoadedModel, pick_device
 from tether.models.saving import OBJECTIVES, read_versioned
 from tether.models.trunk import Role
@@ -39,10 +37,12 @@ from tether.rewards.learned import (
 from tether.rewards.loading import GIVEN
 from tether.rewards.servers import RewardServersConfig
 from tether.rewards.verifiable import VerifiableConfig, VerifiableReward, reasoning_gym_prompts
-from tether.rollout.config import EngineConfig
 from tether.run.judges import BY_KIND, AFunction, AModel, JudgeConfig
 from tether.run.roles import encoder_of, load_scorer, objective_names, reader_beside, trained_scorer
 from tether.run.rows import OFFLOAD, DataConfig, Name, SteadyLora, TimedSection
+from tether.settings.config import Config
+from tether.settings.engine import EngineConfig
+from tether.settings.model import LoraConfig, ModelConfig
 from tether.stages.heldout import EvaluateConfig
 from tether.stages.policy_config import PolicyConfig
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from tether.core.config import digest
+from tether.core.digest import digest
 from tether.core.errors import ConfigError, DataError, RunError, TetherError
 from tether.core.protocols import RewardSource, count_of, doing
 from tether.core.rundir import (

@@ -37,7 +37,7 @@ from tether.run.supervised import (
     SFTSection,
     SupervisedSection,
 )
-from tether.servers.config import ServersConfig
+from tether.settings.workers import ServersConfig
 
 Learning = SupervisedSection | RewardSection | RoundsSection | OnlineSection
 """Sections of the stages that train, as far as they are known here."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from tether.core.errors import ModelError
 from tether.core.stages import STAGES
-from tether.models.config import TINY, LoraConfig, ModelConfig
 from tether.models.pretrained import resolve
 from tether.run.devices import Device
 from tether.run.online_sections import OnlineSection
@@ -21,6 +20,7 @@ from tether.run.recipe import BaseRecipe
 from tether.run.rounds import RoundsSection
 from tether.run.speeds import RowSizes
 from tether.run.supervised import SFTSection
+from tether.settings.model import TINY, LoraConfig, ModelConfig
 
 SHAPES: dict[str, dict[str, Any]] = tomllib.loads(
     (Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8")

@@ -31,7 +31,6 @@ from tether.core.types import (
 )
 from tether.data.sources import Quarantine, group_of, read
 from tether.learner.checkpoint import complete_checkpoints
-from tether.models.config import TINY, ModelConfig
 from tether.models.pretrained import resolve, tokenizer_of
 from tether.report.numbers import duration, gigabytes
 from tether.run.devices import Device, machine_for
@@ -46,6 +45,7 @@ from tether.run.rounds import RoundsSection
 from tether.run.rows import DataConfig, Section, TimedSection
 from tether.run.speeds import RowSizes
 from tether.run.supervised import SupervisedSection
+from tether.settings.model import TINY, ModelConfig
 
 CLOSING = 2e5
 """Small operations' worth of time of writing the report."""

@@ -23,12 +23,12 @@ import torch
 import torch.distributed as dist
 
 from tether.core.errors import ConfigError, RunError
-from tether.learner.config import LearnerConfig
 from tether.learner.ranks import COMING, Ranks, close, joined
 from tether.models.loading import pick_device
 from tether.run.launching import host_address, launcher
 from tether.run.recipe import BaseRecipe
 from tether.servers.launch import Launcher
+from tether.settings.learner import LearnerConfig
 
 WORKER = "tether.run.worker"
 """The program of a rank that is started here."""

@@ -8,12 +8,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError, create_model, model_validator
 
-from tether.core.budget import Budget
-from tether.core.config import Config, explain, load_recipe, packaged_recipe
 from tether.core.errors import ConfigError
 from tether.core.stages import STAGES, StageKind
-from tether.learner.config import LearnerConfig
-from tether.models.config import ModelConfig
 from tether.models.saving import ENSEMBLE
 from tether.run.launching import On
 from tether.run.models import faults_on
@@ -27,6 +23,12 @@ from tether.run.rows import (
     overlaid,
 )
 from tether.run.trackers import TrackerNames
+from tether.settings.budget import Budget
+from tether.settings.config import Config
+from tether.settings.learner import LearnerConfig
+from tether.settings.messages import explain
+from tether.settings.model import ModelConfig
+from tether.settings.reading import load_recipe, packaged_recipe
 
 
 class BaseRecipe(Config):

@@ -28,11 +28,11 @@ from tether.core.protocols import doing
 from tether.core.rundir import append_jsonl
 from tether.core.stopping import Interrupted, Stopping
 from tether.core.types import Json
-from tether.learner.config import LearnerConfig
 from tether.learner.loop import Progress
 from tether.learner.ranks import AGAIN, BLAME, LostRankError
 from tether.run.ranks import LOST, Rank, cluster, keep_store, started
 from tether.run.recipe import BaseRecipe
+from tether.settings.learner import LearnerConfig
 
 LOG = "ranks.jsonl"
 """In the run's folder: a line for every rank that was lost (kind, why), and one when the ranks have

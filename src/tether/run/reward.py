@@ -26,7 +26,6 @@ from tether.data.sources import split_by_group
 from tether.learner.loop import Progress
 from tether.learner.ranks import here
 from tether.models.average import average_roles
-from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel
 from tether.models.saving import save_ensemble
 from tether.preferences.annotators import true_orders
@@ -40,6 +39,7 @@ from tether.run.roles import (
 )
 from tether.run.rows import DataConfig, Lora, Name, TimedSection
 from tether.run.stage import Context, drop_checkpoint, run_stage
+from tether.settings.model import LoraConfig
 from tether.stages.reward import (
     Distillation,
     RewardConfig,

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from tether.core.config import build, digest
+from tether.core.digest import digest
 from tether.core.rundir import write_json
 from tether.core.types import Json
 from tether.learner.ranks import here
-from tether.models.config import ModelConfig
 from tether.models.loading import pick_device
 from tether.rewards.function import FunctionReward
 from tether.rewards.servers import ServedReward, reward_server
@@ -24,6 +23,8 @@ from tether.run.online_sections import OnlineSection, reward_source
 from tether.run.roles import load_scorer, reader_beside
 from tether.run.stage import Context
 from tether.servers.http import JsonServer
+from tether.settings.model import ModelConfig
+from tether.settings.reading import build
 
 SCORING = {
     "reward_source",

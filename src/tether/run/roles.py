@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from tether.core.config import build
 from tether.core.errors import MissingFileError, ModelError
 from tether.core.once import once
 from tether.core.protocols import now_doing
@@ -19,7 +18,6 @@ from tether.core.rundir import ROUNDS, read_json, stage_folder
 from tether.core.stages import STAGES, making
 from tether.data.chat import ChatEncoder
 from tether.learner.ranks import here
-from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter, keep_on_host, load_model, pick_device
 from tether.models.pretrained import same_tokens, tokenizer_of
@@ -41,6 +39,8 @@ from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.run.models import open_model
 from tether.run.rows import Lora
+from tether.settings.model import ModelConfig
+from tether.settings.reading import build
 from tether.stages.policy_config import PolicyConfig
 
 logger = logging.getLogger(__name__)

@@ -43,7 +43,6 @@ from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking, Split
 from tether.data.sources import group_of, split_by_group
 from tether.learner.loop import endless
-from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.preferences.rows import turn_rows
@@ -58,6 +57,7 @@ from tether.run.prompts import usable_once
 from tether.run.roles import attach, encoder_of, local_engine, new_role, save_trained
 from tether.run.rows import SteadyLora
 from tether.run.stage import Context, drop_checkpoint, note_machine
+from tether.settings.model import LoraConfig
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.online_direct import best_and_worst
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from tether.core.budget import Budget
-from tether.core.config import Config
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.types import Problem, Prompt
 from tether.data.sources import Quarantine, look, read
-from tether.models.config import LoraConfig
+from tether.settings.budget import Budget
+from tether.settings.config import Config
+from tether.settings.model import LoraConfig
 
 PACKAGED = Path(__file__).resolve().parent.parent / "recipes" / "quickstart"
 """What `tether:NAME` means: demonstrations, prompts and held-out prompts that come with tether."""

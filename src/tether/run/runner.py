@@ -18,7 +18,6 @@ from tether.data.sources import Quarantine
 from tether.learner.determinism import deterministic
 from tether.learner.loop import Progress
 from tether.learner.ranks import here
-from tether.models.config import ModelConfig
 from tether.run.budgets import Budgets, reopen
 from tether.run.checks import check_section, check_test_judge
 from tether.run.evaluate import EvaluationSection, sampling_of
@@ -40,6 +39,7 @@ from tether.run.rows import (
 from tether.run.stage import Context, check_base, round_folder, run_stage
 from tether.run.totals import compared_in, write_totals
 from tether.run.tracking import tracking
+from tether.settings.model import ModelConfig
 
 
 def run_recipe(

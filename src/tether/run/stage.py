@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.budget import BUDGET, time_limit
-from tether.core.config import Config
 from tether.core.errors import MissingFileError, RunError
 from tether.core.locks import hold, release
 from tether.core.names import file_part
@@ -33,12 +32,13 @@ from tether.data.sources import UNUSED_COLUMNS, Quarantine
 from tether.learner.checkpoint import complete_checkpoints
 from tether.learner.loop import Progress
 from tether.learner.ranks import here
-from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel
 from tether.monitoring.doctor import Finding
 from tether.monitoring.doctor_log import check_movement
 from tether.run.models import open_model
 from tether.run.rows import PACKAGED, DataConfig, Section, calls_functions, load_rows, named
+from tether.settings.config import Config
+from tether.settings.model import ModelConfig
 
 
 @dataclass(frozen=True)

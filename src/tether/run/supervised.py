@@ -13,7 +13,6 @@ from pydantic import Field
 from tether.core.rundir import RunDirectory, write_json
 from tether.core.types import Comparison, Demonstration, Feedback, Json, StepLabels
 from tether.learner.ranks import here
-from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel, save_model, weights_digest
 from tether.models.quantized import dequantized
 from tether.models.speech import write_speech
@@ -21,6 +20,7 @@ from tether.models.trunk import Role
 from tether.run.roles import encoder_of, frozen_model, new_role, reward_role, save_trained, whole
 from tether.run.rows import OFFLOAD, Lora, SteadyLora, TimedSection
 from tether.run.stage import Context
+from tether.settings.model import LoraConfig
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.kto import KTO, KTOConfig
 from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 
-from tether.core.config import build
 from tether.core.errors import TetherError
 from tether.core.stopping import Interrupted, begin_program
 from tether.learner.ranks import LostRankError
@@ -13,6 +12,7 @@ from tether.run.ranks import LOST
 from tether.run.recipe import recipe_type
 from tether.run.restarts import Teller
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 
 def train_along(tells: str, recipe: str, *stages: str) -> None:

@@ -23,10 +23,10 @@ import httpx2
 from tether.core.errors import ModelError, RunError
 from tether.core.rundir import append_jsonl
 from tether.core.types import Json
-from tether.servers.config import ServersConfig
 from tether.servers.fleet import Fleet, Limits, State
 from tether.servers.http import TOKEN
 from tether.servers.launch import Servers
+from tether.settings.workers import ServersConfig
 
 T = TypeVar("T")
 CUT_OFF = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}

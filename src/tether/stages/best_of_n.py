@@ -24,10 +24,10 @@ from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import ChatEncoder, Encoded
-from tether.learner.config import OptimizerConfig, Rates
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order, split_evenly
 from tether.models.trunk import Role
+from tether.settings.learner import OptimizerConfig, Rates
 from tether.stages.policy_config import TO_ZERO, SampledConfig
 from tether.stages.reference import whole_logprobs
 from tether.stages.rollouts import Clock, Step, penalised_scores, sample_and_score, sample_metrics

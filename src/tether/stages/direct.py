@@ -22,15 +22,15 @@ from torch import Tensor
 from tether.algorithms import preference_losses as losses
 from tether.algorithms.preference_losses import REFERENCE_FREE
 from tether.algorithms.transfer import to_device
-from tether.core.config import Config
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Json
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking, Split, encode_comparisons, pairs_of, prepare, sequences_of
 from tether.evaluation.winrate import pairwise_accuracy, share_in_order
-from tether.learner.config import Rates, ReferencedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
+from tether.settings.config import Config
+from tether.settings.learner import Rates, ReferencedConfig
 from tether.stages.reference import Likelihoods
 from tether.stages.supervised import SupervisedLoop, Update, accumulate, heldout
 

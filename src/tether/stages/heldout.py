@@ -14,7 +14,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tether.core.config import Config
 from tether.core.errors import DataError
 from tether.core.protocols import Engine
 from tether.core.rundir import RunDirectory, read_jsonl
@@ -32,6 +31,7 @@ from tether.evaluation.sycophancy import Sycophancy
 from tether.evaluation.winrate import before_and_after, mean_estimate
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
 from tether.learner.local import LocalLearner
+from tether.settings.config import Config
 
 _log = logging.getLogger(__name__)
 SEED = 7919

@@ -35,9 +35,9 @@ from tether.data.prepare import (
     sequences_of,
     verdicts_of,
 )
-from tether.learner.config import Rates, ReferencedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
+from tether.settings.learner import Rates, ReferencedConfig
 from tether.stages.reference import Likelihoods
 from tether.stages.supervised import SupervisedLoop, Update, heldout, measure
 

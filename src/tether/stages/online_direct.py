@@ -21,9 +21,9 @@ from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking
-from tether.learner.config import Rates
 from tether.learner.local import LocalLearner
 from tether.models.trunk import Role
+from tether.settings.learner import Rates
 from tether.stages.direct import PairLoss, PairLossConfig
 from tether.stages.policy_config import SampledConfig
 from tether.stages.reference import Likelihoods

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from tether.core.config import Config
 from tether.core.types import Json, Sampling
-from tether.learner.config import OptimizerConfig, Rates, TrainedConfig
+from tether.settings.config import Config
+from tether.settings.learner import OptimizerConfig, Rates, TrainedConfig
 
 Algorithm = Literal[
     "ppo",

@@ -27,9 +27,9 @@ from tether.data.prepare import Split, warn_without_held_out
 from tether.data.sources import split_by_group
 from tether.data.steps import Solution, StepEncoder, encode_solutions, step_states
 from tether.evaluation.process import compare_with_chance
-from tether.learner.config import Rates, SupervisedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
+from tether.settings.learner import Rates, SupervisedConfig
 from tether.stages.supervised import SupervisedLoop, Update, measure
 
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tether.core.config import digest
+from tether.core.digest import digest
 from tether.core.errors import RunError
 from tether.core.rundir import whole_file
 from tether.data.batches import TokenBatch, batches_for, make_batch

@@ -41,10 +41,10 @@ from tether.data.prepare import (
 )
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
 from tether.evaluation.winrate import correlation, pairwise_accuracy, share_in_order
-from tether.learner.config import PreferenceConfig, Rates
 from tether.learner.loop import Progress, plan_updates
 from tether.models.heads import ScalarHead
 from tether.models.trunk import Role
+from tether.settings.learner import PreferenceConfig, Rates
 from tether.stages.frozen_layers import FrozenStates
 from tether.stages.supervised import SupervisedLoop, Update
 

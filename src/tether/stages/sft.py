@@ -19,9 +19,9 @@ from tether.core.types import Demonstration, Json
 from tether.data.batches import TokenBatch, document_length, documents_of, make_batch, pack
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import Encoding, encode_rows, limit_of, prepare, within
-from tether.learner.config import Rates, SupervisedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
+from tether.settings.learner import Rates, SupervisedConfig
 from tether.stages.supervised import SupervisedLoop, Update, evaluating
 
 

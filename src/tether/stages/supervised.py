@@ -25,12 +25,12 @@ from tether.core.types import Json
 from tether.core.watchdog import Watchdog
 from tether.data.prepare import Split
 from tether.learner.checkpoint import Checkpoints, numbered, unnumbered
-from tether.learner.config import SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import Progress, draws_schedule, go_on_within, replayable
 from tether.learner.ranks import here
 from tether.models.sharded import cut, local
 from tether.models.trunk import Role
+from tether.settings.learner import SupervisedConfig
 
 HEADLINE = "loss", "accuracy"
 """What of an evaluation is shown beside an update's metrics."""

@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.synonyms import alike
 from tether.data.formats.json_rows import Row, kind_name
 from tether.data.formats.printed import cell_value
+from tether.settings.synonyms import alike
 
 _INDEX = re.compile(r"-?\d{1,9}")
 _NUMBERED = re.compile(

@@ -11,7 +11,6 @@ from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.synonyms import alike
 from tether.core.types import (
     Comparison,
     Conversation,
@@ -43,6 +42,7 @@ from tether.data.formats.conversations import prompt_reader
 from tether.data.formats.fields import LeftOutError, Reader, demonstration, is_transcript, unfolded
 from tether.data.formats.json_rows import Row
 from tether.data.formats.marks import refuse_bad_reply, refuse_media
+from tether.settings.synonyms import alike
 
 KINDS: dict[type, tuple[str, str]] = {
     Prompt: (

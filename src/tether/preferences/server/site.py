@@ -14,13 +14,13 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import Field, HttpUrl, ValidationError
 
-from tether.core.config import Config
 from tether.preferences.server import markdown
 from tether.preferences.server.figures import Overview, Remembered, WorkCount
 from tether.preferences.server.guard import Attempts, Form, check_token, form_token, posted_form
 from tether.preferences.store import Store
 from tether.preferences.tables import AnnotatorRow
 from tether.preferences.work import Work
+from tether.settings.config import Config
 
 FOLDER = Path(__file__).parent
 STATIC = {"judge.css": "text/css; charset=utf-8", "judge.js": "text/javascript; charset=utf-8"}

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tether.core.config import Config
+from tether.settings.config import Config
 
 
 class ServersConfig(Config):

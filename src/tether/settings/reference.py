@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
-from tether.core.config import models_of
+from tether.settings.messages import models_of
 
 BOUNDS = {"Ge": "at least", "Gt": "above", "Le": "at most", "Lt": "below"}
 NAMES = {

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tether.servers.config import ServersConfig
+from tether.settings.workers import ServersConfig
 
 
 class EngineConfig(ServersConfig):

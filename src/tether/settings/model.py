@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from tether.core.config import Config
 from tether.core.errors import MissingFileError
+from tether.settings.config import Config
 
 TINY = "tiny"
 PACKAGE_PREFIX = "package:"

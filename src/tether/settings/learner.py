@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from tether.core.config import Config
+from tether.settings.config import Config
 
 
 class LearnerConfig(Config):

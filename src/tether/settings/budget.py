@@ -1,0 +1,29 @@
+"""What a recipe may say of time."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from tether.settings.config import Config
+
+
+class BudgetConfig(Config):
+    """Wall-clock time after which a training ends."""
+
+    minutes: float = Field(
+        gt=0, description="of all starts together; evaluation, saving and the report count"
+    )
+
+
+def _minutes(value: Any) -> Any:
+    """A bare number means minutes."""
+    return (
+        {"minutes": value}
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else value
+    )
+
+
+Budget = Annotated[BudgetConfig | None, BeforeValidator(_minutes)]

@@ -1,0 +1,125 @@
+"""The base of all settings: frozen, nothing unknown, and each default where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from tether.core.types import Json
+
+RECIPE = "recipe"
+"""The context in which a text that a person wrote is validated; code may say infinity."""
+
+
+_NUMBERS = (int, float, int | None, float | None)
+
+
+class Layered(Json):
+    """A table on top of defaults; `below` names the keys that come from those alone."""
+
+    below: frozenset[str] = frozenset()
+
+
+def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> Layered:
+    """The table `above` on top of the defaults `below`, tables within tables too."""
+    tables = {key: value for key, value in below.items() if isinstance(value, Mapping)}
+    inner = {
+        key: layered(table, above.get(key, {}))
+        for key, table in tables.items()
+        if isinstance(above.get(key, {}), Mapping)
+    }
+    both = Layered({**below, **above, **inner})
+    both.below = frozenset(both.keys() - (above.keys() - getattr(above, "below", frozenset())))
+    return both
+
+
+class Config(BaseModel):
+    """The base of every config: frozen, an unknown key is an error, true is no number, and what a
+    recipe says is finite.
+
+    A table in which some keys are given keeps, for the others, the defaults of the place where it
+    belongs.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number(cls, value: Any, info: ValidationInfo) -> Any:
+        if (
+            isinstance(value, bool)
+            and cls.model_fields[info.field_name or ""].annotation in _NUMBERS
+        ):
+            raise ValueError("a number belongs here")
+        if info.context == RECIPE and isinstance(value, int | float) and not abs(value) < 2**63:
+            raise ValueError("the number must be finite and smaller than 2**63")
+        return value
+
+    @classmethod
+    def preset(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Defaults that depend on what is given; they come before those of the fields."""
+        return {}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _fill(cls, values: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+        """Lay this place's defaults under each table of `values`. Only what was given counts as
+        set, and must have an effect.
+        """
+        if not isinstance(values, Mapping):
+            return handler(values)
+        defaults = {
+            name: field.default
+            for name, field in cls.model_fields.items()
+            if isinstance(field.default, Config)
+        }
+        own = {
+            name: default.model_dump(exclude_unset=True)
+            for name, default in defaults.items()
+            if name in values
+        }
+        below = layered({name: table for name, table in own.items() if table}, cls.preset(values))
+        given = Layered(values)
+        for name in below.keys() & defaults.keys() & given.keys():
+            if type(given[name]) is type(defaults[name]):
+                given[name] = given[name].model_dump(exclude_unset=True)
+        given.below = getattr(values, "below", frozenset())
+        both = layered(below, given)
+        config = handler(both)
+        config.model_fields_set.difference_update(both.below)
+        return config
+
+    @model_validator(mode="after")
+    def _check_faults(self) -> Self:
+        for kind in reversed(type(self).__mro__):
+            for fault in vars(kind)["faults"](self) if "faults" in vars(kind) else ():
+                raise ValueError(fault)
+        return self
+
+    def faults(self) -> Iterator[str]:
+        """What of these settings has no effect or does not go together, in a sentence each; the
+        first is the error.
+
+        A class tells of its own: those that it stands on have been asked before.
+        """
+        yield from ()
+
+    def idle(self, *options: str, because: str, table: str = "") -> Iterator[str]:
+        """A fault for each of these options that was set, where none of them has an effect;
+        `table`: what holds them.
+        """
+        for option in options:
+            if option in self.model_fields_set:
+                yield f"{table}{option} has no effect {because}"
+
+
+ConfigT = TypeVar("ConfigT", bound=Config)

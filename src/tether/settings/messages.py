@@ -1,0 +1,202 @@
+"""Messages about settings that do not fit: the key, the reason, and the key that was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import (
+    BaseModel,
+)
+
+from tether.core.stages import STAGES, making
+from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
+
+
+def explain(kind: type[BaseModel], values: Any, items: Sequence[Any]) -> list[str]:
+    """One phrase for each key with a fault; the branches of a union, which pydantic reports one by
+    one, are one fault.
+    """
+    faults: dict[tuple[Any, ...], list[Any]] = {}
+    for item in items:
+        faults.setdefault(_location(values, item), []).append(item)
+    inner = [
+        place
+        for place in faults
+        if not any(place == other[: len(place)] for other in faults if len(other) > len(place))
+    ]
+    return [_phrase(kind, place, faults[place], values) for place in inner]
+
+
+def _location(values: Any, item: Any) -> tuple[Any, ...]:
+    """The keys down to a fault, without the names that pydantic gives to the branches of a
+    union.
+    """
+    place, node = [], values
+    for part in item["loc"]:
+        is_key = (
+            part in node
+            if isinstance(node, dict)
+            else isinstance(node, list) and isinstance(part, int) and part < len(node)
+        )
+        if is_key:
+            node = node[part]
+        if is_key or (item["type"] == "missing" and part is item["loc"][-1]):
+            place.append(part)
+    return tuple(place)
+
+
+def _phrase(
+    kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any], values: Any
+) -> str:
+    location, item = ".".join(map(str, place)), items[0]
+    if item["type"] == "extra_forbidden":
+        return f"unknown key {location!r} ({key_hint(kind, place, values, item['input'])})"
+    table = {"model_type": "a table belongs here"}
+    reasons = (
+        table.get(item["type"]) or item["msg"].removeprefix("Value error, ") for item in items
+    )
+    message = ", or ".join(dict.fromkeys(reasons))
+    if not location:
+        return message
+    if item["type"] == "missing":
+        return f"key {location!r} is required"
+    got = "" if isinstance(item["input"], Mapping | BaseModel) else f" (got {item['input']!r:.80})"
+    return f"key {location!r}: {message}{got}"
+
+
+def key_hint(
+    kind: type[BaseModel], place: tuple[Any, ...], values: Mapping[str, Any], given: Any
+) -> str:
+    """A guess at the key that was meant: another library's word, a key of another table, a slip of
+    the fingers.
+    """
+    *outer, last = place
+    word, keys = _word(last), _known_keys(kind, outer)
+    if not outer and word in METHODS and METHODS[word][0] in keys:
+        section, key, value = METHODS[word]
+        same = [
+            name
+            for name in _known_keys(kind, (section,))
+            if isinstance(given, Mapping) and name in given
+        ]
+        instead = f"; {word}.{same[0]} is {section}.{same[0]}" if same else ""
+        return (
+            f"{word.upper()} is [{section}] with {key} = {value!r}: write [{section}] and in "
+            f'it {key} = "{value}"{instead}'
+        )
+    if not outer and SECTIONS.get(word) in keys:
+        return f"did you mean [{SECTIONS[word]}]?"
+    near = alike(str(last), keys, cutoff=0.65)
+    if near and isinstance(given, Mapping):
+        return near
+    inside = {
+        (str(last), *path): _meant(kind, outer, _word(path[-1]), values) for path in _leaves(given)
+    }
+    if lines := [
+        f"{'.'.join(path)} is {' or '.join(map(repr, meant))}"
+        for path, meant in inside.items()
+        if meant
+    ]:
+        return "; ".join(lines)
+    if meant := _around(kind, outer, word):
+        return did_you_mean([meant])
+    if "model" in kind.model_fields and (
+        notes := [NOTES[w] for w in (word, *(_word(path[-1]) for path in inside)) if w in NOTES]
+    ):
+        return notes[0]
+    if meant := _meant(kind, outer, word, values):
+        return did_you_mean(meant)
+    deeper = [
+        (*outer, table, last)
+        for table in keys
+        if last in _known_keys(kind, (*outer, table)) != keys
+    ]
+    if near := did_you_mean([".".join(map(str, path)) for path in deeper[:1]]) or near:
+        return near
+    many = outer and outer[0] in STAGES and len(keys) > 24
+    return (
+        f"`tether explain {'.'.join(map(str, outer))}` lists its keys"
+        if many
+        else (f"known keys: {', '.join(sorted(keys))}")
+    )
+
+
+def _word(name: Any) -> str:
+    return str(name).lower().replace("-", "_")
+
+
+def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
+    """The paths to the values of a table."""
+    for key, inner in value.items() if isinstance(value, Mapping) else ():
+        yield from (
+            ((key, *path) for path in _leaves(inner)) if isinstance(inner, Mapping) else ((key,),)
+        )
+
+
+def _around(kind: type[BaseModel], outer: Sequence[Any], word: str) -> str:
+    """The key that another library's word stands for in this table, or in one around it; empty:
+    none.
+    """
+    targets = [target.split(".") for target in KEYS.get(word, ())]
+    paths = (
+        (*outer[:depth], *path)
+        for depth in range(len(outer), -1, -1)
+        for path in targets
+        if depth or path[0] not in STAGES
+    )
+    return next((".".join(map(str, path)) for path in paths if _is_key(kind, path)), "")
+
+
+def _meant(
+    kind: type[BaseModel], outer: Sequence[Any], word: str, values: Mapping[str, Any]
+) -> list[str]:
+    """The keys that a word may stand for: around here, else in the stages that the recipe has, else
+    in any stage.
+    """
+    if around := _around(kind, outer, word):
+        return [around]
+    targets = [(word,), *(tuple(target.split(".")) for target in KEYS.get(word, ()))]
+    stages = [
+        name
+        for name in (*making("direct", "policy"), *STAGES)
+        if name in kind.model_fields and name not in outer
+    ]
+    own = [
+        ".".join((n, *p))
+        for n in STAGES
+        if n in stages and n in values
+        for p in targets
+        if _is_key(kind, (n, *p))
+    ]
+    anywhere = (
+        next((".".join((n, *p)) for n in stages if _is_key(kind, (n, *p))), "") for p in targets
+    )
+    return list(dict.fromkeys(own))[:3] or list(dict.fromkeys(filter(None, anywhere)))[:2]
+
+
+def _is_key(kind: type[BaseModel], path: Sequence[Any]) -> bool:
+    return path[-1] in _known_keys(kind, path[:-1], exact=True)
+
+
+def _known_keys(
+    kind: type[BaseModel], location: Sequence[Any], *, exact: bool = False
+) -> list[str]:
+    kinds = [kind]
+    # what is no field is a place in a list or a name in a table, whose kind stays the same
+    for part in location:
+        inside = [
+            inner
+            for k in kinds
+            if part in k.model_fields
+            for inner in models_of(k.model_fields[part].annotation)
+        ]
+        kinds = inside if exact else inside or kinds
+    return list(dict.fromkeys(name for k in kinds for name in k.model_fields))
+
+
+def models_of(annotation: Any) -> list[type[BaseModel]]:
+    """The tables that a key of this type may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in models_of(inner)]

@@ -1,0 +1,178 @@
+"""Recipes from TOML files and tables, with dotted overrides on top."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import (
+    ValidationError,
+)
+
+from tether.core.errors import ConfigError, MissingFileError
+from tether.core.types import Json
+from tether.settings.config import RECIPE, ConfigT
+from tether.settings.messages import explain
+from tether.settings.synonyms import alike
+
+_OTHER_LANGUAGES = (".yml", ".yaml", ".json", ".json5")
+
+
+NOT_TOML = """recipes are written in TOML, in a .toml file. The difference:
+  YAML or JSON                   TOML
+  run: runs/mine                 run = "runs/mine"
+  sft:                           [sft]
+    epochs: 2                    epochs = 2
+    data: {path: mine.jsonl}     data = { path = "mine.jsonl" }
+`tether new sft` writes one to begin with."""
+
+
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def load_recipe(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
+    """Read a TOML recipe, apply `key.sub=value` overrides and validate.
+
+    Raises:
+        MissingFileError: the recipe does not exist.
+        ConfigError: the TOML is malformed, a key is unknown or a value does not fit.
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            what = " (it is a folder)" if path.is_dir() else _near(path.stem)
+            advice = "Give the path of a .toml file, or the name of a packaged recipe."
+            raise MissingFileError(f"recipe not found: {path}{what}. {advice}")
+        if path.suffix in _OTHER_LANGUAGES:
+            raise ConfigError(f"{path}: {NOT_TOML}")
+        values = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except (ConfigError, MissingFileError):
+        raise
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: not a valid TOML file: byte {error.start} is not UTF-8. Save "
+            "the file as UTF-8."
+        ) from None
+    except RecursionError:
+        raise ConfigError(
+            f"{path}: not a valid TOML file: its lists or tables are nested too deeply. Mend that."
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not a valid TOML file: {error}. Mend that line.") from error
+    except ValueError:
+        raise ConfigError(
+            f"{path}: not a valid TOML file: a number has thousands of digits. Mend that."
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}. Mend that, or name another file."
+        ) from None
+    return build(kind, values, overrides, where=str(path))
+
+
+def build(
+    kind: type[ConfigT],
+    values: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    where: str = "config",
+) -> ConfigT:
+    """Validate `values` with `overrides` on top; errors name the key, the reason and the nearest
+    known key.
+    """
+    try:
+        merged = json.loads(json.dumps(values, default=str))
+        for override in overrides:
+            _apply_override(merged, override)
+        words = json.dumps(merged, ensure_ascii=False)
+        words.encode()
+    except RecursionError:
+        raise ConfigError(f"{where}: lists or tables are nested too deeply. Mend that.") from None
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where}: a text is not UTF-8. Write it in UTF-8.") from None
+    if _NUL.search(words):
+        raise ConfigError(f"{where}: a text holds a NUL character. Take it out.")
+    try:
+        return kind.model_validate(merged, context=RECIPE)
+    except ValidationError as error:
+        given = f" with {' '.join(overrides)!r:.200}" if overrides else ""
+        raise ConfigError(
+            f"{where}{given}: " + "; ".join(explain(kind, merged, error.errors()))
+        ) from None
+    except MissingFileError:  # an OSError, too
+        raise
+    except OSError as error:
+        raise ConfigError(
+            f"{where}: no path can be {str(error.filename)!r:.200}: {error.strerror}. Name another."
+        ) from None
+
+
+def _apply_override(values: Json, override: str) -> None:
+    key, separator, raw = override.partition("=")
+    *parents, last = key.strip().lstrip("-").split(".")
+    if not separator or not all((*parents, last)):
+        raise ConfigError(
+            f"override {override!r} is not of the form key.sub=value, for example "
+            "optimizer.learning_rate=1e-4"
+        )
+    try:
+        parsed = tomllib.loads(f"v = {raw}")
+    except (ValueError, RecursionError):
+        parsed = {}
+    node = values
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(
+                f"override {override!r}: {parent!r} is a value, not a table. Give "
+                "the whole value in its place."
+            )
+        node = child
+    # More than one key: a text of several lines that only looks like TOML.
+    node[last] = (
+        json.loads(json.dumps(parsed["v"], default=str)) if parsed.keys() == {"v"} else raw.strip()
+    )
+
+
+def is_override(word: str) -> bool:
+    """True if a word of a command line sets a key: `ppo.steps=3`, and not a path that has a = in
+    it.
+    """
+    return re.match(r"-*\w+(\.\w+)*=", word) is not None and not Path(word[:200]).exists()
+
+
+def packaged_recipe(name: str) -> Path:
+    """The path of a recipe by its file name or by the name of a recipe that comes with tether."""
+    path = Path(name)
+    try:
+        if (path.suffix == ".toml" and not is_override(name)) or path.exists():
+            return path
+    except OSError:  # no file can have such a name
+        pass
+    recipes = packaged_recipes()
+    names = ", ".join(sorted(recipes))
+    if is_override(name):
+        raise ConfigError(
+            f"{name!r:.80} is an override, and the recipe comes before it: a .toml "
+            f"file, or one of {names}."
+        )
+    if name not in recipes:
+        advice = f"Packaged recipes: {names}; or give the path of a .toml file."
+        raise MissingFileError(f"no recipe named {name!r:.80}{_near(name)}. {advice}")
+    return recipes[name]
+
+
+def packaged_recipes() -> dict[str, Path]:
+    """The recipes that come with tether, by name."""
+    return {
+        path.stem: path
+        for path in (Path(__file__).resolve().parent.parent / "recipes").glob("*.toml")
+    }
+
+
+def _near(name: str) -> str:
+    near = alike(name, packaged_recipes())
+    return f" ({near})" if near else ""
