@@ -13,13 +13,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator, Field
+from typing import Any
 
 from tether.core.pace import Pace
 from tether.core.types import Json
-from tether.settings.config import Config
 
 logger = logging.getLogger(__name__)
 BUDGET = "budget"
@@ -28,26 +25,6 @@ MEASURED, AT_LEAST, AT_MOST = 3, 0.1, 0.25
 """Schedules are drawn after so many steps and this share of the time, and as soon as steps have
 taken the larger share.
 """
-
-
-class BudgetConfig(Config):
-    """Wall-clock time after which a training ends."""
-
-    minutes: float = Field(
-        gt=0, description="of all starts together; evaluation, saving and the report count"
-    )
-
-
-def _minutes(value: float | BudgetConfig | None) -> Any:
-    """A bare number means minutes."""
-    return (
-        {"minutes": value}
-        if isinstance(value, int | float) and not isinstance(value, bool)
-        else value
-    )
-
-
-Budget = Annotated[BudgetConfig | None, BeforeValidator(_minutes)]
 
 
 class TimeLimit:

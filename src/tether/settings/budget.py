@@ -17,7 +17,7 @@ class BudgetConfig(Config):
     )
 
 
-def _minutes(value: Any) -> Any:
+def _minutes(value: float | BudgetConfig | None) -> Any:
     """A bare number means minutes."""
     return (
         {"minutes": value}
