@@ -9,25 +9,8 @@ import tempfile
 from pathlib import Path
 
 WORDS = [
-    "river",
-    "stone",
-    "cloud",
-    "garden",
-    "music",
-    "table",
-    "window",
-    "paper",
-    "bread",
-    "silver",
-    "horse",
-    "winter",
-    "candle",
-    "bridge",
-    "forest",
-    "mirror",
-    "ocean",
-    "letter",
-    "button",
+    *("river", "stone", "cloud", "garden", "music", "table", "window", "paper", "bread", "silver"),
+    *("horse", "winter", "candle", "bridge", "forest", "mirror", "ocean", "letter", "button"),
     "market",
 ]
 
