@@ -1,5 +1,5 @@
-"""The model that SFT saves, against the one that it trained: an adapter is merged into rounded
-weights.
+"""The model that SFT saves, against the one that it trained: an adapter lies beside rounded weights,
+or is merged into them.
 """
 
 import json
@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from tether.core.rundir import read_json
+from tether.run import supervised
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
 from tether.settings.reading import build
@@ -37,11 +38,19 @@ def trained(folder, rate, **model):
     return run_recipe(build(Recipe, values), ["sft"])["sft"], folder / "run" / "sft"
 
 
-@pytest.mark.parametrize(("rate", "loses"), [(2e-5, True), (2e-2, False)])
+@pytest.mark.parametrize(
+    ("rate", "carried", "loses"), [(2e-5, True, False), (2e-5, False, True), (2e-2, False, False)]
+)
 def test_the_loss_of_the_merged_model_stands_beside_that_of_the_adapter(
-    rate, loses, tmp_path, caplog
+    rate, carried, loses, tmp_path, caplog, monkeypatch
 ):
-    """A small change is lost in bfloat16 weights, a large one is kept."""
+    """A small change is lost in bfloat16 weights, a large one is kept; beside them, both are."""
+    if not carried:
+        monkeypatch.setattr(
+            supervised,
+            "settle",
+            lambda model, adapter: model.merge_and_unload(adapter_names=[adapter]),
+        )
     with caplog.at_level(logging.WARNING):
         summary, folder = trained(tmp_path, rate, dtype="bfloat16")
     before, after, merged = (

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from tether.cpu import kernels
+from tether.models.carried import change_of
 from tether.models.trunk import has_adapters
 
 
@@ -65,9 +66,13 @@ def _tensors(source: Any, adapter: str | None) -> list[Tensor]:
 
 def _merged(source: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
     weight, *rest = (t.detach() for t in _tensors(source, adapter))
+    carried = change_of(source.get_base_layer() if has_adapters(source) else source)
+    whole = weight.float() if carried is None else weight.float() + carried
     if len(rest) > 1:
         down, up = (t.float() for t in rest[-2:])
-        weight = dithered(weight.float() + source.scaling[adapter] * (up @ down), weight.dtype)
+        whole = whole + source.scaling[adapter] * (up @ down)
+    if len(rest) > 1 or carried is not None:
+        weight = dithered(whole, weight.dtype)
     return weight, rest[0] if len(rest) % 2 else None
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from tether.core.errors import ModelError, TetherError, one_line
 from tether.core.once import once
 from tether.core.rundir import read_json, write_json
+from tether.models.carried import MergedChange, carry, factors_of, fold_in, scale_carried
 from tether.models.precision import cast
 from tether.settings.model import ADAPTER_FILE, TINY, ModelConfig
 from tether.settings.reading import build
@@ -54,7 +55,7 @@ def load_merged(
     load: Load, config: ModelConfig, folder: Path, dtype: torch.dtype
 ) -> tuple[Any, Any, str]:
     """The base of an adapter's folder, with the adapter merged in float32: (model, tokenizer,
-    name).
+    name). Its `change` is what was merged, as far as layers can carry that.
 
     The base is the folder's own whole weights, as transformers has it, or the model that the
     adapter's settings name.
@@ -66,6 +67,8 @@ def load_merged(
 
     with _bare(config, folder) as bare:
         model, tokenizer, base = load(bare, torch.float32)
+    if (before := vars(model).pop("change", None)) is not None:
+        carry(model, before)
     if any(folder.glob("*token*.json")):
         tokenizer = AutoTokenizer.from_pretrained(folder)
     name = base if bare.source == base else "its own weights"
@@ -141,8 +144,10 @@ def _merged(model: Any, folder: Path) -> Any:
                 f"{len(lacking)} tensors are missing in {WEIGHTS}, such as {min(lacking)}"
             )
         expected = _probe(adapted)
+        change = MergedChange(factors_of(adapted, "default"), torch.float32)
         tied = _untie(adapted.get_base_model())
-        merged = adapted.merge_and_unload(safe_merge=True)
+        scale_carried(adapted, "default")
+        merged = fold_in(adapted.merge_and_unload(safe_merge=True))
         if tied:
             _tie(merged)
         difference = float((_probe(merged) - expected).abs().max() / expected.abs().max())
@@ -157,6 +162,7 @@ def _merged(model: Any, folder: Path) -> Any:
             "Give an adapter that can be merged, or a whole model."
         ) from error
     vars(merged).pop("peft_config", None)
+    merged.change = change
     return merged
 
 

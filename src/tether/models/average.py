@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tether.core.errors import ModelError
+from tether.models.carried import lengths, matrices
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role, has_adapters
@@ -44,31 +45,20 @@ def average_roles(roles: Sequence[Role], name: str, lora: LoraConfig) -> Role:
     model = add_adapter(first.model, name, lora.model_copy(update=wide), scores=True)
     members = [str(role.adapter) for role in roles]
     for layer in model.modules():
-        if has_adapters(layer) and name in _factors(layer):
+        if has_adapters(layer) and name in matrices(layer):
             _average_layer(layer, members, name)
     return Role(model, name, _average_heads(roles))
 
 
-def _factors(layer: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """A and B of every adapter of a linear layer, a convolution or an embedding, by the adapters'
-    names.
-    """
-    linear = {name: (layer.lora_A[name].weight, layer.lora_B[name].weight) for name in layer.lora_A}
-    return linear | {
-        name: (layer.lora_embedding_A[name], layer.lora_embedding_B[name])
-        for name in layer.lora_embedding_A
-    }
-
-
 def _average_layer(layer: Any, members: Sequence[str], name: str) -> None:
     """Fill in the adapter `name` of a layer: A has the members' rows, B their columns."""
-    factors = _factors(layer)
+    factors = matrices(layer)
     downs, ups = ([factors[member][place] for member in members] for place in (0, 1))
     scales = mean = None
     if layer.use_dora[name]:
         scales = torch.stack(
             [
-                layer.lora_magnitude_vector[one].weight.float().flatten() / _lengths(layer, one)
+                layer.lora_magnitude_vector[one].weight.float().flatten() / lengths(layer, one)
                 for one in members
             ]
         )
@@ -79,7 +69,7 @@ def _average_layer(layer: Any, members: Sequence[str], name: str) -> None:
     up.copy_(torch.cat(ups, 1))
     if mean is not None:
         magnitude = layer.lora_magnitude_vector[name].weight
-        magnitude.copy_((mean * _lengths(layer, name)).view_as(magnitude))
+        magnitude.copy_((mean * lengths(layer, name)).view_as(magnitude))
         if not all(tensor.isfinite().all() for tensor in (up, magnitude)):
             raise ModelError(
                 "average = true: the members' DoRA factors cancel out, or are not finite, so "
@@ -92,19 +82,6 @@ def _average_layer(layer: Any, members: Sequence[str], name: str) -> None:
 def _by_output(up: Tensor, scale: Tensor) -> Tensor:
     """B with each output's row multiplied by its number."""
     return up * scale.view(-1, *[1] * (up.dim() - 1))
-
-
-def _lengths(layer: Any, adapter: str) -> Tensor:
-    """Each output's length in W + s B A, (outputs,) float32: the divisor of DoRA."""
-    from peft.utils.integrations import dequantize_module_weight
-    from transformers.pytorch_utils import Conv1D
-
-    base = layer.get_base_layer()
-    weight = dequantize_module_weight(base).float()
-    # outputs come first
-    weight = weight.T if isinstance(base, Conv1D | nn.Embedding) else weight.flatten(1)
-    down, up = (factor.float().flatten(1) for factor in _factors(layer)[adapter])
-    return (weight + layer.scaling[adapter] * up @ down).norm(dim=1)
 
 
 def _average_heads(roles: Sequence[Role]) -> ScalarHead:

@@ -17,6 +17,16 @@ from tether.core.errors import ConfigError, ModelError, one_line, require
 from tether.core.once import once
 from tether.core.rundir import cpuinfo
 from tether.core.types import Json
+from tether.models.carried import (
+    MERGED_ADAPTER,
+    MergedChange,
+    carriers,
+    carry,
+    factors_of,
+    fold_in,
+    merged_weights,
+    write_change,
+)
 from tether.models.older_readers import write_for_older_readers
 from tether.models.precision import cast
 from tether.models.pretrained import from_pretrained, quiet
@@ -133,6 +143,12 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
     _check_template(source, tokenizer, template)
     # of the weights as they are stored, whatever they are held in
     digest = weights_digest(model.state_dict())
+    change: MergedChange | None = vars(model).pop("change", None)
+    exact = dtype == torch.float32 and config.quantize is None
+    if change is not None and not (exact and change.stored == torch.float32):
+        carry(model, change)
+    if exact:
+        fold_in(model)
     if config.quantize:
         quantize(model, device)
     system_prompt = (
@@ -339,20 +355,28 @@ def save_model(
     folder: Path,
     *,
     stop_ids: tuple[int, ...] = (),
+    change: MergedChange | None = None,
 ) -> None:
     """A plain transformers folder: weights in safetensors, tokenizer, and the template that is
     really used.
 
+    What layers carry is merged into the weights, and stands in `merged_adapter` besides.
+
     Args:
+        change: what was merged into the weights before.
         stop_ids: the ids that end a turn; empty: those that model and tokenizer declare.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.chat_template = template
     if stop_ids:
         declare_ends(model, tokenizer, stop_ids, template)
+    if any(carriers(model)):
+        change = MergedChange(factors_of(model), model.dtype)
     with quiet():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=merged_weights(model))
         tokenizer.save_pretrained(folder)
+    if change is not None and change.factors:
+        write_change(folder / MERGED_ADAPTER, change)
     write_for_older_readers(folder, tokenizer)
     make_readable(folder)
 

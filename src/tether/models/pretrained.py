@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from tether.core.errors import ModelError, one_line
 from tether.core.once import once
 from tether.models.adapter_folders import holds_adapter, load_merged
+from tether.models.carried import read_change
 from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
 from tether.models.trunk import setting
 from tether.settings.model import PACKAGE_PREFIX, TINY, ModelConfig
@@ -138,6 +139,8 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
     Raises:
         ModelError: nothing is there, it is another kind of model, or a part is missing that the
             library would make up.
+
+    The model's `change` is what was merged into its weights, if that is known.
     """
     import transformers
     from transformers.utils.quantization_config import Mxfp4Config
@@ -199,6 +202,8 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
         raise ModelError(
             f"{source} cannot be loaded as {HEADS[kind]}: {one_line(error)}. {advice}."
         ) from error
+    if kind == "CausalLM":
+        model.change = read_change(Path(folder))
     return model, tokenizer, source
 
 

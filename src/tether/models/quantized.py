@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from tether.core.errors import ModelError, require
+from tether.models.carried import hand_over
 from tether.models.pretrained import quiet
 from tether.models.trunk import Role, setting
 
@@ -59,6 +60,7 @@ def quantize(model: Any, device: torch.device) -> Any:
         # Or its first pass without gradients rearranges the weights for a CPU, and every later pass
         # is without gradients.
         packed.support_avx512bf16_for_cpu = False
+        hand_over(layer, packed)
         setattr(parent, name, packed.to(device).train(layer.training))
     model.is_loaded_in_4bit = True  # by this peft knows which layers of its own to take
     return model.to(device)
@@ -99,6 +101,7 @@ def dequantized(role: Role) -> Role:
                 "cpu", causal.dtype
             )
             plain.weight, plain.bias = nn.Parameter(weight, requires_grad=False), layer.bias
+            hand_over(layer, plain)
             setattr(parent, name, plain.train(layer.training))
         causal.is_loaded_in_4bit = False
         model = causal.to("cpu")

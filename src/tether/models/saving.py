@@ -18,6 +18,14 @@ from tether.core.digest import digest
 from tether.core.errors import MissingFileError, ModelError, one_line
 from tether.core.rundir import file_digest, noted_path, read_json, write_json
 from tether.models.adapter_folders import order_settings
+from tether.models.carried import (
+    MergedChange,
+    base_weights,
+    carriers,
+    factors_of,
+    merged_weights,
+    write_change,
+)
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, save_model, with_adapter, with_dtype_of_base
 from tether.models.pretrained import quiet
@@ -80,13 +88,23 @@ def save_role(
     )
 
 
-def save_weights(role: Role, folder: Path) -> None:
+def save_weights(role: Role, folder: Path, *, merged: bool = False) -> None:
     """Write what a role's tokens depend on: `adapter/` (peft's format), or `model/` (transformers')
     where it has none.
+
+    Args:
+        merged: for a reader that does not carry what the role's layers do: the change is merged
+            into the model, or stands in the adapter with the role's own.
     """
+    if merged and role.adapter is not None and any(carriers(role.model)):
+        write_change(
+            folder / "adapter", MergedChange(factors_of(role.model, role.adapter), role.model.dtype)
+        )
+        return
     with quiet():
         if role.adapter is None:
-            role.causal_model.save_pretrained(folder / "model")
+            weights = (merged_weights if merged else base_weights)(role.causal_model)
+            role.causal_model.save_pretrained(folder / "model", state_dict=weights)
             return
         role.model.save_pretrained(folder, selected_adapters=[role.adapter])
     if not (folder / "adapter").exists():
@@ -306,7 +324,7 @@ def refill_model(model: Any, folder: Path) -> None:
     """
     with _usable("model", folder), LOADING, quiet():
         stored = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
-        model.load_state_dict(stored.state_dict())
+        model.load_state_dict({**model.state_dict(), **stored.state_dict()})
 
 
 def attach_adapter(model: Any, folder: Path, name: str) -> Any:

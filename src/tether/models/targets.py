@@ -49,7 +49,7 @@ def target_names(model: Any, lora: LoraConfig, *, scores: bool = False) -> list[
     products = {name: layer for name, layer in _layers(decoder).items() if _is_linear(layer)}
     linear = {_end(name) for name in products}
     linear -= {
-        _end(name) for name, layer in products.items() if not _takes_adapter(model, name, layer)
+        _end(name) for name, layer in products.items() if not takes_adapter(model, name, layer)
     }
     wanted = (
         sorted(linear)
@@ -104,7 +104,7 @@ def _check(model: Any, targets: Sequence[str], last_layers: int | None, scores: 
             fit = (
                 name
                 for name, layer in layers.items()
-                if _takes_adapter(causal, name, layer) and layer is not output
+                if takes_adapter(causal, name, layer) and layer is not output
             )
             able = sorted({_leaf(name) for name in fit})
             near = difflib.get_close_matches(target, able, cutoff=0.5)
@@ -115,7 +115,7 @@ def _check(model: Any, targets: Sequence[str], last_layers: int | None, scores: 
             )
             raise ModelError(f"lora.targets: no layer of {kind} is called {target!r}. {advice}.")
         for name, layer in matches.items():
-            if not _takes_adapter(causal, name, layer):
+            if not takes_adapter(causal, name, layer):
                 raise ModelError(
                     f"lora.targets: {name!r} is a {type(layer).__name__}, which takes no adapter. "
                     "Name linear layers or embeddings."
@@ -149,7 +149,7 @@ def _is_linear(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear | Conv1D)
 
 
-def _takes_adapter(model: Any, name: str, layer: Any) -> bool:
+def takes_adapter(model: Any, name: str, layer: Any) -> bool:
     """Whether peft can put an adapter on a layer, and the model passes its states through the
     layer.
 

@@ -71,6 +71,7 @@ class ServedEngine:
             see it.
         ours: the servers are tether's own, which take seed and ordinal as they are; vLLM gets a
             seed made of both.
+        combined: the servers' model lacks what the role's layers carry; each adapter brings it.
 
     Raises:
         ModelError: a server serves something else.
@@ -88,6 +89,7 @@ class ServedEngine:
         context_length: int,
         ours: bool,
         expected: list[float] | None = None,
+        combined: bool = False,
     ) -> None:
         self.role, self.encoder, self.servers, self.folder, self.config = (
             role,
@@ -101,6 +103,7 @@ class ServedEngine:
         """Whether servers call all versions by one name, that of their base (in `bases`), and hold
         one of them.
         """
+        self.merged = combined or self.replaces
         self.bases = dict[str, str]()
         unused = (
             ()
@@ -145,7 +148,7 @@ class ServedEngine:
         self.count += 1
         name = f"policy-{self.run}-{self.count}-v{version}"
         unfinished = self.folder / "weights" / f".{name}"
-        save_weights(self.role, unfinished)
+        save_weights(self.role, unfinished, merged=self.merged)
         unfinished.rename(self.folder / "weights" / name)
         expected = expected or self._score(self.probe_ids)
         with self.pool.changed:

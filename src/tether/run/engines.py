@@ -16,6 +16,7 @@ from tether.core.errors import ConfigError
 from tether.cpu.llama import cache_bytes
 from tether.cpu.memory import free_memory
 from tether.models.adapter_folders import holds_adapter
+from tether.models.carried import carriers, carries_all, drop
 from tether.models.loading import LoadedModel, load_model, save_model
 from tether.models.saving import attach_adapter, refill_adapter, refill_model
 from tether.models.trunk import Role
@@ -100,7 +101,16 @@ def served_engine(
     free_memory()  # vLLM counts what torch keeps for later as taken
     check_engine(config, lora, quantize=loaded.config.quantize)
     shutil.rmtree(root / "weights", ignore_errors=True)
-    base = _base(loaded, root, seed)
+    combined = (
+        config.kind == "vllm"
+        and not config.addresses
+        and lora is not False
+        and any(carriers(policy.model))
+        and carries_all(policy.model, policy.adapter)
+    )
+    base = _bare(loaded, root, seed) if combined else _base(loaded, root, seed)
+    rank = lora.rank if lora else 0
+    rank += max(len(layer.carried_down) for _, layer in carriers(policy.model)) if combined else 0
     dtype = str(policy.model.dtype).removeprefix("torch.")
     length = 2 * dict(section)["max_new_tokens"]  # a guess: prompts as long as answers
     # whose weights are held, too
@@ -140,8 +150,8 @@ def served_engine(
         start = "env", f"PYTHONPATH={paths}", str(python), *VLLM, *share, *where
         if not lora:
             return "env", "VLLM_SERVER_DEV_MODE=1", *start[1:], *WHOLE
-        slots, rank = str(adapter_slots(section)), str(_allowed(lora.rank))
-        return *start, "--enable-lora", "--max-loras", slots, "--max-lora-rank", rank
+        slots, limit = str(adapter_slots(section)), str(_allowed(rank))
+        return *start, "--enable-lora", "--max-loras", slots, "--max-lora-rank", limit
 
     threads, at_once = 0, len(config.names) + (ahead > 0)
     if policy.device.type == "cpu" and at_once > 1:  # else they would wait for each other's threads
@@ -149,7 +159,12 @@ def served_engine(
     if threads and ahead:
         torch.set_num_threads(threads)
     servers = servers_for(config, command, root, threads, policy.device.type)
-    how = {"context_length": loaded.context_length, "ours": ours, "expected": expected}
+    how = {
+        "context_length": loaded.context_length,
+        "ours": ours,
+        "expected": expected,
+        "combined": combined,
+    }
     return ServedEngine(policy, encoder_of(loaded), servers, root, config, **how)
 
 
@@ -212,12 +227,24 @@ def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
     source = Path(loaded.source)
     if source.is_dir() and any(source.glob("*.safetensors")) and not holds_adapter(source):
         return source.resolve()
-    if not (root / "base" / "config.json").is_file():
+    return _copy(loaded, root, seed, "base")
+
+
+def _bare(loaded: LoadedModel, root: Path, seed: int) -> Path:
+    """A copy of the model without what its layers carry, for servers that get that with each
+    adapter.
+    """
+    return _copy(loaded, root, seed, "bare")
+
+
+def _copy(loaded: LoadedModel, root: Path, seed: int, name: str) -> Path:
+    if not (root / name / "config.json").is_file():
         fresh = load_model(loaded.config.model_copy(update={"quantize": None}), seed=seed)
+        model = drop(fresh.model) if name == "bare" else fresh.model
         shutil.rmtree(root / "unfinished", ignore_errors=True)
-        save_model(fresh.model, fresh.tokenizer, encoder_of(fresh).templates, root / "unfinished")
-        (root / "unfinished").rename(root / "base")
-    return (root / "base").resolve()
+        save_model(model, fresh.tokenizer, encoder_of(fresh).templates, root / "unfinished")
+        (root / "unfinished").rename(root / name)
+    return (root / name).resolve()
 
 
 def engine_server(

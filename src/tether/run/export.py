@@ -4,6 +4,7 @@ against what tether computes.
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
 from dataclasses import replace
@@ -22,6 +23,15 @@ from tether.data.batches import make_batch
 from tether.data.chat import Encoded
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, unnumbered
 from tether.models.adapter_folders import holds_adapter
+from tether.models.carried import (
+    carriers,
+    factors_of,
+    fold_in,
+    merged_weights,
+    read_change,
+    share_kept,
+    stacked,
+)
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, make_readable
 from tether.models.older_readers import write_for_older_readers
@@ -51,6 +61,9 @@ PROBES: tuple[Conversation, ...] = (
     ),
     (Message("system", "Be brief."), user("Count to three."), assistant("1\n2\n3")),
 )
+logger = logging.getLogger(__name__)
+KEPT = 0.99
+"""The share of a merged change below which an export says what rounding lost."""
 APART = 0.01
 """Nats, or units of a score: what no rounding in float32 explains."""
 
@@ -77,7 +90,8 @@ def export_model(
 
     Returns:
         kind, folder, and how far what was written is from what tether computes: `difference` (the largest, in nats of a token's
-        log-probability or units of a score), `same_ids`, and the `constant` that a classifier of sequences has no weight for.
+        log-probability or units of a score), `same_ids`, the `constant` that a classifier of sequences has no weight for, and
+        `share_kept`, the part of what adapters changed that rounded weights still hold (None: nothing was merged).
 
     Raises:
         ConfigError: `output` exists, or there is no adapter to keep.
@@ -104,6 +118,9 @@ def export_model(
         folder, base = Path(temporary) / "model", base_name(loaded.source)
         measured = Writer(origin.kind, role, loaded, adapter).write(folder, weights, shard_size)
         outputs = 1 if role.head is None else role.head.outputs
+        measured["rounding"] = _rounding(measured["share_kept"], adapter=adapter)
+        if measured["rounding"]:
+            logger.warning("%s", measured["rounding"])
         card = model_card(
             origin,
             base,
@@ -121,6 +138,19 @@ def export_model(
         "source": str(origin.stage or source),
         **measured,
     }
+
+
+def _rounding(share: float | None, *, adapter: bool) -> str:
+    """A sentence on what rounded weights have lost of a merged change; empty where nothing is."""
+    if share is None or share > KEPT:
+        return ""
+    if adapter:
+        return (
+            f"The adapter's base is a folder of rounded weights, which hold {share:.0%} of what "
+            "fine-tuning changed. An export of the whole model in float32 (without --adapter, "
+            "--dtype float32) holds all of it."
+        )
+    return f"Rounded weights hold {share:.0%} of what adapters changed. --dtype float32 holds all of it."
 
 
 def find_source(source: str) -> Source:
@@ -305,6 +335,11 @@ class Writer:
             base_name(loaded.source),
             loaded.context_length,
         )
+        self.held: torch.dtype = self.role.model.dtype
+        self.share: float | None = None
+        before = None if any(carriers(self.role.model)) else read_change(Path(loaded.source))
+        self.before = before.factors if before is not None else {}
+        """What was merged into the base's weights, where it is not beside them."""
 
     @torch.no_grad()
     def write(self, folder: Path, dtype: torch.dtype, shard_size: str) -> Json:
@@ -326,12 +361,21 @@ class Writer:
                 "transformers does not compute "
                 "this model as tether does, or its weights are not finite. Nothing was kept."
             )
-        return {"difference": difference, "same_ids": same, "constant": constant}
+        return {
+            "difference": difference,
+            "same_ids": same,
+            "constant": constant,
+            "share_kept": self.share,
+        }
 
     def _save(self, folder: Path, dtype: torch.dtype, shard_size: str) -> float:
         """Returns the constant that the scores lack."""
         head, stop_ids = self.role.head, self.encoder.stop_ids
+        own = None if self.adapter else self.role.adapter
+        factors = stacked(self.before, factors_of(self.role.model, own))
         causal = self.role.causal_model if self.adapter else merged(self.role)
+        rounded = self.held if self.adapter else dtype
+        self.share = share_kept(merged_weights(causal), factors, rounded)
         model = (
             causal if head is None else classifier(causal, head, each_token=self.kind == "process")
         )
@@ -371,6 +415,8 @@ class Writer:
         with quiet():
             if self.adapter:
                 base, head = self.role.model.unload(), self.role.head
+                if any(carriers(base)):  # a stranger's base is the folder, merged and rounded
+                    cast(cast(fold_in(base), self.held), torch.float32)
                 if head is not None:
                     base = classifier(
                         base,

@@ -16,6 +16,7 @@ from torch import nn
 from tether.core.errors import ModelError
 from tether.data.chat import ChatEncoder
 from tether.models.adapter_folders import order_settings
+from tether.models.carried import fold_in, settle
 from tether.models.heads import ScalarHead
 from tether.models.precision import cast
 from tether.models.pretrained import quiet
@@ -32,11 +33,8 @@ def merged(role: Role) -> Any:
     In float32 because a bfloat16 weight near 1 cannot take up a change below 0.004, and an
     adapter's are often smaller.
     """
-    cast(role.model, torch.float32)
-    if role.adapter is None:
-        return role.causal_model
     with quiet():
-        return role.model.merge_and_unload(adapter_names=[role.adapter])
+        return fold_in(settle(cast(role.model, torch.float32), role.adapter))
 
 
 def classifier(causal: Any, head: ScalarHead, *, each_token: bool = False) -> Any:

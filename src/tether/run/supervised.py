@@ -13,6 +13,7 @@ from pydantic import Field
 from tether.core.rundir import RunDirectory, write_json
 from tether.core.types import Comparison, Demonstration, Feedback, Json, StepLabels
 from tether.learner.ranks import here
+from tether.models.carried import MergedChange, factors_of, merged_weights, settle
 from tether.models.loading import LoadedModel, save_model, weights_digest
 from tether.models.quantized import dequantized
 from tether.models.speech import write_speech
@@ -136,21 +137,22 @@ def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) 
     """
     role = whole(dequantized(role), loaded, seed)
     if here().first:
-        merged = role.model.merge_and_unload() if role.adapter is not None else role.model
+        change = MergedChange(factors_of(role.model, role.adapter), role.model.dtype)
+        settled = settle(role.model, role.adapter)
         encoder, folder = encoder_of(loaded), run.path / "model"
-        save_model(merged, loaded.tokenizer, encoder.templates, folder, stop_ids=loaded.stop_ids)
-        write_speech(folder, encoder.describe(), str(role.model.dtype).removeprefix("torch."))
-        run.update_manifest(result={"digest": weights_digest(merged.state_dict())})
-        role = Role(merged)
+        how = {"stop_ids": loaded.stop_ids, "change": change}
+        save_model(settled, loaded.tokenizer, encoder.templates, folder, **how)
+        write_speech(folder, encoder.describe(), str(settled.dtype).removeprefix("torch."))
+        run.update_manifest(result={"digest": weights_digest(merged_weights(settled))})
+        role = Role(settled)
     return role
 
 
 def _loss_of_merged(stage: SFT, merged: Role, summary: Json, loaded: LoadedModel) -> Json:
-    """The held-out loss of the model that was saved, where its merged weights were rounded to less
-    than float32.
+    """The held-out loss of the model that was saved, where its weights have less than float32.
 
-    Rounding to nearest gives a weight back where an adapter changes it by less than half a step of
-    its dtype.
+    What layers carry beside their weights is not rounded away (models.carried). What they cannot
+    carry is merged, and a weight comes back where the change is less than half a step of its dtype.
     """
     before, after = summary["eval_loss_before"], summary["eval_loss"]
     adapted = stage.config.lora is not False if isinstance(stage.config, SFTSection) else False
@@ -164,6 +166,8 @@ def _loss_of_merged(stage: SFT, merged: Role, summary: Json, loaded: LoadedModel
             f"{str(merged.model.dtype)[6:]} "
             f"weights: the held-out loss is {before:.4f} before training, {after:.4f} after it, "
             f"and {loss:.4f} with the merged "
-            "model, from which later stages start. Set model.dtype = 'float32' or sft.lora = false"
+            "model, from which later stages start. Plain adapters on linear layers lose nothing: "
+            "set sft.lora.dora = false or name other sft.lora.targets, or set model.dtype = "
+            "'float32'"
         )
     return {"eval_loss_merged": loss}

@@ -1,0 +1,353 @@
+"""A trained change that layers carry beside their weights: y = W x + B A x.
+
+A bfloat16 weight takes up no change below half a unit in its last place. Of an adapter of a
+thousandth of the weights, a merge keeps half. So a model that is loaded in bfloat16, or in 4 bits,
+computes with the adapter beside the weights. The adapter is part of the base: it is frozen, and
+works under every role. Both products are added up in float32 and rounded once.
+
+On disk, a folder holds the merged weights, which any program can load, and in `merged_adapter` the
+adapter that was merged, in peft's format. Loading takes the adapter out of the weights again:
+W is (W + B A) rounded, less B A, rounded. At most some of a hundred weights miss W, by one unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from tether.core.errors import ModelError, one_line
+from tether.models.targets import takes_adapter
+
+MERGED_ADAPTER, ADAPTER_WEIGHTS = "merged_adapter", "adapter_model.safetensors"
+DOWN, UP = "carried_down", "carried_up"
+"""Buffers of a layer that carries a change."""
+Factors = Mapping[str, tuple[Tensor, Tensor]]
+"""By the name of a layer: A (rank, inputs) and B (outputs, rank) in float32, B with the scale."""
+
+
+@dataclass(frozen=True)
+class MergedChange:
+    """What was merged into weights.
+
+    `stored` is the type of the weights that it was merged into, as they lie on disk.
+    """
+
+    factors: Factors
+    stored: torch.dtype
+
+
+def carriers(model: Any) -> Iterator[tuple[str, Any]]:
+    """The layers that carry a change, by the names that they have without adapters."""
+    for name, module in _bare(model).named_modules():
+        if hasattr(module, DOWN):
+            yield name.replace(".base_layer", ""), module
+
+
+def change_of(layer: Any) -> Tensor | None:
+    """What a layer carries, in the shape of its weight, float32; None: nothing."""
+    return _product(layer, layer.carried_down, layer.carried_up) if hasattr(layer, DOWN) else None
+
+
+def factors_of(model: Any, adapter: str | None = None) -> Factors:
+    """What layers carry, and what an adapter of peft adds to that in layers that can carry it."""
+    held = {name: (layer.carried_down, layer.carried_up) for name, layer in carriers(model)}
+    own = {
+        name: (layer.lora_A[adapter].weight, _scaled(layer, adapter))
+        for name, layer in _adapted(model, adapter)
+        if _can_carry(model, name, layer, adapter)
+    }
+    return stacked(held, own)
+
+
+def stacked(first: Factors, second: Factors) -> Factors:
+    """The factors of the sum of two changes, as copies in float32: their ranks add up."""
+    both = {}
+    for name in {**first, **second}:
+        pairs = [factors[name] for factors in (first, second) if name in factors]
+        downs, ups = zip(*pairs, strict=True)
+        both[name] = (
+            torch.cat([down.detach().float() for down in downs]),
+            torch.cat([up.detach().float() for up in ups], 1),
+        )
+    return both
+
+
+def _scaled(layer: Any, adapter: str | None) -> Tensor:
+    return layer.lora_B[adapter].weight.float() * layer.scaling[adapter]
+
+
+def _adapted(model: Any, adapter: str | None) -> list[tuple[str, Any]]:
+    """The layers on which peft has put this adapter, by their names without it."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = _bare(model).named_modules()
+    there = ((name, layer) for name, layer in layers if isinstance(layer, LoraLayer))
+    return [pair for pair in there if adapter in pair[1].scaling]
+
+
+def carries_all(model: Any, adapter: str | None) -> bool:
+    """Whether every layer that an adapter stands on can carry what the adapter adds."""
+    return all(_can_carry(model, *pair, adapter) for pair in _adapted(model, adapter))
+
+
+def _can_carry(model: Any, name: str, layer: Any, adapter: str | None) -> bool:
+    """Whether an adapter's whole change is a product of two matrices that is added to what a layer
+    computes.
+
+    That is not so of DoRA. The weight of an output layer, and of those that `takes_adapter`
+    refuses, is read without a pass through the layer. Embeddings and convolutions are left out.
+    """
+    from peft.tuners.lora import Linear as LoraLinear
+
+    plain = isinstance(layer, LoraLinear) and adapter not in layer.lora_variant
+    if not plain or layer.lora_bias.get(str(adapter), False):
+        return False
+    base = layer.get_base_layer()
+    return layer is not _bare(model).get_output_embeddings() and takes_adapter(
+        _bare(model), name, base
+    )
+
+
+@torch.no_grad()
+def carry(model: Any, change: MergedChange) -> None:
+    """Take a change out of the weights that it was merged into, and let the layers carry it."""
+    for name, (down, up) in change.factors.items():
+        layer = _bare(model).get_submodule(name)
+        down, up = down.to(layer.weight.device), up.to(layer.weight.device)
+        rest = layer.weight.float() - _product(layer, down, up)
+        layer.weight.copy_(rest.to(change.stored))
+        _hold(layer, down.to(model.dtype), up.to(model.dtype))
+
+
+@torch.no_grad()
+def fold_in(model: Any) -> Any:
+    """Add to the weights what their layers carry, in the weights' own type. Returns the model."""
+    for _, layer in list(carriers(model)):
+        layer.weight.copy_(layer.weight.float() + change_of(layer))
+    return drop(model)
+
+
+def drop(model: Any) -> Any:
+    """Let go of what layers carry. Returns the model."""
+    for _, layer in list(carriers(model)):
+        del layer.forward, layer.carried_down, layer.carried_up
+    return model
+
+
+@torch.no_grad()
+def settle(model: Any, adapter: str | None) -> Any:
+    """The model without peft, as it will be when it has been saved and loaded: its layers carry the
+    adapter called `adapter`.
+
+    A change that no layer can carry is added to the weights in float32, and rounded once. To
+    float32 weights all of it is added. peft's wrapper is used up.
+    """
+    if adapter is None:
+        return model
+    dtype = model.dtype
+    scale_carried(model, adapter)
+    for name, layer in _adapted(model, adapter):
+        if dtype == torch.float32 or not _can_carry(model, name, layer, adapter):
+            layer.float()
+            layer.merge(adapter_names=[adapter])
+            layer.to(dtype)
+    if dtype == torch.float32:
+        return fold_in(model.unload())
+    factors = factors_of(model, adapter)
+    bare = model.unload()
+    for name, (down, up) in factors.items():
+        _hold(bare.get_submodule(name), down.to(dtype), up.to(dtype))
+    carry(fold_in(bare), MergedChange(factors, dtype))
+    return bare
+
+
+@torch.no_grad()
+def scale_carried(model: Any, adapter: str) -> None:
+    """Prepare for the merge of a DoRA adapter: what a layer carries is scaled as its outputs are.
+
+    DoRA multiplies each output by a learned length over the length that W + s B A has.
+    """
+    for _, layer in _adapted(model, adapter):
+        base = layer.get_base_layer()
+        if hasattr(base, DOWN) and layer.use_dora.get(adapter, False):
+            learned = layer.lora_magnitude_vector[adapter].weight.flatten().float()
+            factor = learned / lengths(layer, adapter)
+            base.carried_up.copy_(base.carried_up.float() * factor[:, None])
+
+
+def matrices(layer: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B of every adapter of a linear layer, a convolution or an embedding, by the adapters'
+    names.
+    """
+    linear = {name: (layer.lora_A[name].weight, layer.lora_B[name].weight) for name in layer.lora_A}
+    return linear | {
+        name: (layer.lora_embedding_A[name], layer.lora_embedding_B[name])
+        for name in layer.lora_embedding_A
+    }
+
+
+def lengths(layer: Any, adapter: str) -> Tensor:
+    """Each output's length in W + s B A, (outputs,) float32: the divisor of DoRA."""
+    from peft.utils.integrations import dequantize_module_weight
+    from transformers.pytorch_utils import Conv1D
+
+    base = layer.get_base_layer()
+    weight = dequantize_module_weight(base).float()
+    # outputs come first
+    weight = weight.T if isinstance(base, Conv1D | nn.Embedding) else weight.flatten(1)
+    down, up = (factor.float().flatten(1) for factor in matrices(layer)[adapter])
+    return (weight + layer.scaling[adapter] * up @ down).norm(dim=1)
+
+
+def hand_over(layer: Any, other: Any) -> None:
+    """Let `other`, which takes the place of a layer, carry what that carries."""
+    if hasattr(layer, DOWN):
+        _hold(other, layer.carried_down, layer.carried_up)
+
+
+def base_weights(model: Any) -> dict[str, Tensor]:
+    """A model's own weights by name, without what layers carry and without adapters."""
+    return {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in _bare(model).state_dict().items()
+        if not name.endswith((DOWN, UP)) and ".lora_" not in name
+    }
+
+
+@torch.no_grad()
+def merged_weights(model: Any) -> dict[str, Tensor]:
+    """The weights by name with what layers carry, rounded to the weights' own type."""
+    weights = base_weights(model)
+    for name, layer in carriers(model):
+        whole = layer.weight.float() + change_of(layer)
+        weights[f"{name}.weight"] = whole.to(layer.weight.dtype)
+    return weights
+
+
+@torch.no_grad()
+def share_kept(weights: Mapping[str, Tensor], factors: Factors, dtype: torch.dtype) -> float | None:
+    """The share of a merged change that weights still hold after they are rounded to `dtype`; None:
+    there is no change.
+
+    It is <D, round(W + D) - W> / <D, D>, the projection of what is left on the change D.
+
+    Args:
+        weights: merged, in float32, by name; those of GPT-2's layers are transposed.
+    """
+    left = whole = 0.0
+    for name, (down, up) in factors.items():
+        merged, change = weights[f"{name}.weight"], up.to("cpu") @ down.to("cpu")
+        change = change if change.shape == merged.shape else change.T
+        error = merged.to(dtype).float() - merged.float()
+        left += float((error.cpu().double() * change).sum())
+        whole += float(change.double().square().sum())
+    return 1.0 + left / whole if whole else None
+
+
+def write_change(folder: Path, change: MergedChange, base: str | None = None) -> None:
+    """Write a change into `folder` in peft's format, as one adapter whose scale is 1.
+
+    Args:
+        base: the name of the model that it stands on.
+    """
+    from peft import LoraConfig
+
+    factors = change.factors
+    ranks = {name: len(down) for name, (down, _) in factors.items()}
+    rank = max(ranks.values())
+    less = {name: own for name, own in ranks.items() if own != rank}
+    LoraConfig(
+        r=rank,
+        lora_alpha=rank,
+        rank_pattern=less,
+        alpha_pattern=dict(less),
+        target_modules=sorted(ranks),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        inference_mode=True,
+    ).save_pretrained(str(folder))
+    tensors = {
+        f"{PREFIX}{name}.lora_{half}.weight": tensor.contiguous().cpu()
+        for name, pair in factors.items()
+        for half, tensor in zip("AB", pair, strict=True)
+    }
+    metadata = {"format": "pt", "stored": str(change.stored).removeprefix("torch.")}
+    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata=metadata)
+
+
+def read_change(folder: Path) -> MergedChange | None:
+    """The change that was merged into the weights of a folder; None: the folder names none.
+
+    Raises:
+        ModelError: its file is damaged.
+    """
+    path = folder / MERGED_ADAPTER / ADAPTER_WEIGHTS
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            stored = getattr(torch, file.metadata()["stored"])
+            keys = list(file.keys())
+            names = sorted({key.removeprefix(PREFIX).rsplit(".lora_", 1)[0] for key in keys})
+            factors = {
+                name: (
+                    file.get_tensor(f"{PREFIX}{name}.lora_A.weight"),
+                    file.get_tensor(f"{PREFIX}{name}.lora_B.weight"),
+                )
+                for name in names
+            }
+    except Exception as error:
+        raise ModelError(
+            f"{path} cannot be used: {one_line(error)}. Restore it, or delete {path.parent}: then "
+            "the merged weights are taken as they are, rounded."
+        ) from error
+    return MergedChange(factors, stored)
+
+
+PREFIX = "base_model.model."
+"""Of a layer's name in peft's files."""
+
+
+def _bare(model: Any) -> Any:
+    """The transformers model, without peft's wrapper."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _product(layer: Any, down: Tensor, up: Tensor) -> Tensor:
+    """B A in the shape of a layer's weight, float32."""
+    from transformers.pytorch_utils import Conv1D
+
+    change = up.float() @ down.float()
+    return change.T if isinstance(layer, Conv1D) else change
+
+
+def _hold(layer: Any, down: Tensor, up: Tensor) -> None:
+    """Let a layer carry B A, in place of what it carries."""
+    layer.forward = MethodType(_forward, layer)
+    layer.register_buffer(DOWN, down.to(layer.weight.device))
+    layer.register_buffer(UP, up.to(layer.weight.device))
+
+
+def _forward(layer: Any, states: Tensor) -> Tensor:
+    """W x + B A x, rounded once: a bfloat16 W x, rounded before B A x is added, would take up as
+    little of that as W does of B A.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    added = linear(linear(states, layer.carried_down), layer.carried_up)
+    if states.dtype == torch.float32 or layer.weight.dtype != states.dtype:  # or held in 4 bits
+        return type(layer).forward(layer, states) + added
+    weight = layer.weight if isinstance(layer, Conv1D) else layer.weight.T
+    width, outputs = states.shape[-1], added.shape[-1]
+    whole = torch.addmm(added.reshape(-1, outputs), states.reshape(-1, width), weight)
+    whole = whole.view(added.shape)
+    return whole if layer.bias is None else whole + layer.bias
