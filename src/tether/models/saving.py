@@ -37,8 +37,8 @@ from tether.settings.model import TINY
 class RoleDescription(TypedDict):
     """role.json: how a role was trained, and what it stands on.
 
-    The file has no `quantize` where its base is held as it is, and a `base_seed` only where its
-    base is the random tiny model.
+    The file has no `quantize` where its base is held as it is, a `base_seed` only where its base is
+    the random tiny model, and no `base_rounded_digest` where an older tether wrote it.
     """
 
     quantize: str | None
@@ -47,6 +47,7 @@ class RoleDescription(TypedDict):
     adapter: str | None
     base: str
     base_digest: str
+    base_rounded_digest: str | None
     dtype: str
     encoding: Mapping[str, Any]
 
@@ -77,7 +78,12 @@ def save_role(
         )
     base = os.path.relpath(loaded.source, folder) if Path(loaded.source).is_dir() else loaded.source
     dtype = str(role.model.dtype).removeprefix("torch.")
-    stands_on = {"adapter": role.adapter, "base": base, "base_digest": loaded.digest}
+    stands_on = {
+        "adapter": role.adapter,
+        "base": base,
+        "base_digest": loaded.digest,
+        "base_rounded_digest": loaded.rounded_digest,
+    }
     if loaded.source == TINY:
         stands_on["base_seed"] = loaded.seed
     if is_quantized(role.causal_model):
@@ -165,12 +171,14 @@ def read_role(folder: Path) -> RoleDescription:
         raise MissingFileError(
             f"{folder} holds no trained role (no role.json). Has the stage that makes it finished?"
         )
-    values = read_versioned(
-        folder / "role.json", *(RoleDescription.__required_keys__ - {"quantize", "base_seed"})
-    )
-    role = cast(
-        RoleDescription, {"quantize": None, "base_seed": _seed_of(folder, values["base"]), **values}
-    )
+    left_out = {"quantize", "base_seed", "base_rounded_digest"}
+    values = read_versioned(folder / "role.json", *(RoleDescription.__required_keys__ - left_out))
+    usual = {
+        "quantize": None,
+        "base_seed": _seed_of(folder, values["base"]),
+        "base_rounded_digest": None,
+    }
+    role = cast(RoleDescription, {**usual, **values})
     encoding = {"template", "system_prompt", "stop_ids"} <= set(role["encoding"])
     if role["kind"] not in ROLE_KINDS or role["dtype"] not in ROLE_DTYPES or not encoding:
         what = f"kind {role['kind']!r}, dtype {role['dtype']!r} or encoding is unknown"
@@ -374,17 +382,41 @@ def load_head(folder: Path, device: torch.device, hidden: int | None = None) -> 
 RESTORE = "Restore the folder from a copy, or run the stage that made it again."
 
 
+OTHER_DTYPE = (
+    "{folder} was trained beside a base in {then}, and this one is held in {now}: what it computes "
+    "differs by rounding. Set model.dtype = '{then}' to have it as it was."
+)
+
+
+def _same_base(role: RoleDescription, loaded: LoadedModel) -> bool:
+    """Whether a role's base is this model, but for the rounding of its weights to bfloat16.
+
+    A role from before `base_rounded_digest` is known by its digest where that is of bfloat16.
+    """
+    rounded = role["base_rounded_digest"]
+    if rounded is None and role["dtype"] == "bfloat16":
+        rounded = role["base_digest"]
+    return role["base_digest"] == loaded.digest or rounded == loaded.rounded_digest
+
+
 def check_same_trunk(
     role: RoleDescription, loaded: LoadedModel, encoding: Mapping[str, Any], folder: Path
 ) -> None:
-    """A role's adapter works only on the very base it was trained on, and with its encoding."""
-    if role["base_digest"] != loaded.digest:
+    """A role's adapter works only on the very base it was trained on, and with its encoding.
+
+    The same base in another dtype is used, with a note: a run moves between a machine that computes
+    in float32 and one that has bfloat16.
+    """
+    if not _same_base(role, loaded):
         raise ModelError(
             f"{folder} was trained on another base (weights {role['base_digest']}, this trunk has "
             f"{loaded.digest}). "
             "Train it on this run's SFT model, or give each role a model of its own: roles = "
             "'separate'."
         )
+    if role["base_digest"] != loaded.digest:
+        now = str(loaded.model.dtype).removeprefix("torch.")
+        loaded.note(OTHER_DTYPE.format(folder=folder, then=role["dtype"], now=now))
     if role["quantize"] != loaded.config.quantize:
         raise ModelError(
             f"{folder} was trained with model.quantize = {role.get('quantize')!r}, and this trunk "

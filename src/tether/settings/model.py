@@ -51,7 +51,9 @@ class ModelConfig(Config):
     carries, or `tiny` for a small random model built in code.
     """
 
-    source: str = Field(description="a folder, a hub id, package:NAME==VERSION, or tiny")
+    source: str = Field(
+        description="a folder, a .gguf file, a hub id, package:NAME==VERSION, or tiny"
+    )
     fallback: str | None = Field(
         default=None, description="used when `source` is a hub id and no hub can be reached"
     )
@@ -111,12 +113,15 @@ class ModelConfig(Config):
 
         looks_local = self.source.startswith((".", "/", "~")) or Path(self.source).exists()
         folder = Path(self.source).expanduser()
-        if looks_local and not any(
-            (folder / name).is_file() for name in ("config.json", ADAPTER_FILE)
+        is_gguf = folder.suffix == ".gguf" and folder.is_file()
+        if (
+            looks_local
+            and not is_gguf
+            and not any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE))
         ):
             raise MissingFileError(
                 f"model folder {self.source!r} has no config.json. Give a transformers folder, a "
-                "hub id or `tiny`."
+                ".gguf file, a hub id or `tiny`."
             )
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise MissingFileError(
