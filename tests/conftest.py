@@ -33,6 +33,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+SLOW_SECONDS = 3600
+"""Longest time of a test that is marked slow and names no limit of its own."""
 NUM_THREADS = int(os.environ["OMP_NUM_THREADS"])
 
 
@@ -122,6 +124,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("slow") and not slow_wanted:
             item.add_marker(pytest.mark.skip(reason="slow: run it with `make test-slow`"))
             continue
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
         for marker in item.iter_markers():
             if reason := unmet(marker.name):
                 item.add_marker(pytest.mark.skip(reason=reason))

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.slow
 METHODS = ("REINFORCE", "RLOO", "GRPO", "Dr. GRPO", "GRPO, process rewards")
 
 

@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.slow
 FEW, MORE, MANY = "100", "500", "4000"
 
 

@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.slow
 WEAK, MIDDLE, STRONG = "ppo 0.01", "ppo 0.1", "ppo 1"
 
 

@@ -4,7 +4,7 @@ scores lie.
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.slow
 START, SUMS = "letters at the start, scores 3 higher", "sums, right or wrong"
 BASELINES = ("running mean", "leave-one-out", "learned value")
 

@@ -243,7 +243,6 @@ def test_a_run_beside_fuzz_has_the_results_of_one_without(servers):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor is shared by all")
 def test_a_run_beside_twenty_thousand_fuzzed_requests_has_the_results_of_one_without_and_never_waits_a_second(
     servers,
