@@ -84,7 +84,7 @@ class TimeLimit:
 
     @property
     def bounded(self) -> bool:
-        """Whether there is an end at all."""
+        """True if the time is limited."""
         return not math.isinf(self.seconds)
 
     def begin(self, done: int, total: int) -> None:
@@ -117,13 +117,13 @@ class TimeLimit:
         return True
 
     def over(self) -> bool:
-        """Whether the next step would end after the time: at least one is made."""
+        """True if the next step would end after the time. At least one step is made."""
         more = self.spent + (self.pace.step or 0.0) + self.reserve
         self.ended = self.bounded and 0 < self.done < self.total and more > self.seconds
         return self.ended
 
     def state(self) -> Json:
-        """What a checkpoint holds."""
+        """Values that a checkpoint holds of this limit."""
         return {
             "seconds": self.seconds if self.bounded else None,
             "minutes": self.minutes,
@@ -159,7 +159,7 @@ class TimeLimit:
 
 
 def is_short(values: Mapping[str, Any]) -> bool:
-    """Whether schedules were drawn over fewer steps than the settings have."""
+    """True if schedules were drawn over fewer steps than the settings have."""
     return values["drawn"] is not None and values["drawn"] < values["total"]
 
 

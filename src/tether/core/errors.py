@@ -101,8 +101,8 @@ def database_fault(error: BaseException) -> str | None:
 
 
 def require(package: str, what: str, extra: str) -> None:
-    """Whether a package that `what` needs, of one of tether's extras, is installed; it is not
-    loaded by this.
+    """Check that a package of one of tether's extras, which `what` needs, is installed. The check
+    does not load the package.
 
     Raises:
         ConfigError: it is not.

@@ -1,4 +1,4 @@
-"""What is said once a process."""
+"""Messages that are logged once a process."""
 
 from __future__ import annotations
 

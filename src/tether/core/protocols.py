@@ -53,7 +53,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What carries more than weights from one step to the next; checkpoints hold it."""
+    """State beyond weights that an object carries from one step to the next. Checkpoints hold it."""
 
     def state(self) -> Json: ...
     def load_state(self, values: Mapping[str, Any]) -> None: ...
@@ -231,7 +231,7 @@ class Tracker(Protocol):
         ...
 
     def alarm(self, alarm: Json) -> None:
-        """What a detector noticed, as a line of alarms.jsonl."""
+        """Record an alarm of a detector, as a line of alarms.jsonl."""
         ...
 
     def close(self, complete: bool) -> None:
@@ -283,7 +283,7 @@ class Announcer(Protocol):
     def __call__(self, phase: str) -> Callable[[int, int, Mapping[str, float]], None]: ...
 
     def price(self, lines: Sequence[str], expected: Mapping[str, Expected]) -> None:
-        """What the run will take: in sentences, and for each stage, by its name."""
+        """Announce what the run will take: in sentences, and for each stage, by its name."""
         ...
 
     def note(self, line: str) -> None:

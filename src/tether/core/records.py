@@ -1,5 +1,5 @@
-"""What a checkpoint notes of a run's records, so that a start that goes on from it notices when
-rows have gone since.
+"""Notes of a checkpoint on a run's records. A run that continues from the checkpoint detects by
+them which rows have gone since.
 """
 
 from __future__ import annotations

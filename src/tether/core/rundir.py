@@ -185,7 +185,9 @@ def in_sequence(rounds: Sequence[Sequence[Json]]) -> list[Json]:
 
 
 def stage_folder(root: Path, name: str) -> Path:
-    """Where a stage of a run lies; of a recipe that repeats, in the newest round that has it."""
+    """Folder of a run's stage. If the recipe repeats, the folder is in the newest round that has
+    the stage.
+    """
     places = (root, *sorted(root.glob(ROUNDS), reverse=True))
     return next((place / name for place in places if (place / name).is_dir()), root / name)
 

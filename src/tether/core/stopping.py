@@ -126,14 +126,14 @@ def begin_program() -> None:
 
 
 def ended_by(number: signal.Signals) -> Interrupted:
-    """What a signal ends a program with."""
+    """The exception with which a signal ends a program."""
     return Interrupted(
         f"{'terminated' if number == signal.SIGTERM else 'interrupted'}; {AGAIN}", number
     )
 
 
 class _SendAgain:
-    """Where a signal's exception came while nothing can be raised, the signal is sent once more, a
+    """Hook for a signal's exception that came where nothing can be raised: sends the signal again a
     moment later.
     """
 

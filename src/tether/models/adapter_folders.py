@@ -33,7 +33,7 @@ Load = Callable[[ModelConfig, torch.dtype], tuple[Any, Any, str]]
 
 
 def holds_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter of peft, alone or beside the weights that it belongs to."""
+    """True if a folder holds an adapter of peft, alone or beside the weights of its base."""
     return (folder / ADAPTER_FILE).is_file()
 
 

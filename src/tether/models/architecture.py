@@ -52,8 +52,10 @@ def check_architecture(source: str, model: Any) -> None:
 
 @torch.no_grad()
 def _logits(role: Role) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the model returns, centred, and what a role makes of its states: (time, vocab) each, in
-    the model's type.
+    """Logits of a random text, centred: those that the model returns, and those of the role's
+    states.
+
+    Both are (time, vocab), in the model's type.
     """
     ids = torch.randint(role.vocabulary, (1, 9), generator=torch.Generator().manual_seed(0)).to(
         role.device

@@ -36,7 +36,7 @@ Factors = Mapping[str, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class MergedChange:
-    """What was merged into weights.
+    """The change that was merged into weights.
 
     `stored` is the type of the weights that it was merged into, as they lie on disk.
     """
@@ -53,12 +53,15 @@ def carriers(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def change_of(layer: Any) -> Tensor | None:
-    """What a layer carries, in the shape of its weight, float32; None: nothing."""
+    """The change that a layer carries, in the shape of its weight, float32; None without one."""
     return _product(layer, layer.carried_down, layer.carried_up) if hasattr(layer, DOWN) else None
 
 
 def factors_of(model: Any, adapter: str | None = None) -> Factors:
-    """What layers carry, and what an adapter of peft adds to that in layers that can carry it."""
+    """Factors of the changes that layers carry, stacked with those of an adapter of peft.
+
+    The adapter's part covers only the layers that can carry it.
+    """
     held = {name: (layer.carried_down, layer.carried_up) for name, layer in carriers(model)}
     own = {
         name: (layer.lora_A[adapter].weight, _scaled(layer, adapter))
@@ -95,13 +98,13 @@ def _adapted(model: Any, adapter: str | None) -> list[tuple[str, Any]]:
 
 
 def carries_all(model: Any, adapter: str | None) -> bool:
-    """Whether every layer that an adapter stands on can carry what the adapter adds."""
+    """True if every layer with an adapter can carry the adapter's change."""
     return all(_can_carry(model, *pair, adapter) for pair in _adapted(model, adapter))
 
 
 def _can_carry(model: Any, name: str, layer: Any, adapter: str | None) -> bool:
-    """Whether an adapter's whole change is a product of two matrices that is added to what a layer
-    computes.
+    """True if a layer can carry an adapter: the whole change is a product of two matrices, added to
+    the layer's output.
 
     That is not so of DoRA. The weight of an output layer, and of those that `takes_adapter`
     refuses, is read without a pass through the layer. Embeddings and convolutions are left out.

@@ -33,7 +33,7 @@ FIRST = 4
 
 @dataclass(frozen=True)
 class Independence:
-    """What a model keeps apart.
+    """The parts of a batch that a model computes independently of each other.
 
     causal: no token sees a later one. rows: rows beside each other, padded on the right. packing:
     documents in one row whose positions restart. masks: whatever a mask says, so that answers share
@@ -131,9 +131,8 @@ class _Trial:
         )
 
     def rows(self, masks: bool) -> tuple[bool, bool]:
-        """Whether no token sees a later one, and whether rows beside each other are what they are
-        alone.
-        """
+        """Two results: no token sees a later one; rows beside each other get the states that each
+        gets alone."""
         first, second = self._beside(self.long, 0, masks), self._beside(self.other, 1, masks)
         if self._unmoved(first[:6], second[:6]):
             return True, self._agrees(first, self.alone_short)
@@ -160,8 +159,9 @@ class _Trial:
 
 
 def agrees(states: Tensor, expected: Tensor) -> bool:
-    """Whether states are the expected ones to rounding; in few bits a router of experts may send a
-    token elsewhere.
+    """True if states equal the expected ones up to rounding.
+
+    In few bits a router of experts may send a token elsewhere, so the median decides there.
     """
     difference, exact = relative_difference(states, expected), expected.dtype in EQUAL
     return bool(

@@ -76,7 +76,7 @@ class LoadedModel:
         return {**summary, "notes": self.notes} if self.notes else summary
 
     def manifest(self) -> dict[str, object]:
-        """What a run's manifest says of it."""
+        """Entries of a run's manifest on the model and its machine."""
         device, dtype = self.model.device, str(self.model.dtype).removeprefix("torch.")
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         model = {"source": self.source, "digest": self.digest, "dtype": dtype, "device": name}
@@ -173,9 +173,8 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
 
 
 def _check_template(source: str, tokenizer: Any, template: str | None) -> None:
-    """Whether a chat template can be read at all; what it makes of a conversation is seen when
-    there is one.
-    """
+    """Check that a chat template can be parsed. Its rendering is checked with the first
+    conversation."""
     from jinja2 import TemplateSyntaxError
 
     if template is None and not tokenizer.chat_template:
@@ -245,7 +244,7 @@ def pick_dtype(dtype: str, device: str = "auto") -> torch.dtype:
 
 
 def multiplies_bfloat16_fast(cpuinfo: str) -> bool:
-    """Whether a processor multiplies bfloat16 faster than float32: one with a matrix unit, or AMD's
+    """True if a processor multiplies bfloat16 faster than float32: one with a matrix unit, or AMD's
     with AVX-512.
 
     Trap: Intel's AVX-512 products of bfloat16 take about twice the time of those of float32; the

@@ -53,7 +53,7 @@ def as_members(roles: Sequence[Role]) -> list[Member]:
 
 
 def _depth_below(role: Role, adapters: set[str | None]) -> int:
-    """How many of the lowest layers carry none of these adapters."""
+    """Number of the lowest layers that carry none of these adapters."""
     if setting(role.config, "num_kv_shared_layers"):
         return 0
     place = {

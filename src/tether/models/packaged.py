@@ -51,9 +51,8 @@ PACKAGES = {
 
 
 def cache_folder() -> Path:
-    """Where fetched and converted models are kept: $TETHER_CACHE, or tether's folder in the user's
-    cache.
-    """
+    """The folder of fetched and converted models: $TETHER_CACHE, or tether's folder in the user's
+    cache."""
     explicit = os.environ.get("TETHER_CACHE")
     base = (
         Path(explicit)

@@ -1,5 +1,6 @@
-"""What lies in a folder, on the hub or in a package: refused where the library would make something
-up, or run it.
+"""Checks of a model in a folder, on the hub or in a package before the library loads it.
+
+A model is refused if the library would invent a part of it or run its code.
 """
 
 from __future__ import annotations
@@ -109,9 +110,8 @@ def _dequantise(weights: Path, folder: Path) -> None:
 
 
 def hub_reachable(timeout: float = 2.0) -> bool:
-    """Whether the hub answers a connection within `timeout` seconds; name look-up included, offline
-    mode respected.
-    """
+    """True if the hub answers a connection within `timeout` seconds, name look-up included. False
+    in offline mode."""
     if any(
         os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -251,7 +251,7 @@ def tokenizer_of(source: str) -> Any:
 
 
 def same_tokens(first: Any, second: Any) -> bool:
-    """Whether two tokenizers give the same ids to the same texts."""
+    """True if two tokenizers give the same ids to the same texts."""
     sample = 'Two  words, 3.5 and\n\n人: "é" — done.'
     return (
         first.get_vocab() == second.get_vocab()
@@ -260,7 +260,8 @@ def same_tokens(first: Any, second: Any) -> bool:
 
 
 def _check_folder(folder: Path) -> None:
-    """What the library says less clearly of a local folder, or only after loading most of it."""
+    """Refuse faults of a local folder that the library reports less clearly, or only after loading
+    most of the folder."""
     if not folder.is_dir():
         return
     index, values = folder / "model.safetensors.index.json", {}
@@ -319,8 +320,8 @@ GIVE_CAUSAL = "Give a causal language model"
 
 
 def _check_kind(kind: str, values: Mapping[str, Any], config: ModelConfig) -> None:
-    """Whether transformers knows the architecture in config.json, and the weights were saved as
-    `kind`.
+    """Check that transformers knows the architecture in config.json, and that the weights were
+    saved as `kind`.
 
     A trunk loads under any head: its weights are what they were saved as.
     """

@@ -67,7 +67,7 @@ def quantize(model: Any, device: torch.device) -> Any:
 
 
 def is_quantized(model: Any) -> bool:
-    """Whether `quantize` was here."""
+    """True if `quantize` has changed this model."""
     return bool(setting(model, "is_loaded_in_4bit"))
 
 

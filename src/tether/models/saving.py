@@ -152,7 +152,7 @@ def read_versioned(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def is_role(folder: Path) -> bool:
-    """Whether a folder holds a trained role."""
+    """True if a folder holds a trained role."""
     return (folder / "role.json").is_file()
 
 
@@ -248,8 +248,8 @@ def save_ensemble(
 
 
 def member_folders(folder: Path) -> list[Path]:
-    """Where the roles are that `folder` stands for: itself, or the members of the ensemble, or the
-    objectives, that it names.
+    """Folders of the roles in `folder`: itself, or the members of the ensemble, or the objectives,
+    that its file names.
 
     Raises:
         ModelError: a member is not the one that the ensemble was made of.
@@ -389,9 +389,9 @@ OTHER_DTYPE = (
 
 
 def _same_base(role: RoleDescription, loaded: LoadedModel) -> bool:
-    """Whether a role's base is this model, but for the rounding of its weights to bfloat16.
+    """True if a role's base is this model, up to the rounding of its weights to bfloat16.
 
-    A role from before `base_rounded_digest` is known by its digest where that is of bfloat16.
+    An older role has no `base_rounded_digest`. Its digest is compared if that is of bfloat16.
     """
     rounded = role["base_rounded_digest"]
     if rounded is None and role["dtype"] == "bfloat16":

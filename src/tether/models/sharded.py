@@ -55,7 +55,7 @@ def local(tensor: Any) -> Tensor:
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Whether other processes hold parts of a tensor."""
+    """True if other processes hold parts of a tensor."""
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)

@@ -1,8 +1,8 @@
-"""How a trained model speaks, kept in its folder: which tokens end a turn, its system message, and
-the type it was trained in.
+"""Chat settings of a trained model, kept in its folder: the tokens that end a turn, its system
+message, and the type of its training.
 
-What transformers has a place for stands where other programs look for it. The rest is in
-`tether_encoding.json`. tether reads that when it loads the folder.
+Settings that transformers has a place for are stored in that place, for other programs. The rest is
+in `tether_encoding.json`, which tether reads when it loads the folder.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def write_speech(folder: Path, encoding: Mapping[str, Any], dtype: str) -> None:
 
 
 def read_speech(folder: str | Path) -> Speech | None:
-    """What `write_speech` wrote there; None: nothing.
+    """Settings that `write_speech` wrote in a folder; None without its file.
 
     Raises:
         ModelError: it is of a newer tether, or another program's.

@@ -143,14 +143,14 @@ def _check(model: Any, targets: Sequence[str], last_layers: int | None, scores: 
 
 
 def _is_linear(layer: nn.Module) -> bool:
-    """Whether a layer is a matrix product, stored either way (GPT-2 has the transpose)."""
+    """True if a layer is a matrix product, stored either way (GPT-2 has the transpose)."""
     from transformers.pytorch_utils import Conv1D
 
     return isinstance(layer, nn.Linear | Conv1D)
 
 
 def takes_adapter(model: Any, name: str, layer: Any) -> bool:
-    """Whether peft can put an adapter on a layer, and the model passes its states through the
+    """True if peft can put an adapter on a layer, and the model passes its states through the
     layer.
 
     A router that is a linear layer by its class gives more than a product. Kernels of state spaces

@@ -57,7 +57,8 @@ def setting(config: Any, name: str) -> Any:
 
 
 def context_length(config: Any) -> int:
-    """How many tokens a decoder has positions for; 2**31 where its configuration names no number.
+    """Number of tokens that a decoder has positions for; 2**31 if its configuration names no
+    number.
 
     Stretched rotary positions reach further than those that the model was first trained on.
     Longrope and Llama 3 name the stretched number already.
@@ -72,14 +73,14 @@ def context_length(config: Any) -> int:
 
 
 def has_adapters(layer: nn.Module) -> bool:
-    """Whether peft has put adapters on this layer."""
+    """True if peft has put adapters on this layer."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return isinstance(layer, BaseTunerLayer)
 
 
 def layer_windows(config: Any) -> list[int | None]:
-    """How many of the last places each layer of a decoder attends to; None: all of them."""
+    """Number of the last places that each layer of a decoder attends to; None means all of them."""
     window = setting(config, "sliding_window")
     kinds = setting(config, "layer_types") or ["full_attention"] * config.num_hidden_layers
     everywhere = None if hasattr(config, "layer_types") else window
@@ -118,7 +119,7 @@ class Role:
 
     @property
     def decoder(self) -> nn.Module:
-        """What makes states of token ids."""
+        """The module that turns token ids into states."""
         decoder = self.causal_model.get_decoder()
         # or it is a layer that is called so
         own = decoder is not self.causal_model and hasattr(decoder, "config")
@@ -130,12 +131,12 @@ class Role:
 
     @cached_property
     def takes_positions(self) -> bool:
-        """Whether positions can be given from outside; models with ALiBi count them themselves."""
+        """True if the caller can pass positions. Models with ALiBi count them themselves."""
         return "position_ids" in inspect.signature(type(self.decoder).forward).parameters
 
     @cached_property
     def context_length(self) -> int:
-        """How many tokens the model has positions for."""
+        """Number of tokens that the model has positions for."""
         return context_length(self.config)
 
     @property
@@ -155,8 +156,9 @@ class Role:
 
     @property
     def independence(self) -> Independence:
-        """What this model keeps apart in one pass, seen on the bare model itself, once a
-        configuration.
+        """The parts of a batch that this model computes independently in one pass.
+
+        Measured on the bare model itself, once a configuration.
         """
         parameter = next(self.model.parameters())
         key = (
@@ -192,13 +194,12 @@ class Role:
 
     @property
     def reads_masks(self) -> bool:
-        """Whether a batch may say what attends to what."""
+        """True if a batch's mask may decide which token attends to which."""
         return self.independence.masks
 
     def document_tokens(self, budget: int) -> int:
-        """How long a document of several answers to one prompt may become: masks and eager scores
-        grow with its square.
-        """
+        """Largest length in tokens of a document of several answers to one prompt. Masks and eager
+        scores grow with its square."""
         return min(budget, DOCUMENT_TOKENS) if self.reads_masks else 0
 
     def activate(self) -> None:
@@ -215,9 +216,8 @@ class Role:
             layer._active_adapter = names
 
     def parameters(self) -> list[nn.Parameter]:
-        """What training this role would change: its adapter, or the whole model if it has none, and
-        its head.
-        """
+        """Parameters that training this role would change: its adapter, or the whole model if it
+        has none, and its head."""
         marked = [
             p
             for name, p in self.model.named_parameters()
@@ -240,9 +240,8 @@ class Role:
 
     @property
     def common_depth(self) -> int:
-        """How many of the lowest layers carry no adapter, and so compute the same for every role on
-        this model.
-        """
+        """Number of the lowest layers that carry no adapter. They compute the same for every role
+        on this model."""
         # a layer that is left half-way would leave the others waiting
         cut = setting(self.causal_model, "sharded")
         if (
@@ -257,8 +256,8 @@ class Role:
 
     @torch.no_grad()
     def common(self, batch: TokenBatch) -> Tensor | None:
-        """What the common layers make of a batch, (rows, time, dim): computed once, good for every
-        role until they change.
+        """States of a batch after the common layers, (rows, time, dim): computed once, valid for
+        every role until these layers change.
 
         None where there are none, or where dropout makes them differ from pass to pass.
         """
@@ -370,8 +369,9 @@ class Role:
         )
 
     def logits(self, hidden: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """What the model would return for these hidden states: (..., dim) -> (..., tokens). `head`:
-        another copy of its own.
+        """Logits that the model would return for these hidden states: (..., dim) -> (..., tokens).
+
+        `head` is a copy of the model's output layer to use in its place.
         """
         logits = (head or self.causal_model.get_output_embeddings())(hidden)
         logits = logits[..., : self.num_tokens]
@@ -385,10 +385,10 @@ class Role:
 
     @cached_property
     def num_tokens(self) -> int:
-        """How many of the output layer's first rows stand for tokens of the tokenizer; the rest
-        fills its size up.
+        """Number of the output layer's first rows that are tokens of the tokenizer. The other rows
+        are padding.
 
-        What fills up is never sampled, and has no probability where a text is scored.
+        Padding rows are never sampled, and get no probability when a text is scored.
         """
         return setting(self.causal_model, "num_tokens") or len(
             self.causal_model.get_output_embeddings().weight

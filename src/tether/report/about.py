@@ -1,5 +1,5 @@
-"""What a page says of a run before any result: its method, model, data, machine; and who its gold
-is.
+"""Facts of a page before any result: a run's method, model, data, machine, and the source of its
+gold scores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VERSIONS = ("tether", "Python", "torch", "transformers", "peft")
 
 
 def anchor(name: str) -> str:
-    """Where a stage stands on the page."""
+    """The anchor of a stage on the page."""
     return "stage-" + re.sub(r"[^\w-]", "-", name)
 
 
@@ -55,7 +55,7 @@ def title(journey: Journey) -> str:
 
 
 def _servers(stage: SubRun) -> Iterator[str]:
-    """Who waited for whom, where engine servers sampled."""
+    """Shares of time for which engine servers worked and the learner waited, in a sentence."""
     shares = [
         [value for _, value in present(stage.metrics, f"engine/{name}")]
         for name in ("busy", "wait")
@@ -173,8 +173,9 @@ def judge_of(journey: Journey) -> tuple[str, str]:
 
 
 def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Who gold is, in sentences, and what the parts of these names measure; a user's own judge
-    explains its parts itself.
+    """Sentences on the source of gold scores, and the meaning of the parts of these names.
+
+    A user's own judge explains its parts itself.
     """
     if not (
         any(policy.judged_by_gold for policy in journey.policies)

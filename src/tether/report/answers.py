@@ -16,8 +16,9 @@ SAYS = SENTENCES["answers"]
 def answer_groups(
     rows: Sequence[Row], count: int = SHOWN
 ) -> tuple[str, list[tuple[str, Sequence[Row]]]]:
-    """How the answers were chosen, in one sentence; and by title a third each of best, median and
-    worst changes of gold.
+    """The way in which the answers were chosen, in one sentence, and groups of answers by title.
+
+    Groups are a third each of best, median and worst changes of gold.
     """
     usable = [row for row in rows if "before" in row and "after" in row]
     changes = [(change, row) for row in usable if (change := gold_change(row)) is not None]

@@ -62,7 +62,7 @@ def _judge(journey: Journey, policy: SubRun) -> str:
 
 
 def _measured(policy: SubRun) -> Iterator[str]:
-    """What was measured, with its 95% interval."""
+    """Measured results, with their 95% intervals."""
     if rate := policy.estimate("gold_win_rate"):
         count = f"{rate.count:,} comparisons" if rate.count else "comparisons"
         of = SAYS["interval"].format(interval=bounds) if (bounds := interval(rate, percent)) else ""
@@ -80,7 +80,7 @@ def _measured(policy: SubRun) -> Iterator[str]:
 
 
 def _controlled(policy: SubRun, how: str) -> Iterator[str]:
-    """What decoding alone gives, or how to have the answers judged."""
+    """The gain over decoding alone, or the way to have the answers judged."""
     over = mapping(control_of(policy.summary).get("over_best_decoding"))
     rate, gain = bracketed(over.get("win_rate"), percent), estimate(over)
     if rate and gain:

@@ -257,7 +257,7 @@ def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Plot]:
 
 
 def timeline_figures(arm: SubRun) -> list[Plot]:
-    """When the learner and each engine server worked, in the step that took the median time."""
+    """Timelines of the learner and of each engine server, in the step that took the median time."""
     work = {row.get("step"): mapping(row.get("servers")) for row in arm.work}
     steps = [
         (seconds, row)

@@ -207,7 +207,7 @@ def _noise(changes: Mapping[str, Sequence[float]]) -> float | None:
 
 
 def control_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a policy's summary says of decoding, judged by gold, a test model or a checked reward;
+    """Part of a policy's summary on decoding, judged by gold, a test model or a checked reward;
     empty without a control.
     """
     if "over_best_decoding" in summary:
@@ -228,8 +228,8 @@ def at_temperature(temperature: Any) -> str:
 
 
 def control_sentences(control: Mapping[str, Any]) -> list[str]:
-    """How the policy at its best decoding stands to the model before at its own, and to its best of
-    n answers.
+    """Sentences that compare the policy at its best decoding with the model before at its own, and
+    with its best of n answers.
     """
     over, says = mapping(control.get("over_best_decoding")), SENTENCES["decoding"]
     gain, rate = estimate(over), bracketed(over.get("win_rate"), percent)
@@ -501,9 +501,7 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
 
 
 def _rounds(stage: SubRun) -> Iterator[str]:
-    """How many rounds there were, on how many pairs, and the scores of what was sampled at the
-    start of each.
-    """
+    """Number of rounds, number of pairs, and the scores of the samples at the start of each round."""
     if not stage.rounds:
         return
     pairs = sum(int(finite(one.get("num_pairs")) or 0) for one in stage.rounds)
@@ -535,7 +533,7 @@ def _losses(stage: SubRun, name: str) -> list[str]:
 
 
 def loop_conclusion(loop: LoopRun) -> Conclusion:
-    """What the last round's policy gained by gold, and the rounds that lost."""
+    """The gain in gold of the last round's policy, and the rounds that lost."""
     last, count, says = loop.rounds[-1], len(loop.rounds), SENTENCES["loop"]
     title = f"{plural(count, 'round')}, {last['labels_so_far']} labels"
     gain, control = estimate(last["gold_gain"]), control_of(last)

@@ -37,13 +37,13 @@ BOOKKEEPING = {
 
 
 def has_interval(value: Estimate) -> bool:
-    """Whether both bounds are known."""
+    """True if both bounds are known."""
     return math.isfinite(value.low) and math.isfinite(value.high)
 
 
 def too_few(value: Estimate) -> bool:
-    """Whether it has no interval because too little was observed, and not because none was
-    recorded.
+    """True if an estimate has no interval because of too few observations, rather than because none
+    was recorded.
     """
     return not has_interval(value) and value.reason.startswith(TOO_FEW)
 
@@ -77,7 +77,7 @@ def percent(value: float) -> str:
 
 
 def few(value: Estimate, show: Show) -> bool:
-    """Whether it is a share of fewer than FEW, which is no percentage."""
+    """True for a share of fewer than FEW, which is shown as a count in place of a percentage."""
     return show is percent and 0 < value.count < FEW
 
 

@@ -140,7 +140,7 @@ class Learned(NamedTuple):
 
 
 def _supervised(journey: Journey) -> Iterator[Learned]:
-    """What learned from rows, what came last first."""
+    """Stages that learned from rows, the last one first."""
     reward, pairs = journey.stage("reward"), journey.stage("pairs")
     for stage in reversed(
         [stage for stage in journey.stages if stage.kind in (*SUPERVISED, "pairs")]

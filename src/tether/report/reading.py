@@ -81,15 +81,15 @@ class SubRun:
 
     @property
     def judged_by_gold(self) -> bool:
-        """Whether a judge that training does not see scored answers of this policy."""
+        """True if a judge that training does not see scored answers of this policy."""
         return any(key.startswith("gold") for key in self.summary) or any(
             "gold/score" in row for row in self.metrics
         )
 
     @property
     def kind(self) -> str:
-        """What the stage makes (`core.stages.Makes`), or an empty string: by its section, its
-        metrics or its name.
+        """The kind of result that the stage makes (`core.stages.Makes`), or an empty string: by its
+        section, its metrics or its name.
         """
         if self.section and (self.metrics or self.summary):
             return KINDS[self.section]
@@ -125,8 +125,10 @@ class Journey:
 
     @property
     def own_reward(self) -> bool:
-        """Whether the policies maximise a reward of the user's, and no gold stands beside it that
-        would make it a proxy.
+        """True if the policies maximise a reward of the user's own, and none of them is judged by
+        gold.
+
+        Beside gold, such a reward would be a proxy.
         """
         own = bool(self.arms) and all(
             arm.settings.get("reward_source") in ("function", "verifiable") for arm in self.arms
@@ -135,7 +137,7 @@ class Journey:
 
     @property
     def asked_for_gold(self) -> bool:
-        """Whether the recipe names a judge of answers."""
+        """True if the recipe names a judge of answers."""
         judges = [mapping(arm.settings.get("evaluate")).get("judge") for arm in self.arms]
         return bool(self.recipe.get("evaluate")) or any(isinstance(judge, dict) for judge in judges)
 
@@ -219,7 +221,7 @@ def read_journey(run: Path) -> Journey:
 
 
 def _further_down(run: Path) -> str:
-    """What to give instead of a folder in which nothing is: the runs that lie in it."""
+    """Advice for a folder without a run: the runs inside it, if there are any."""
     inside = sorted(
         {
             str(path.parent)

@@ -99,7 +99,7 @@ class AheadEngine:
         ordinals: Sequence[int] | None = None,
         **how: Any,
     ) -> list[RolloutGroup]:
-        """What was ordered for these places; anything else is drawn now."""
+        """Groups that were ordered for these places. Other places are sampled now."""
         for places, collect in self.orders.values():
             if ordinals is not None and list(places) == list(ordinals):
                 return collect()

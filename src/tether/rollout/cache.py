@@ -87,8 +87,7 @@ class SlotLayer(DynamicLayer):
 
 
 class SlotCache(DynamicCache):
-    """What a transformers model writes to while rows that began at different times are decoded
-    together.
+    """Cache with which a transformers model decodes rows together that began at different times.
 
     Every row begins at place 0 of its slot: there is no padding inside, and what stands beyond a
     row's length is masked. Before a decoding pass its caller sets `lengths` (rows,), how many
@@ -186,7 +185,8 @@ def attend_to_slots(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """What cpu.kernels.decode computes, in torch's operations on any device.
+    """Attention of one new token a row to its slot: cpu.kernels.decode in torch's operations, on
+    any device.
 
     Args:
         width: places of the longest row, its new token included.
@@ -243,8 +243,8 @@ def allowance(device: torch.device) -> Allowance:
 
 
 def rows_that_fit(model: Any, capacity: int, wanted: int, allowed: Allowance) -> int:
-    """How many of the `wanted` rows of `capacity` places are decoded at once; fewer than wanted are
-    named in the log.
+    """Number of the `wanted` rows of `capacity` places that are decoded at once. A number below
+    `wanted` is logged.
     """
     row_bytes = cache_bytes(model.config, 1, capacity, next(model.parameters()).element_size())
     rows, there = (max(1, min(wanted, memory // row_bytes)) for memory in allowed)

@@ -1,5 +1,5 @@
-"""How the local engine walks a policy: any transformers decoder as a tree of modules, those of
-Llama's kind in cpu.llama.
+"""Decoders of the local engine: any transformers decoder as a tree of modules, those of Llama's
+kind in cpu.llama.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from tether.rollout.cache import ATTENTION, SlotCache
 
 
 class Decoder(Protocol):
-    """What the engine asks of a policy: states of whole prompts, and of one more token a row."""
+    """Interface of a policy's decoder to the engine: states of whole prompts, and of one more token
+    a row.
+    """
 
     in_place: bool
 

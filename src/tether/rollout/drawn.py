@@ -1,6 +1,4 @@
-"""What every engine does around the drawing of tokens: prompts to ids before, ids to rollouts
-after.
-"""
+"""Steps of every engine before and after it draws tokens: prompts to ids, and ids to rollouts."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ class Draws(NamedTuple):
 
 
 def has_stop_string(encoder: ChatEncoder, sampling: Sampling, response: Sequence[int]) -> bool:
-    """Whether the end of the response's ids reads as one of the strings that end a response."""
+    """True if the end of the response's ids decodes to one of the strings that end a response."""
     stops = sampling.stop_strings
     if not stops:
         return False

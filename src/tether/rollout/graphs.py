@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def graphs_run_on(device: torch.device) -> bool:
-    """Whether this PyTorch can record graphs of a device; `TETHER_GRAPHS=0` turns them off."""
+    """True if this PyTorch can record graphs of a device; `TETHER_GRAPHS=0` turns them off."""
     built = torch.version.cuda is not None and torch.cuda.is_available()
     return device.type == "cuda" and built and os.environ.get("TETHER_GRAPHS") != "0"
 

@@ -369,7 +369,7 @@ class _Decoding:
 
 
 def _common_prefix(prompts: Sequence[Ids]) -> Ids:
-    """What several prompts begin with, short of the last token of the shortest."""
+    """Common beginning of several prompts, short of the last token of the shortest."""
     if len(prompts) < 2:
         return ()
     first, last = min(prompts), max(prompts)  # in the order of the alphabet these two differ first

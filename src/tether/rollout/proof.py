@@ -42,8 +42,8 @@ device.
 
 @torch.no_grad()
 def step_decoder(role: Role, decoder: Decoder) -> StepDecoder | None:
-    """What draws in the place of slots; None where `decoder` and its slots are right for this
-    model.
+    """The decoder that draws in the place of slots; None if `decoder` and its slots are right for
+    this model.
 
     Raises:
         ModelError: no way gives the states that training computes.

@@ -235,7 +235,7 @@ class ServedEngine:
             self._post(name, step, body)
 
     def _called(self, name: str, version: str) -> str:
-        """What a server calls these weights."""
+        """Name of these weights at a server."""
         return self.bases[name] if self.replaces else version
 
     def _compare(self, name: str, version: str) -> None:
@@ -279,7 +279,7 @@ class ServedEngine:
         return answer.json() if path == GENERATE else {}
 
     def _of_able(self, path: str, exchange: Callable[[], Any]) -> Any:
-        """What a server answers; RefusedError if it has nothing at this path."""
+        """A server's answer; RefusedError if it has nothing at this path."""
         try:
             return exchange()
         except httpx2.HTTPStatusError as error:

@@ -145,7 +145,7 @@ class EngineServer(JsonServer):
             one.back.put(result)
 
     def _with_engine(self, model: str, work: Callable[[LocalEngine], T]) -> T | tuple[int, str]:
-        """What is made with the engine of a name, or a status and a reason."""
+        """Result of `work` with the engine of a name, or a status and a reason."""
         engine = self.engines.get(model)
         return (
             (404, f"no adapter is called {model!r}")
@@ -246,8 +246,10 @@ class EngineServer(JsonServer):
 
 
 def _outcome(work: Callable[[], T]) -> T | tuple[int, str]:
-    """What it gives, or a status and a reason: 400 for what would fail elsewhere, too. The thread
-    that works lives on.
+    """Result of `work`, or a status and a reason: 400 for errors that would occur on another
+    server, too.
+
+    The thread that works survives every error.
     """
     try:
         return work()

@@ -1,6 +1,4 @@
-"""What goes over the wire between the engine of servers and a server: vLLM's endpoints, a request
-and its answer.
-"""
+"""Messages between the engine of servers and a server: vLLM's endpoints, a request and its answer."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Nothing(WeightTransferInitInfo):
 
 @dataclass
 class Folder(WeightTransferUpdateInfo):
-    """Where the weights lie, and the SHA-256 of each file by its name."""
+    """The folder of the weights, and the SHA-256 of each file by its name."""
 
     folder: str
     digests: dict[str, str]
@@ -92,7 +92,7 @@ def _sha256(path: Path) -> str:
 
 
 class Registered:
-    """What vLLM adds to its worker: nothing; importing it is what counts."""
+    """Empty extension of vLLM's worker. The import of this module registers the weight transfer."""
 
 
 WeightTransferEngineFactory.register_engine("folder", FolderEngine)
