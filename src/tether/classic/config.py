@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from tether.core.errors import ConfigError
 from tether.core.types import Json
 from tether.run.trackers import TrackerNames
+from tether.settings.budget import Budget
 from tether.settings.config import Config
 from tether.settings.learner import OptimizerConfig
 from tether.settings.messages import explain
@@ -72,6 +73,7 @@ class PPOConfig(ClassicConfig):
     )
     log_with: Trackers = ()
     model_name: str | None = Field(default=None, description="for the reader's own use")
+    budget: Budget = Field(default=None, description="minutes, after which `dataloader` ends")
 
     def faults(self) -> Iterator[str]:
         if not self.adap_kl_ctrl:
@@ -148,6 +150,9 @@ class TrainingConfig(ClassicConfig):
     save_steps: int = Field(default=500, ge=1)
     logging_steps: int = Field(default=500, ge=1)
     report_to: Trackers = ()
+    budget: Budget = Field(
+        default=None, description="minutes, after which `train` ends, at a whole update"
+    )
     remove_unused_columns: bool = Field(
         default=True, description="no column is removed, and none but the named ones is read"
     )

@@ -22,6 +22,7 @@ from tether.classic.models import (
     create_reference_model,
     on_device,
 )
+from tether.classic.time import AnnouncedLimit, TimedLoader
 from tether.core.errors import ConfigError, DataError, ModelError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Json, Prompt, Rollout, Sampling, Score, StopReason, user
@@ -121,6 +122,7 @@ class PPOTrainer:
         self.stage = self._stage()
         self.temperature, self.prompts_returned = 1.0, False
         self.watch, self.unlogged = Watch(), Unlogged({}, [])
+        self.clock = AnnouncedLimit("ppo", config.budget)
 
     def _reference(self, ref_model: Any) -> Any:
         if ref_model is None:
@@ -162,7 +164,7 @@ class PPOTrainer:
 
     @property
     def dataloader(self) -> DataLoader[Any]:
-        """Shuffled batches of the dataset, the last incomplete one dropped.
+        """Shuffled batches of the dataset, the last incomplete one dropped; none after the budget.
 
         Raises:
             DataError: there is no dataset, or less than a batch.
@@ -174,7 +176,7 @@ class PPOTrainer:
                 "a dataset of them"
             )
         order = torch.Generator().manual_seed(self.config.seed + self.current_step)
-        return DataLoader(
+        loader = TimedLoader(
             self.dataset,
             size,
             shuffle=True,
@@ -182,6 +184,8 @@ class PPOTrainer:
             collate_fn=self.data_collator,
             generator=order,
         )
+        loader.clock = self.clock
+        return loader
 
     def generate(
         self,

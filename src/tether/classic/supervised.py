@@ -18,6 +18,8 @@ from transformers.trainer_utils import TrainOutput
 from tether.classic.config import RewardConfig, Row, SFTConfig, TrainingConfig
 from tether.classic.log import numbered_run
 from tether.classic.models import TrainableRole, causal_model, on_device
+from tether.classic.time import AnnouncedLimit
+from tether.core.budget import limited_by
 from tether.core.errors import DataError, ModelError
 from tether.core.types import Demonstration
 from tether.data.chat import ChatEncoder, Encoded
@@ -104,7 +106,12 @@ class _Trainer:
             optimizer=args.optimizer(len(plan)), checkpoint_every=args.save_steps, seed=args.seed
         )
 
+        clock = AnnouncedLimit(self.section, args.budget)
+        passes = "1 pass" if args.num_train_epochs == 1 else f"{args.num_train_epochs} passes"
+        clock.begin(f"{len(rows):,} rows × {passes} in {len(plan):,} updates")
+
         def progress(done: int, total: int, metrics: Mapping[str, float]) -> None:
+            clock.step(done, total, metrics["time/step"])
             if done % args.logging_steps == 0:
                 epoch = round(args.num_train_epochs * done / total, 2)
                 print(
@@ -115,15 +122,17 @@ class _Trainer:
                     }
                 )
 
-        loop = SupervisedLoop(
-            self.stage, Split(rows, (), {}), plan, config, run, progress=progress
-        ).train()
+        with limited_by(clock.limit):
+            loop = SupervisedLoop(
+                self.stage, Split(rows, (), {}), plan, config, run, progress=progress
+            ).train()
+        clock.end(loop.made)
         metrics = {
             "train_runtime": time.perf_counter() - start,
             "train_loss": statistics.fmean(loop.losses),
         }
-        run.finish(metrics)
-        return TrainOutput(len(plan), metrics["train_loss"], metrics)
+        run.finish({**metrics, **clock.limit.summary()})
+        return TrainOutput(loop.made, metrics["train_loss"], metrics)
 
     def evaluate(self) -> dict[str, float]:
         """The loss on `eval_dataset`, for texts in nats a counted token, and of pairs the
