@@ -190,7 +190,7 @@ def test_policies_that_learned_from_rows_and_in_rounds_are_judged_like_others(tm
     (tmp_path / "judged.toml").write_text(JUDGED)
     done = tether("run", "judged.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "add [evaluate]" not in done.stdout and "gold win rate" in done.stdout
+    assert "Ranking pairs is not answering" not in done.stdout and "gold win rate" in done.stdout
     assert {
         row.split()[1]
         for row in done.stdout.splitlines()
@@ -203,7 +203,7 @@ def test_policies_that_learned_from_rows_and_in_rounds_are_judged_like_others(tm
     assert loaded.stages == ["direct", "rounds", "evaluate"]
     assert (
         "Judged by gold" in page
-        and "add [evaluate]" not in page
+        and "Ranking pairs is not answering" not in page
         and ("Answers to the same held-out prompts") in page
     )
     again = tether("report", "runs/judged", "runs/judged/rounds", "-o", "both.html", cwd=tmp_path)

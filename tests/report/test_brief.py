@@ -54,7 +54,7 @@ def test_gold_with_a_control_is_result_interval_control(tmp_path):
 def test_without_a_judge_the_line_that_judges_is_printed(tmp_path):
     found = brief(run_of(tmp_path / "run", {}), "tether run mine.toml evaluate")
     assert found.headline == "The reward rose, judged by the training's own reward alone."
-    assert "To judge them: tether run mine.toml evaluate" in found.sentences[1]
+    assert found.sentences[1].endswith(" if you like: tether run mine.toml evaluate")
     assert brief(read_journey(tmp_path / "run")).sentences[1] == "No held-out answers were judged."
 
 

@@ -183,8 +183,10 @@ def _trained(config: BaseRecipe, chosen: list[str], began: float, given: Sequenc
     if "evaluate" in chosen:
         show_run(console, root)
     else:
+        last = [name for name in chosen if config.kind(name).answers][-1:]
         for name in chosen:
-            show_stage(console, root / name, results[name], to_judge(root, given))
+            how = to_judge(root, given) if [name] == last else ""
+            show_stage(console, root / name, results[name], how)
     point_to(console, "The page", page)
     waiting = [name for name in left if name not in chosen]
     again = ["tether", "run", given[0], waiting[0], *given[1:]] if given and waiting else []

@@ -17,6 +17,7 @@ from tether.cli.tables import point_to, show_table
 from tether.cli.terminal import Terminal
 from tether.core.rundir import stage_folder
 from tether.core.stages import STAGES
+from tether.core.types import Json
 from tether.report.brief import brief
 from tether.report.narrative import Conclusion, loop_conclusion
 from tether.report.numbers import duration, gigabytes, listing
@@ -29,6 +30,8 @@ from tether.report.tiles import (
     pair_rounds,
     round_rows,
 )
+from tether.rewards.loading import GIVEN
+from tether.run.stage import remembered
 
 Facts = Mapping[str, Any]
 """A summary, or a part of one, as its file has it."""
@@ -89,18 +92,42 @@ def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[
         console.print(f"  {command:{width}}   {why}", highlight=False, markup=False, soft_wrap=True)
 
 
-def to_judge(run: Path, given: Sequence[str] = ()) -> str:
-    """What has a finished policy's answers judged: a command where the run has a recipe, else a
-    line of Python.
+def to_judge(run: Path, given: Sequence[str] = (), *, in_python: bool = False) -> str:
+    """A line, to be pasted, that has answers of a finished run judged: on prompts that come with
+    tether, by the training's own function, or else by the model that it started from.
 
     Args:
         given: the recipe and its overrides, as the command line had them.
+        in_python: a call of Python, where the function has its name; not a command.
     """
-    if not given:
-        return f"tether.evaluate(tether.load({str(run)!r}), prompts=[...], judge=FUNCTION)"
-    recipe, *overrides = given
-    own = ("evaluate.data.path=HELDOUT.txt", "evaluate.judge.call=REWARD.py:FUNCTION")
-    return shlex.join(["tether", "run", recipe, "evaluate", *overrides, *own])
+    sections = remembered(run)[1]["config"]
+    source = sections["model"]["source"]
+    done = [name for name in STAGES if (stage_folder(run, name) / "summary.json").is_file()]
+    heldout: Json = {"path": "tether:heldout", "limit": 50}
+    if not any(STAGES[name].trains_policy for name in done):
+        prompts = ["--prompts", "tether:heldout", "--limit", "50"]
+        models = [str(run), source, *prompts, "--judge", source]
+        return shlex.join(["tether", "judge", *models])
+    tables = [sections[name].get(key) for name in done for key in ("function", "judge")]
+    calls = [table.get("call") for table in tables if isinstance(table, dict)]
+    call = next((call for call in calls if isinstance(call, str)), GIVEN)
+    judge = {"model": source} if call.startswith(GIVEN) else {"call": call}
+    name = call.removeprefix(GIVEN).partition("@")[0]
+    shown = name if in_python and name.isidentifier() else repr(judge)
+    samples = any(hasattr(STAGES[name].section, "sampling") for name in done)
+    more = {} if samples else {"max_new_tokens": 64, "temperature": 0.7}
+    if given:
+        recipe, *overrides = given
+        keys = {
+            **{f"data.{key}": value for key, value in heldout.items()},
+            **{f"judge.{key}": value for key, value in judge.items()},
+            **more,
+        }
+        own = [f"evaluate.{key}={value}" for key, value in keys.items()]
+        return shlex.join(["tether", "run", recipe, "evaluate", *overrides, *own])
+    keys = "".join(f", {key}={value}" for key, value in more.items())
+    line = f"tether.evaluate(tether.load({str(run)!r}), {heldout}, judge={shown}{keys})"
+    return line if in_python else shlex.join(["python", "-c", f"import tether; {line}"])
 
 
 def show_verdict(console: Console, run: Path) -> None:
@@ -108,7 +135,7 @@ def show_verdict(console: Console, run: Path) -> None:
     if loop := read_loop(run):
         show_conclusion(console, loop_conclusion(loop))
     else:
-        show_conclusion(console, brief(read_journey(run), to_judge(run)))
+        show_conclusion(console, brief(read_journey(run), to_judge(run, in_python=True)))
     console.print(
         f"Look further: tether report {run}; tether doctor {run}",
         markup=False,

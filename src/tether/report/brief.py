@@ -5,6 +5,7 @@ interval, the control.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tether.report.about import judge_of
 from tether.report.narrative import (
@@ -32,12 +33,19 @@ def brief(journey: Journey, how: str = "") -> Conclusion:
     """
     whole, policy = conclusion(journey), journey.judged
     if not policy.name:
-        return whole
+        if not how or not (journey.policies or journey.stage("sft").name):
+            return whole
+        line = SAYS["how"].format(how=how)
+        return replace(whole, sentences=[*whole.sentences, line])
     headline = SAYS["result"].format(headline=whole.headline, judge=_judge(journey, policy))
     return Conclusion(
         whole.tone,
         headline,
-        [*_measured(policy), *_controlled(policy, how), *filter(None, (kl_sentence(policy),))],
+        [
+            *_measured(policy),
+            *_controlled(policy, how),
+            *filter(None, (kl_sentence(policy),)),
+        ],
         whole.warnings,
     )
 

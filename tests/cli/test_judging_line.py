@@ -1,0 +1,130 @@
+"""The line that has answers judged, at the end of every kind of run that judged none: pasted as it
+stands, it judges them.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from tests.cli.test_commands import tether as command
+
+import tether
+
+PAIRS = [{"prompt": f"What is {i}?", "chosen": "aaa eee", "rejected": "xxx zzz"} for i in range(12)]
+SAMPLING = {"max_new_tokens": 6}
+STEPS = {"steps": 1, "prompts_per_step": 2, "samples_per_prompt": 2, **SAMPLING}
+DEMONSTRATIONS = [{"prompt": row["prompt"], "response": row["chosen"]} for row in PAIRS]
+OWN = {"function": {"call": "mine.py:vowels"}}
+LINE = re.compile(r"To judge some, .*?: (t.*|python.*)$", re.M)
+RECIPES = {
+    "sft": {"sft": {"data": "demonstrations", "epochs": 1}},
+    "ppo": {"reward": {"data": "pairs"}, "ppo": {"data": "prompts", **STEPS}},
+    "grpo": {"grpo": {"data": "prompts", **OWN, **STEPS}},
+    "reinforce": {"reinforce": {"data": "prompts", **OWN, **STEPS}},
+    "best_of_n": {"best_of_n": {"data": "prompts", **OWN, **STEPS}},
+    "online_direct": {"online_direct": {"data": "prompts", **OWN, **STEPS}},
+    "direct": {"direct": {"data": "pairs", "epochs": 1}},
+    "kto": {"kto": {"data": "pairs", "epochs": 1}},
+    "rounds": {"rounds": {"data": "prompts", **OWN, "rounds": 1, **SAMPLING}},
+}
+QUICK = ("grpo",)
+BOTH = {**RECIPES["sft"], **RECIPES["grpo"]}
+
+
+def vowels(prompts, responses):
+    return [sum(c in "aeiou" for c in r) / max(1, len(r)) for r in responses]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, rows in (("pairs", PAIRS), ("demonstrations", DEMONSTRATIONS)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "prompts.txt").write_text("".join(row["prompt"] + "\n" for row in PAIRS))
+    (tmp_path / "mine.py").write_text(
+        "def vowels(prompts, responses):\n    return [float(len(r)) for r in responses]\n"
+    )
+    return tmp_path
+
+
+def recipe(folder, stages):
+    files = {"prompts": "prompts.txt", "pairs": "pairs.jsonl"}
+    sections = {
+        stage: {**values, "data": {"path": files.get(values["data"], f"{values['data']}.jsonl")}}
+        for stage, values in stages.items()
+    }
+    own = {"run": "run", "model": {"source": "tiny"}, **sections}
+    flat = [f"{key} = {table(value)}" for key, value in own.items()]
+    (folder / "mine.toml").write_text("\n".join(flat) + "\n")
+
+
+def table(value):
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {table(part)}" for key, part in value.items()) + " }"
+    return json.dumps(value)
+
+
+def line_of(output):
+    (line,) = LINE.findall(output)
+    return line
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES]
+)
+def test_after_a_recipe_the_line_judges(folder, name):
+    recipe(folder, RECIPES[name])
+    ended = command("run", "mine.toml", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    words = shlex.split(line_of(ended.stdout))
+    assert words[0] == "tether"
+    pasted = command(*words[1:], cwd=folder)
+    assert pasted.returncode == 0, pasted.stderr
+    if name == "sft":
+        assert re.search(r"\b50\b", pasted.stdout) and not (folder / "run/evaluate").exists()
+        return
+    judged = json.loads((folder / "run/evaluate/summary.json").read_text())
+    assert judged["num_prompts"] == 50 and not LINE.search(pasted.stdout)
+    called = json.loads((folder / "run/evaluate/manifest.json").read_text())["judge"]["name"]
+    assert "vowels" in called if "function" in str(RECIPES[name]) else "tiny" in called
+
+
+def test_where_a_policy_is_still_to_come_the_line_is_of_what_is_there(folder):
+    """`tether run mine.toml sft` of a recipe that goes on: nothing of PPO can be judged yet."""
+    recipe(folder, BOTH)
+    ended = command("run", "mine.toml", "sft", cwd=folder)
+    assert line_of(ended.stdout).startswith("tether judge run tiny --prompts")
+
+
+@pytest.mark.slow
+def test_resumed_without_its_recipe_the_line_is_a_whole_program(folder):
+    recipe(folder, RECIPES["grpo"])
+    assert command("run", "mine.toml", cwd=folder).returncode == 0
+    words = shlex.split(line_of(command("resume", "run", cwd=folder).stdout))
+    assert words[:2] == ["python", "-c"]
+    subprocess.run([sys.executable, *words[1:]], check=True, cwd=folder, capture_output=True)
+    assert json.loads((folder / "run/evaluate/summary.json").read_text())["num_prompts"] == 50
+
+
+CALLS = {
+    "function": lambda: tether.grpo("tiny", "prompts.txt", vowels, run="run", **STEPS),
+    "dpo": lambda: tether.dpo("tiny", "pairs.jsonl", epochs=1, run="run"),
+    "lambda": lambda: tether.grpo(
+        "tiny", "prompts.txt", lambda prompts, responses: [1.0] * len(responses), run="run", **STEPS
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["function", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dpo", "lambda"))]
+)
+def test_after_a_call_of_python_the_line_judges(folder, capsys, name):
+    CALLS[name]()
+    line = line_of(capsys.readouterr().out)
+    run = eval(line, {"tether": tether, "vowels": vowels})  # noqa: S307
+    assert run.path.name == "run" and run.stages[-1] == "evaluate"
+    assert not LINE.search(capsys.readouterr().out)
+    assert ("judge=vowels" in line) == (name == "function")
