@@ -102,7 +102,7 @@ def _doc(kind: StageKind, fixed: Json) -> str:
     what = (
         f"{kind.help}."
         if not fixed
-        else (f"{kind.help}: with {', '.join(f'{k} = {v!r}' for k, v in fixed.items())}.")
+        else f"{kind.help}: with {', '.join(f'{k} = {v!r}' for k, v in fixed.items())}."
     )
     return (
         f"{what}\n\nOther arguments are the keys of the [{kind.name}] section (docs/recipes.md; "

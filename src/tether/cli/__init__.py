@@ -102,7 +102,7 @@ for method, (section, key, value) in METHODS.items():
     where = f"{STAGES[section].help}: the \\[{section}] section of a recipe with {key} = {value!r}."
     shown = {
         "help": where,
-        "short_help": (f"{STAGES[section].help}: {method.upper()}"),
+        "short_help": f"{STAGES[section].help}: {method.upper()}",
         "hidden": method not in PANEL_OF,
     }
     _add(method.replace("_", "-"), journeys.stage(section, method), **shown)
@@ -138,7 +138,7 @@ VERSION = typer.Option(
     "--version",
     callback=_print_versions,
     is_eager=True,
-    help=("Versions of tether and of what it stands on."),
+    help="Versions of tether and of what it stands on.",
 )
 
 

@@ -33,14 +33,14 @@ def quickstart(
     arms: Annotated[
         str,
         typer.Option(
-            help=("Comma-separated runs: ppo, beta0 (no KL penalty), random (a random reward).")
+            help="Comma-separated runs: ppo, beta0 (no KL penalty), random (a random reward)."
         ),
     ] = "ppo",
     budget: BudgetMinutes = None,
     smoke: Annotated[
         bool,
         typer.Option(
-            "--smoke", help=("The same stages on a tiny random model: under a minute, no download.")
+            "--smoke", help="The same stages on a tiny random model: under a minute, no download."
         ),
     ] = False,
 ) -> None:
@@ -235,13 +235,11 @@ def plan(
     overrides: Overrides = None,
     gpu_memory: Annotated[
         float | None,
-        typer.Option("--gpu-memory", min=1, help=("GB of that GPU; default: what its kind has.")),
+        typer.Option("--gpu-memory", min=1, help="GB of that GPU; default: what its kind has."),
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(
-            help=("Plan for a GPU: a100, h100, l40s, rtx4090 ...; default: this machine.")
-        ),
+        typer.Option(help="Plan for a GPU: a100, h100, l40s, rtx4090 ...; default: this machine."),
     ] = None,
     shape: Annotated[
         str | None,

@@ -209,7 +209,7 @@ def _agreement_rows(result: Facts) -> Rows:
         after = f"{agreement['calibration_error_after']:.3f} by --temperature {temperature:.2f}"
         yield (
             "  mended",
-            ("by no temperature: its verdicts say nothing of these labels")
+            "by no temperature: its verdicts say nothing of these labels"
             if temperature > FLAT
             else after,
         )

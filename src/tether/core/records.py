@@ -70,7 +70,7 @@ def _fault(path: Path, before: Mapping[str, Any], step: int) -> str:
     what = (
         f"has {rows} of the {before['rows']} rows"
         if rows != before["rows"]
-        else ("has rows other than those")
+        else "has rows other than those"
     )
     return (
         f"{path} {what} that it had when step {step} was saved: it was cut or changed between two "

@@ -87,7 +87,7 @@ class Stopping:
         if root := run_of(place):
             stage, how = (
                 f" of {place.relative_to(root)}" if place != root else "",
-                (f"Go on with: tether resume {root}"),
+                f"Go on with: tether resume {root}",
             )
         raise Interrupted(f"stopped after step {step} of {total}{stage}, which is saved. {how}", by)
 

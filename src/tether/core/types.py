@@ -295,7 +295,7 @@ class Score:
         return (
             self
             if all(map(math.isfinite, numbers))
-            else Score(None, reason=(f"{source} returned {returned}"))
+            else Score(None, reason=f"{source} returned {returned}")
         )
 
 

@@ -21,7 +21,7 @@ def visible(text: str, longest: int | None = None) -> str:
     return (
         shown
         if longest is None or len(text) <= longest
-        else (f"{shown} … [{len(text) - longest:,} more characters]")
+        else f"{shown} … [{len(text) - longest:,} more characters]"
     )
 
 

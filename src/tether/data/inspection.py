@@ -237,7 +237,7 @@ def _layouts(
     first = next(iter(layouts.values())).kind
     others = {name: layouts.pop(name) for name in list(layouts) if layouts[name].kind is not first}
     return layouts, unread | {
-        name: (f"holds {KINDS[other.kind][0]}, inspect it by itself")
+        name: f"holds {KINDS[other.kind][0]}, inspect it by itself"
         for name, other in others.items()
     }
 
@@ -271,7 +271,7 @@ def _example(record: Any, texts: Mapping[str, str]) -> Mapping[str, str]:
     if isinstance(record, StepLabels):
         verdicts = zip(record.steps, _labels(record), strict=True)
         shown["response"] = "\n".join(
-            (f"{step} ({label.removesuffix(' steps')})") for step, label in verdicts
+            f"{step} ({label.removesuffix(' steps')})" for step, label in verdicts
         )
     return shown
 

@@ -157,7 +157,7 @@ def _paired(
     """Drop pairs with a None and refuse NaN, which would silently lose every comparison."""
     if len(first) != len(second) or (groups is not None and len(groups) != len(first)):
         lengths = f"{len(first)} and {len(second)}" + (
-            "" if groups is None else (f" in {len(groups)} groups")
+            "" if groups is None else f" in {len(groups)} groups"
         )
         raise ValueError(f"expected lists of one length, got {lengths}")
     places = [

@@ -32,16 +32,16 @@ class JudgeServerConfig(Config):
     attempts: int = Field(
         default=5,
         ge=1,
-        description=("requests a question, where a server is busy, fails or is silent"),
+        description="requests a question, where a server is busy, fails or is silent",
     )
     max_requests: int | None = Field(
-        default=None, ge=0, description=("for all questions together, repeated ones counted")
+        default=None, ge=0, description="for all questions together, repeated ones counted"
     )
     max_tokens: int | None = Field(
-        default=None, ge=0, description=("of prompts and replies, for all questions together")
+        default=None, ge=0, description="of prompts and replies, for all questions together"
     )
     reply_tokens: int = Field(
-        default=8, ge=1, description=("longest reply where one of several options is asked for")
+        default=8, ge=1, description="longest reply where one of several options is asked for"
     )
 
     @field_validator("url")

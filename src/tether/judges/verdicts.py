@@ -99,7 +99,7 @@ def _no_verdict(text: str, finished: bool) -> Verdict:
         )
         return Verdict(
             None,
-            reason=(f"{CUT_OFF} {where}: raise reply_tokens (--reply-tokens), its greatest length"),
+            reason=f"{CUT_OFF} {where}: raise reply_tokens (--reply-tokens), its greatest length",
         )
     if not _MARKS.sub("", text):  # it may have been cut off before its first word
         return Verdict(None, reason="no word in the reply")

@@ -38,7 +38,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 COLLECTIVE, AGAIN = (
     "collective",
-    ("Start the same command again: it goes on from the last checkpoint."),
+    "Start the same command again: it goes on from the last checkpoint.",
 )
 PASS = timedelta(minutes=10)
 """Without the others, after which a pass through cut layers ends."""

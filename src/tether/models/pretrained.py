@@ -332,7 +332,7 @@ def _check_kind(kind: str, values: Mapping[str, Any], config: ModelConfig) -> No
         able = "Read that, and set model.trust_remote_code = true if you trust it"
         raise _RefusalError(
             "it brings code of its own",
-            able if kind == "CausalLM" else ("Choose a model that transformers knows"),
+            able if kind == "CausalLM" else "Choose a model that transformers knows",
         )
     if name is not None and "auto_map" not in values and name not in CONFIG_MAPPING:
         raise _RefusalError(

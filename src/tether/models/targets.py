@@ -111,7 +111,7 @@ def _check(model: Any, targets: Sequence[str], last_layers: int | None, scores: 
             advice = (
                 f"Nearest is {' or '.join(map(repr, near))}"
                 if near
-                else (f"There are {', '.join(able)}")
+                else f"There are {', '.join(able)}"
             )
             raise ModelError(f"lora.targets: no layer of {kind} is called {target!r}. {advice}.")
         for name, layer in matches.items():

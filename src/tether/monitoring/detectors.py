@@ -53,24 +53,24 @@ class WatchConfig(Config):
     """Settings of a watch: the steps that it compares, and how sure it must be."""
 
     baseline: int = Field(
-        default=3, ge=1, description=("first steps that everything later is compared with")
+        default=3, ge=1, description="first steps that everything later is compared with"
     )
     window: int = Field(
-        default=3, ge=3, description=("last steps that are judged together, by their median")
+        default=3, ge=3, description="last steps that are judged together, by their median"
     )
     min_texts: int = Field(
         default=24,
         ge=4,
-        description=("texts in a window, which grows to hold them; also in the baseline"),
+        description="texts in a window, which grows to hold them; also in the baseline",
     )
     confidence: float = Field(
-        default=3.0, gt=0, description=("standard errors by which a measure on texts must differ")
+        default=3.0, gt=0, description="standard errors by which a measure on texts must differ"
     )
     release: float = Field(
-        default=0.8, gt=0, le=1, description=("an episode ends below this share of the threshold")
+        default=0.8, gt=0, le=1, description="an episode ends below this share of the threshold"
     )
     thresholds: dict[str, float] = Field(
-        default={}, description=("thresholds other than a detector's own, by its name")
+        default={}, description="thresholds other than a detector's own, by its name"
     )
     silent: tuple[str, ...] = Field(default=(), description="detectors that are left out")
     num_evidence: int = Field(default=3, ge=0, description="texts shown with an alarm")

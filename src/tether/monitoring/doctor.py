@@ -308,7 +308,7 @@ def temperature(
     if engine is not None:
         gap = float((engine - own).abs()[mask].mean())
         evidence, disagree = (
-            (f"engine and learner differ by {gap:.3g} nats a token; {evidence}"),
+            f"engine and learner differ by {gap:.3g} nats a token; {evidence}",
             gap > tolerance,
         )
         if disagree:

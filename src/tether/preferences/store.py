@@ -119,7 +119,7 @@ class Store:
         except (SQLAlchemyError, ImportError, OSError) as error:
             cause = str(getattr(error, "orig", error)).splitlines()[0]
             cause += (
-                (". Install it with `pip install 'tether-rlhf[postgres]'`")
+                ". Install it with `pip install 'tether-rlhf[postgres]'`"
                 if isinstance(error, ImportError)
                 else ""
             )

@@ -170,7 +170,7 @@ def listing(
             yield (
                 name,
                 bracketed(parts, thousands if whole else decimal)
-                + ((f" (n = {parts.count:,})") if parts.count else ""),
+                + (f" (n = {parts.count:,})" if parts.count else ""),
             )
         elif compared := versus(value):
             yield name, "{} to {}; gain {}; win rate {}".format(*compared)

@@ -146,7 +146,7 @@ class Plot:
                         else self._upright(trace).show(y)
                     )
                     texts.setdefault(y if rows else x, []).append(
-                        (f"{trace.name}: {value}") if trace.name else value
+                        f"{trace.name}: {value}" if trace.name else value
                     )
         chosen = _spread(texts)
         ends = sorted((across.low, across.high))
@@ -156,12 +156,12 @@ class Plot:
             title = (
                 across.names[int(place)]
                 if rows
-                else (f"{across.title.partition(' (')[0]} {across.show(place)}")
+                else f"{across.title.partition(' (')[0]} {across.show(place)}"
             )
             path = (
                 f"M0 {SIZE - last}H{SIZE}V{SIZE - first}H0z"
                 if rows
-                else (f"M{first} 0V{SIZE}H{last}V0z")
+                else f"M{first} 0V{SIZE}H{last}V0z"
             )
             yield path, "\n".join((title, *dict.fromkeys(texts[place])))
 

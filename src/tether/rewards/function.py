@@ -58,7 +58,7 @@ class Functions(Config):
         )
     )
     weights: tuple[float, ...] | None = Field(
-        default=None, description=("of several functions; unset: 1 each")
+        default=None, description="of several functions; unset: 1 each"
     )
     completions: Shape = Field(
         default="texts",

@@ -222,15 +222,15 @@ class ObjectiveConfig(Config):
     """
 
     weight: float | None = Field(
-        default=None, ge=0, description=("in the sum that is raised; 0: only looked at")
+        default=None, ge=0, description="in the sum that is raised; 0: only looked at"
     )
     at_least: float | None = Field(
-        default=None, description=("instead of a weight: where its mean is held, in deviations")
+        default=None, description="instead of a weight: where its mean is held, in deviations"
     )
     rate: float = Field(
         default=0.1,
         gt=0,
-        description=("how fast the constraint's multiplier follows its violation, a step"),
+        description="how fast the constraint's multiplier follows its violation, a step",
     )
 
     def faults(self) -> Iterator[str]:
@@ -238,7 +238,7 @@ class ObjectiveConfig(Config):
             yield "an objective has a weight or is held with at_least: give one of both"
         if self.at_least is None:
             yield from self.idle(
-                "rate", because=("without at_least: it moves a constraint's multiplier")
+                "rate", because="without at_least: it moves a constraint's multiplier"
             )
 
 

@@ -100,7 +100,7 @@ def as_score(value: Any, source: str = "the reward function") -> Score:
     except Exception as error:  # noqa: BLE001 - a user's object may raise anything
         kind, raised = type(value).__name__, redact(error_words(error))
         return Score(
-            None, reason=(f"{source} returned a {kind} that cannot be read: it raised {raised}")
+            None, reason=f"{source} returned a {kind} that cannot be read: it raised {raised}"
         )
 
 

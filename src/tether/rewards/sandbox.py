@@ -191,7 +191,7 @@ class _Worker:
                 self.end()
                 return CheckResult(
                     failure="died",
-                    detail=(f"the checking process ended ({ending(process.returncode)})"),
+                    detail=f"the checking process ended ({ending(process.returncode)})",
                 )
             text += chunk
         return CheckResult(**json.loads(text))

@@ -40,7 +40,7 @@ class RewardServersConfig(ServersConfig):
     waiting: int = Field(
         default=2,
         ge=1,
-        description=("requests at a server at once: it works on one, the others are there"),
+        description="requests at a server at once: it works on one, the others are there",
     )
 
 

@@ -74,10 +74,10 @@ class VerifiableConfig(Config):
         "with format = 'think-answer')",
     )
     tolerance: float = Field(
-        default=1e-6, ge=0, description=("numeric: |answer - known| <= tolerance * max(1, |known|)")
+        default=1e-6, ge=0, description="numeric: |answer - known| <= tolerance * max(1, |known|)"
     )
     credit: Literal["all", "share"] = Field(
-        default="all", description=("code: 1 for all tests met or 0, or the share of them")
+        default="all", description="code: 1 for all tests met or 0, or the share of them"
     )
     format: Literal["think-answer", "boxed", "hashes"] | None = Field(
         default=None, description="what the whole response has to look like"
@@ -86,7 +86,7 @@ class VerifiableConfig(Config):
         default=None, description="a regular expression for the whole response; . matches new lines"
     )
     format_weight: float = Field(
-        default=0.1, gt=0, description=("share of the reward that the format earns")
+        default=0.1, gt=0, description="share of the reward that the format earns"
     )
     time_limit: float = Field(default=5.0, gt=0, description="seconds a check")
     workers: int = Field(default=2, ge=1, description="processes that check")
@@ -98,12 +98,12 @@ class VerifiableConfig(Config):
         if self.pattern is None:
             yield from self.idle(
                 "format_weight",
-                because=("without a format; remove it, or set format or format_pattern"),
+                because="without a format; remove it, or set format or format_pattern",
             )
         for name, kind in (("tolerance", "numeric"), ("credit", "code")):
             if self.kind != kind:
                 yield from self.idle(
-                    name, because=(f"with kind = {self.kind!r}; remove it or choose {kind!r}")
+                    name, because=f"with kind = {self.kind!r}; remove it or choose {kind!r}"
                 )
         try:
             re.compile(self.pattern or "")

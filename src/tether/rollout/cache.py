@@ -109,7 +109,7 @@ class SlotCache(DynamicCache):
         foreign = set(kinds) - {"full_attention", "sliding_attention"}
         if foreign or setting(config, "num_kv_shared_layers"):
             what = (
-                f"{sorted(foreign)[0]} layers" if foreign else ("layers that share keys and values")
+                f"{sorted(foreign)[0]} layers" if foreign else "layers that share keys and values"
             )
             raise ModelError(
                 f"the local engine cannot decode a model with {what}: it keeps keys "

@@ -49,18 +49,18 @@ class EvaluationSection(Section):
     )
     samples: int = Field(default=1, ge=1, description="answers a prompt")
     max_new_tokens: int | None = Field(
-        default=None, ge=1, description=("unset: as the policy was trained")
+        default=None, ge=1, description="unset: as the policy was trained"
     )
     temperature: float | None = Field(
-        default=None, gt=0, description=("unset: as the policy was trained")
+        default=None, gt=0, description="unset: as the policy was trained"
     )
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         default=(0.7, 0.5, 0.0),
-        description=("others at which both sides answer: what decoding alone gives"),
+        description="others at which both sides answer: what decoding alone gives",
     )
     engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
     sycophancy: SycophancyConfig | None = Field(
-        default=None, description=("also measure whether answers depend on who asks")
+        default=None, description="also measure whether answers depend on who asks"
     )
 
 

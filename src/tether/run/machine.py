@@ -24,7 +24,7 @@ EXTRAS = {
     "vllm": "vLLM",
     "ray": "Ray",
     "bitsandbytes": "4-bit weights",
-    "math_verify": ("answers of mathematics"),
+    "math_verify": "answers of mathematics",
 }
 """Libraries that are not always there, by the module that holds them."""
 SANDBOX = """
@@ -51,9 +51,7 @@ def machine_facts() -> Iterator[tuple[str, str]]:
     kernels_there = kernels.library() is not None
     yield (
         "own kernels",
-        "in use on the CPU"
-        if kernels_there
-        else ("not in use: no C compiler, or TETHER_KERNELS=0"),
+        "in use on the CPU" if kernels_there else "not in use: no C compiler, or TETHER_KERNELS=0",
     )
     yield "threads", _threads()
     yield "sandbox", _sandbox()

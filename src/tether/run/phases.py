@@ -335,7 +335,7 @@ class Planner:
         weights, slots = held.get("policy adapter", self.trunk), adapter_slots(section)
         own = {
             "trunk": self.trunk,
-            **({f"{slots} adapters": slots * weights} if ("policy adapter") in held else {}),
+            **({f"{slots} adapters": slots * weights} if "policy adapter" in held else {}),
         }
         own |= engine
         server, there = self._servers("server", section.engine, own, held)

@@ -165,7 +165,7 @@ def usable_premises(
             faults,
             quarantine,
             name,
-            noun=("pairs of premises"),
+            noun="pairs of premises",
             entry=lambda pair: pair.first,
         )
 

@@ -168,7 +168,7 @@ class Group:
         self.rank = (killed or own or hangs or [0])[0]
         self.kind, name = (
             "killed" if killed else "error" if own else "hung",
-            (f"rank {self.rank} of {len(codes)}"),
+            f"rank {self.rank} of {len(codes)}",
         )
         code = codes[self.rank] or -9
         ended = (

@@ -75,10 +75,10 @@ class RewardSection(TimedSection, RewardConfig):
     objectives: dict[Name, DataConfig] | None = Field(
         default=None,
         min_length=2,
-        description=("instead of data: by name the comparisons of several reward models"),
+        description="instead of data: by name the comparisons of several reward models",
     )
     test: dict[str, DataConfig] = Field(
-        default_factory=dict, description=("further held-out comparisons, evaluated by name")
+        default_factory=dict, description="further held-out comparisons, evaluated by name"
     )
     test_share: float = Field(
         default=0.0,
@@ -89,12 +89,12 @@ class RewardSection(TimedSection, RewardConfig):
         ),
     )
     lora: Lora = Field(
-        default=LoraConfig(), description=("the adapter that learns; false trains the whole model")
+        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
     )
     members: int = Field(
         default=1,
         ge=1,
-        description=("more than one: an ensemble on one trunk, with seeds and orders of their own"),
+        description="more than one: an ensemble on one trunk, with seeds and orders of their own",
     )
     average: bool = Field(
         default=False,

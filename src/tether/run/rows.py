@@ -55,7 +55,7 @@ class DataConfig(Config):
     )
     limit: int | None = Field(default=None, ge=1, description="read only the first rows")
     strict: bool = Field(
-        default=False, description=("a row that cannot be used is an error, not set aside")
+        default=False, description="a row that cannot be used is an error, not set aside"
     )
 
     @property

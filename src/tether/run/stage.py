@@ -153,7 +153,7 @@ def _decisive(noted: Mapping[str, Any]) -> list[str]:
         if kernels is None
         else f"CPU kernels for {' and '.join(own)}"
         if own
-        else ("no CPU kernels"),
+        else "no CPU kernels",
     ]
 
 

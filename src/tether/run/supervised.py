@@ -31,14 +31,14 @@ from tether.stages.sft import SFT, SFTConfig
 class SFTSection(TimedSection, SFTConfig):
     record: ClassVar[type] = Demonstration
     lora: Lora = Field(
-        default=LoraConfig(), description=("the adapter that learns; false trains the whole model")
+        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
     )
 
 
 class ProcessSection(TimedSection, ProcessRewardConfig):
     record: ClassVar[type] = StepLabels
     lora: Lora = Field(
-        default=LoraConfig(), description=("the adapter that learns; false trains the whole model")
+        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
     )
 
     @property
@@ -59,7 +59,7 @@ class _OwnReference(TimedSection):
 
     lora: SteadyLora = Field(
         default=LoraConfig(),
-        description=("the adapter that learns; false trains the whole model, beside a frozen copy"),
+        description="the adapter that learns; false trains the whole model, beside a frozen copy",
     )
     offload: bool = Field(default=False, description=OFFLOAD)
 

@@ -87,7 +87,7 @@ class ServerPool:
             limits=httpx2.Limits(max_connections=None), socket_options=options
         )
         self.client = httpx2.Client(
-            transport=lines, headers={"Authorization": (f"Bearer {servers.token}")}
+            transport=lines, headers={"Authorization": f"Bearer {servers.token}"}
         )
         self.senders = ThreadPoolExecutor(requests * len(servers.names))
         self.keepers = [
@@ -256,7 +256,7 @@ class ServerPool:
                     isinstance(error, httpx2.HTTPStatusError) and error.response.status_code == 404
                 )
                 report = (
-                    partial(self.fleet.emptied, why=(f"it has no {wanted}"))
+                    partial(self.fleet.emptied, why=f"it has no {wanted}")
                     if lacks
                     else partial(self.fleet.failed, why=why)
                 )

@@ -15,14 +15,14 @@ class EngineConfig(ServersConfig):
 
     kind: Literal["local", "served", "vllm"] = Field(
         default="local",
-        description=("in this process, or by servers of tether's own engine, or of vLLM's"),
+        description="in this process, or by servers of tether's own engine, or of vLLM's",
     )
     python: str = Field(
         default=".bench/vllm/bin/python",
-        description=("the Python that has vLLM, where servers are started"),
+        description="the Python that has vLLM, where servers are started",
     )
     arguments: tuple[str, ...] = Field(
-        default=(), description=("more arguments for a server's command line")
+        default=(), description="more arguments for a server's command line"
     )
     tolerance: float | None = Field(
         default=None,

@@ -118,7 +118,7 @@ def key_hint(
     return (
         f"`tether explain {'.'.join(map(str, outer))}` lists its keys"
         if many
-        else (f"known keys: {', '.join(sorted(keys))}")
+        else f"known keys: {', '.join(sorted(keys))}"
     )
 
 

@@ -40,7 +40,7 @@ class Key:
     def meaning(self) -> str:
         """Type, default and description in one line."""
         default = (
-            self.default if self.default == "required" else (f"default {self.default or 'unset'}")
+            self.default if self.default == "required" else f"default {self.default or 'unset'}"
         )
         return "; ".join(filter(None, (self.type, default, self.description)))
 

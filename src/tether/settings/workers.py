@@ -35,7 +35,7 @@ class ServersConfig(Config):
         description="seconds without an answer after which another server is asked",
     )
     start_seconds: float = Field(
-        default=600.0, gt=0, description=("seconds that a server may take to start")
+        default=600.0, gt=0, description="seconds that a server may take to start"
     )
     restarts: int = Field(
         default=5,

@@ -42,10 +42,10 @@ class BestOfNConfig(SampledConfig):
     steps: int = Field(default=20, ge=1, description="rounds: sample, keep, imitate")
     samples_per_prompt: int = Field(default=8, ge=1, description="the n of best-of-n")
     keep: int = Field(
-        default=1, ge=1, description=("responses of each prompt that are imitated, best first")
+        default=1, ge=1, description="responses of each prompt that are imitated, best first"
     )
     threshold: float | None = Field(
-        default=None, description=("a response that scores below it is not kept, best or not")
+        default=None, description="a response that scores below it is not kept, best or not"
     )
     epochs: int = Field(default=1, ge=1, description="passes over a round's kept responses")
     minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
@@ -53,7 +53,7 @@ class BestOfNConfig(SampledConfig):
         "token", description="weight of a token: the same for all, or its response's share"
     )
     report_kl: bool = Field(
-        default=True, description=("run the reference, to know how far the policy has moved")
+        default=True, description="run the reference, to know how far the policy has moved"
     )
     optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
 

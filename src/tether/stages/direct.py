@@ -53,17 +53,17 @@ class PairLossConfig(Config):
         ),
     )
     label_smoothing: float = Field(
-        default=0.0, ge=0, lt=0.5, description=("rate of wrong labels that dpo and robust assume")
+        default=0.0, ge=0, lt=0.5, description="rate of wrong labels that dpo and robust assume"
     )
     margin: float = Field(
-        default=0.0, ge=0, description=("simpo's target margin, not multiplied by beta")
+        default=0.0, ge=0, description="simpo's target margin, not multiplied by beta"
     )
     average: bool = Field(
         default=False,
-        description=("ipo on the mean log ratio of a response's tokens instead of their sum"),
+        description="ipo on the mean log ratio of a response's tokens instead of their sum",
     )
     likelihood_weight: float | None = Field(
-        default=None, ge=0, description=("of the chosen responses; unset: 1 for orpo, else 0")
+        default=None, ge=0, description="of the chosen responses; unset: 1 for orpo, else 0"
     )
     micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
 

@@ -53,7 +53,7 @@ class EvaluateConfig(Config):
     prompts: int = Field(
         default=128,
         ge=2,
-        description=("different prompts that are set aside; no training prompt says the same"),
+        description="different prompts that are set aside; no training prompt says the same",
     )
     samples_per_prompt: int = Field(default=1, ge=1, description="answers to each held-out prompt")
     temperature: float | None = Field(
@@ -322,7 +322,7 @@ class HeldOut:
             "best_step": best_step(measured),
             "judged_by": "all prompts"
             if self.learner is None
-            else ("the prompts that did not choose the step"),
+            else "the prompts that did not choose the step",
             "best_step_interval": peak_interval(measured, groups),
             "measured": {
                 str(step): mean_estimate(rows["score"], groups).as_dict()

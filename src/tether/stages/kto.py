@@ -60,11 +60,11 @@ class KTOConfig(ReferencedConfig):
 
     beta: float = Field(default=0.1, gt=0, description="strength of the KL constraint")
     desirable_weight: float | None = Field(
-        default=None, gt=0, description=("λ_D; unset: both classes weigh alike, at least 1")
+        default=None, gt=0, description="λ_D; unset: both classes weigh alike, at least 1"
     )
     undesirable_weight: float | None = Field(default=None, gt=0, description="λ_U; unset: likewise")
     prompts_per_update: int = Field(
-        default=16, ge=2, description=("z0 is estimated over all their responses")
+        default=16, ge=2, description="z0 is estimated over all their responses"
     )
 
     def weights(self, num_desirable: int, num_undesirable: int) -> dict[str, float]:

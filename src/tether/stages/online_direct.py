@@ -39,7 +39,7 @@ class OnlineDirectConfig(PairLossConfig, SampledConfig):
 
     prompts_per_step: int = Field(default=8, ge=1, description="each gives one pair, or none")
     samples_per_prompt: int = Field(
-        default=2, ge=2, description=("the best and the worst of them are the pair")
+        default=2, ge=2, description="the best and the worst of them are the pair"
     )
 
 

@@ -31,23 +31,23 @@ class SFTConfig(SupervisedConfig):
     rates: ClassVar[Rates] = Rates(5e-4, 2e-5)
 
     train_on: Literal["all", "last"] = Field(
-        default="all", description=("all assistant turns of a conversation, or its last")
+        default="all", description="all assistant turns of a conversation, or its last"
     )
     epochs: int = Field(default=2, ge=1, description="passes over the demonstrations")
     batch_size: int = Field(default=16, ge=1, description="conversations per update")
     row_tokens: int = Field(
         default=512,
         ge=8,
-        description=("capacity of a packed row; a longer conversation has one of its own"),
+        description="capacity of a packed row; a longer conversation has one of its own",
     )
     rows_per_micro_batch: int = Field(
-        default=2, ge=1, description=("packed rows that pass through the model at once")
+        default=2, ge=1, description="packed rows that pass through the model at once"
     )
     packing: bool = Field(default=True, description="put several conversations into one row")
     evaluate_every: int = Field(
         default=0,
         ge=0,
-        description=("updates between evaluations; 0: only at the end of every epoch"),
+        description="updates between evaluations; 0: only at the end of every epoch",
     )
 
 

@@ -24,7 +24,7 @@ TRAIN = "train"
 _SPLITS = {
     TRAIN: "training",
     "validation": "valid val dev",
-    "test": ("testing eval evaluation heldout"),
+    "test": "testing eval evaluation heldout",
 }
 SPLIT_OF = {word: split for split, words in _SPLITS.items() for word in (split, *words.split())}
 """The split that a word in a file's name means."""
@@ -73,7 +73,7 @@ def unknown_kind(path: Path) -> str:
     return (
         f"{_advice(path)}."
         if _advice(path)
-        else (f"unknown kind of file. Data files end on {ENDINGS}.")
+        else f"unknown kind of file. Data files end on {ENDINGS}."
     )
 
 
@@ -101,7 +101,7 @@ def data_files(path: Path) -> FilesOfFolder:
     if not rows:
         near = "; ".join(f"{file.name} {unknown_kind(file)}" for file in files if _advice(file))
         raise DataError(
-            (f"{path} holds no data file. Data files end on {ENDINGS}. {near:.200}").strip()
+            f"{path} holds no data file. Data files end on {ENDINGS}. {near:.200}".strip()
         )
     others = {file: unknown_kind(file) for file in files if suffix_of(file) not in SUFFIXES}
     described = (file for file in everything if _describes(file) and suffix_of(file) in SUFFIXES)

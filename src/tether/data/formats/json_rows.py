@@ -30,7 +30,7 @@ _NAMES = {
     list: "a list",
     str: "a text",
     bool: "true or false",
-    int: ("a number"),
+    int: "a number",
     float: "a number",
 }
 _DECODER = json.JSONDecoder()

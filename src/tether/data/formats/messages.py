@@ -272,7 +272,7 @@ def _add_part(parts: _Parts, part: Any, name: str) -> None:
         what = (
             f"a part of type {kind!r:.40}"
             if kind
-            else (f"a part with {', '.join(part)[:60] or 'nothing in it'}")
+            else f"a part with {', '.join(part)[:60] or 'nothing in it'}"
         )
         raise DataError(
             f"not a text: a turn in column {name} has {what}, and only text is read. "

@@ -57,7 +57,7 @@ async def static(request: Request, name: str) -> Response:
         content,
         headers={
             "content-type": STATIC[name],
-            "cache-control": ("public, max-age=31536000, immutable"),
+            "cache-control": "public, max-age=31536000, immutable",
         },
     )
 

@@ -73,7 +73,7 @@ def enter(visit: Anybody, form: Posted) -> Response:
         response = visit.page(
             "join.html",
             429,
-            problem=("Too many invitations were wrong. Wait a minute and try again."),
+            problem="Too many invitations were wrong. Wait a minute and try again.",
         )
         response.headers["retry-after"] = "60"
         return response
@@ -178,7 +178,7 @@ def whole_text(visit: Judge, assignment: Number, part: str, turn: Place = None) 
     names = {
         "prompt": "The whole conversation",
         "left": "The whole of answer 1",
-        "right": ("The whole of answer 2"),
+        "right": "The whole of answer 2",
     }
     try:
         shown = visit.site.work.shown(assignment, visit.person.id)
