@@ -35,7 +35,7 @@ def _before(number: int, _: FrameType | None) -> None:
 
 
 def _after(number: int, _: FrameType | None) -> None:
-    """What was open is being closed; a second signal does not wait for that."""
+    """Handle a signal while open things are being closed. A second signal ends the program at once."""
     signal.signal(number, signal.SIG_DFL)
 
 

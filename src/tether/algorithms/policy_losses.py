@@ -23,7 +23,7 @@ from tether.algorithms.masked import (
 
 
 class PolicyDiagnostics(NamedTuple):
-    """What a clipped policy loss tells about the step; detached scalars.
+    """Diagnostics of a step with a clipped policy loss; detached scalars.
 
     The first two add over micro-batches, like the loss. The ratios combine by max and min; they are
     −inf and +inf when nothing counts. ``approximate_kl`` estimates KL(old policy || policy), in

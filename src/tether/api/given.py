@@ -1,4 +1,4 @@
-"""What a caller hands over, as a recipe names it: models, rows in memory, files, functions, trained
+"""Arguments of a caller as values of a recipe: models, rows in memory, files, functions, trained
 rewards.
 """
 

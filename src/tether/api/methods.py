@@ -164,7 +164,7 @@ def _start(
 
 
 def _scored(name: str) -> bool:
-    """Whether a method has a reward of the caller's choice."""
+    """True if the caller chooses the reward of a method."""
     kind, fixed = _stage(name)
     return (
         "reward_source" in kind.section.model_fields
@@ -291,7 +291,7 @@ def takes(name: str) -> tuple[list[str], list[str]]:
 
 
 def _signature(name: str) -> inspect.Signature:
-    """What `help` and notebooks show."""
+    """The signature that `help` and notebooks show."""
     first, last = takes(name)
     word, only = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     parameters = [

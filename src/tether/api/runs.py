@@ -1,5 +1,5 @@
-"""What a method leaves: the run's folder, with its numbers, its models, its page, and the way to go
-on.
+"""Result of a method: the run's folder, with its numbers, its models, its page, and the way to
+continue.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def alarms(self) -> list[Json]:
-        """What the detectors noticed."""
+        """Alarms of the detectors."""
         return RunDirectory(self._folder).alarms()
 
     @property

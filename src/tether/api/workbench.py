@@ -41,7 +41,7 @@ class Workbench:
         return Role(role.model, role.adapter, new_head(self.loaded))
 
     def engine(self, role: Role, *, max_rows: int = 64) -> LocalEngine:
-        """What samples from a role, with the weights that are being trained."""
+        """An engine that samples from a role, with the weights that are being trained."""
         return local_engine(role, self.loaded, max_rows=max_rows)
 
     def learner(

@@ -1,4 +1,4 @@
-"""Where a training's numbers go: a run directory of its own, which trackers follow."""
+"""Record of a training's numbers: a run directory of its own, which trackers follow."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ Scores = Sequence[Tensor | float]
 
 
 class Unlogged(NamedTuple):
-    """What the last steps measured that is not written down yet: the numbers of the last one, and
+    """Measurements of the last steps that are still to be logged: the numbers of the last one, and
     all alarms.
     """
 

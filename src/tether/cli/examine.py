@@ -266,7 +266,7 @@ def reward_bench(
 
 
 def _seen(result: Mapping[str, Any]) -> str:
-    """How far the figures of a reward model are those of prompts that it has learned from."""
+    """Note on the share of a reward model's figures that are of prompts from its training."""
     seen, count = result["seen_in_training"], result["num_pairs"]
     if seen is None:
         return (

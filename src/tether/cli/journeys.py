@@ -194,7 +194,7 @@ def _trained(config: BaseRecipe, chosen: list[str], began: float, given: Sequenc
 
 
 def _smaller(config: BaseRecipe, chosen: list[str]) -> str:
-    """What would lower the peak of these stages most, by the planner."""
+    """Changes that would lower the peak of these stages most, by the planner."""
     from tether.run.devices import machine_for
     from tether.run.plan import plan as make
 

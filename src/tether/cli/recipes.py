@@ -167,7 +167,9 @@ def _sections(key: str) -> list[str]:
 
 
 def _alike(key: str, names: set[str]) -> str:
-    """What else a word may mean: a key for another library's word, or one that is written alike."""
+    """Suggestion for an unknown word: a key for another library's word, or one that is written
+    alike.
+    """
     word = key.rpartition(".")[2].replace("-", "_").lower()
     if word in NOTES:
         return NOTES[word]

@@ -171,7 +171,7 @@ def show_stage(console: Console, run: Path, summary: Facts, how: str = "") -> No
 
 
 def show_agreement(console: Console, name: str, result: Facts, *, warn: bool = True) -> None:
-    """How far a judge agrees with the labels of a file, and what that means."""
+    """Print the agreement of a judge with the labels of a file, and warnings about it."""
     show_table(console, name, _agreement_rows(result))
     for sentence in _warnings(result) if warn else ():
         console.print(f"[bold yellow]{sentence}[/]", highlight=False)
@@ -251,7 +251,7 @@ def counted(what: str, failures: Counter[str]) -> list[tuple[str, str]]:
 
 
 def show_usage(console: Console, usage: Mapping[str, int]) -> None:
-    """What was asked of a model, and what it cost."""
+    """Print the number of requests to a model, and their cost."""
     counts = ", ".join(
         f"{count:,} {name.replace('_', ' ')}" for name, count in usage.items() if count
     )

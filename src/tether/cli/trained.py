@@ -128,7 +128,7 @@ def chat(
 
 
 def _line(console: Console) -> str:
-    """What the user types next; empty at the end of the input."""
+    """The user's next line; empty at the end of the input."""
     try:
         return (
             console.input("[bold cyan]you> ") if sys.stdin.isatty() else sys.stdin.readline()
@@ -138,7 +138,7 @@ def _line(console: Console) -> str:
 
 
 def read_again(kind: str, difference: float) -> str:
-    """How far an exported model is from what was trained, and what that means; more than rounding
+    """Difference between an exported model and the trained one, in a sentence. More than rounding
     is an error of the export.
     """
     unit = "nats a token" if kind == "policy" else "units of its score"

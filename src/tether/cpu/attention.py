@@ -37,7 +37,7 @@ KERNEL_TILE = 16
 
 
 class Tiles:
-    """Which keys each of M tiles of `side` queries sees, by an additive mask (batch, 1, queries,
+    """Keys that each of M tiles of `side` queries sees, by an additive mask (batch, 1, queries,
     keys).
     """
 
@@ -260,8 +260,8 @@ def pick_attention(attention: str, device: torch.device, model: Any) -> str:
 
 @torch.no_grad()
 def computes_alike(model: Any) -> bool:
-    """Whether grouped attention gives this model the states that eager attention gives: seen on a
-    few tokens, once a kind.
+    """True if grouped attention gives this model the states of eager attention: compared on a few
+    tokens, once a kind.
     """
     config = model.config.get_text_config()
     key = (model.dtype, config.to_json_string(use_diff=False))

@@ -40,8 +40,8 @@ class Slots(Protocol):
 
 
 class _Layer:
-    """What a layer of `FAMILIES` computes with: its norms' weights and its products, side by side
-    where they have one input.
+    """Weights of a layer of `FAMILIES`: its norms, and its products, side by side if they have one
+    input.
     """
 
     def __init__(self, module: Any, adapter: str | None, window: int | None) -> None:

@@ -61,7 +61,7 @@ def own_heap() -> Any:
 
 
 def needs_heap() -> bool:
-    """Whether the C library is a glibc before `GOOD_GLIBC`."""
+    """True if the C library is a glibc before `GOOD_GLIBC`."""
     version = re.match(r"glibc (\d+)\.(\d+)", os.confstr("CS_GNU_LIBC_VERSION") or "")
     return version is not None and (int(version[1]), int(version[2])) < GOOD_GLIBC
 

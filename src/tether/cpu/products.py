@@ -96,7 +96,7 @@ def dithered(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def is_product(module: nn.Module, adapter: str | None) -> bool:
-    """Whether `module` is a plain linear layer, with a plain adapter on it or none."""
+    """True if `module` is a plain linear layer, with a plain adapter on it or none."""
     from peft.tuners.lora import Linear as LoraLinear
 
     if has_adapters(module):
@@ -130,7 +130,7 @@ class Panels:
 
     @staticmethod
     def fit(weight: Tensor) -> bool:
-        """Whether there is such a kernel here, for such a matrix, and nothing better."""
+        """True if this machine has such a kernel for such a matrix, and nothing better."""
         return kernels.panel_width(weight) > 0 and weight.shape[1] * weight.element_size() % 4 == 0
 
     def __call__(self, states: Tensor) -> Tensor:

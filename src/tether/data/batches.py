@@ -158,7 +158,7 @@ def document_length(sequences: Sequence[Encoded]) -> int:
 
 
 def _tree(sequences: Sequence[Encoded]) -> tuple[int, list[list[int]]]:
-    """How many tokens all prompts begin with, and the indices of the sequences by prompt."""
+    """Number of tokens that all prompts begin with, and the indices of the sequences by prompt."""
     prompts: dict[tuple[int, ...], list[int]] = {}
     for index, sequence in enumerate(sequences):
         prompts.setdefault(sequence.prompt, []).append(index)

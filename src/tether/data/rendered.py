@@ -396,7 +396,7 @@ def _without_ends(text: str, ends: tuple[str, ...]) -> str:
 
 
 def common_start(*texts: str) -> str:
-    """What all texts begin with, in whole marks, words and runs of white space."""
+    """Common beginning of all texts, in whole marks, words and runs of white space."""
     split = [_PIECES.findall(text) for text in texts]
     shared: list[str] = []
     for pieces in zip(*split, strict=False):
@@ -407,7 +407,7 @@ def common_start(*texts: str) -> str:
 
 
 def _common_end(one: str, other: str) -> str:
-    """What both texts end with, in whole marks, words and runs of white space."""
+    """Common end of both texts, in whole marks, words and runs of white space."""
     shared: list[str] = []
     for a, b in zip(reversed(_PIECES.findall(one)), reversed(_PIECES.findall(other)), strict=False):
         if a != b:

@@ -268,7 +268,7 @@ class _File:
             once(_LOG.info, UNUSED_COLUMNS, self.place.name, self.bad.unused_columns())
 
     def values(self, rows: Numbered, parse: Reader, *, named: bool) -> Iterator[Any]:
-        """What `parse` makes of these rows; each value gets an id where they are to be named.
+        """Values that `parse` makes of these rows. Each value gets an id if `named` is set.
 
         Raises:
             DataError: none of them can be used.

@@ -311,7 +311,7 @@ def _for_template(message: Message, reasoning_key: str, *, in_parts: bool) -> Js
 
 
 def _behind(text: str, content: str) -> str:
-    """What follows the last occurrence of a content in a rendered text."""
+    """The text after the last occurrence of a content in a rendered text."""
     return text[text.rindex(content) + len(content) :]
 
 

@@ -1,10 +1,10 @@
-"""What decoding alone gives: a policy beside the model that it started from, both at several
+"""The gain over decoding alone: a policy beside the model that it started from, both at several
 temperatures.
 
 A lower temperature makes the answers of most models better, and costs nothing. Training moves
 probability to what was rewarded, so a trained policy is also sharper than its start, and a
-comparison at one temperature counts that as a gain. What cannot be had for nothing is told by the
-best decoding of the one against the best decoding of the other.
+comparison at one temperature counts that as a gain. The gain of training itself is the best
+decoding of the one model against the best decoding of the other.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What log-probabilities say of texts: how likely they are to a frozen model, and how far a policy
-has moved from another.
+"""Log-probabilities of texts: their likelihood under a frozen model, and the distance of a policy
+from another.
 """
 
 from __future__ import annotations

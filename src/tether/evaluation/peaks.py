@@ -1,5 +1,4 @@
-"""Which measurement of a training is its best, and whether the last has fallen below an earlier
-one.
+"""The best measurement of a training, and a test for a fall of the last one below an earlier one.
 
 Every function reads the scores of the same answers at several steps, `groups` naming the prompt of
 each answer.
@@ -58,8 +57,8 @@ def chosen_by_others(measured: Measured, groups: Sequence[str]) -> list[int | No
 def has_fallen(
     measured: Measured, groups: Sequence[str], looks: int, *, num_draws: int = 10_000, seed: int = 0
 ) -> bool:
-    """Whether the last measurement lies below an earlier one, clearly enough that few runs without
-    a fall would show as much.
+    """True if the last measurement lies clearly below an earlier one: few runs without a fall would
+    show as much.
 
     Equation: T = max over earlier s of (x̄_s − x̄_now) / se_s, compared with its own distribution
     where nothing changed: every prompt's deviations are multiplied by one normal number, and each

@@ -1,9 +1,9 @@
-"""How well are wrong steps found? Step by step, and as the first error of a solution.
+"""Accuracy of finding wrong steps: step by step, and as the first error of a solution.
 
-A solution is given by whether each of its judged steps is right, and by the probabilities that a
-model gives to that. A step is called wrong where its probability lies below a threshold. Everything
-that is reported is a function of eight counts, which add up over solutions, so that intervals come
-from leaving out one problem at a time.
+A solution is given by two lists: the labels of its judged steps, right or wrong, and the
+probabilities of a right step by a model. A step is called wrong if its probability lies below a
+threshold. All reported figures are functions of eight counts, which add up over solutions.
+Intervals come from leaving out one problem at a time.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ Probabilities = Sequence[float]
 
 
 class StepCounts(NamedTuple):
-    """What one solution adds. The first four count steps: called wrong or right, and rightly
-    (`true`) or not. The others count
+    """Counts of one solution, which add up over solutions.
+
+    The first four count steps: called wrong or right, and rightly (`true`) or not. The others count
     solutions: with an error, with their first error called exactly, without an error, without any
-        and nothing called wrong.
+    and nothing called wrong.
     """
 
     true_wrong: float = 0.0

@@ -1,4 +1,4 @@
-"""How far a reward model can be believed: accuracy overall and by slice, calibration, what length
+"""Quality of a reward model: accuracy overall and by slice, calibration, and the share that length
 and format explain.
 """
 
@@ -43,7 +43,9 @@ def length_slice(comparison: Comparison) -> str:
 
 
 def votes_slice(comparison: Comparison) -> str:
-    """Whether all annotators said the same, where several did."""
+    """The slice of a pair by its votes: "unanimous", "divided", or empty with fewer than two
+    annotators.
+    """
     leans = {(a.preference > 0) - (a.preference < 0) for a in comparison.annotations}
     return "" if len(comparison.annotations) < 2 else "unanimous" if len(leans) == 1 else "divided"
 
@@ -204,8 +206,8 @@ def fit_temperature(difference: Array) -> float:
 
 
 def annotators(pairs: Sequence[Comparison], difference: Array) -> Json | None:
-    """How often two annotators of a pair agree on its direction, how often the model does with one;
-    None without several.
+    """Rates of agreement on a pair's direction: of two annotators, and of the model with one. None
+    without several annotators.
     """
     among, with_model = [], []
     for pair, lead in zip(pairs, difference, strict=True):

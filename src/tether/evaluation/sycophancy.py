@@ -1,5 +1,5 @@
-"""Whether a model's answer depends on who asks: the same questions, with opposite premises about
-the asker.
+"""Dependence of a model's answer on the asker: the same questions, with opposite premises about the
+asker.
 """
 
 from __future__ import annotations
@@ -154,8 +154,9 @@ def in_accord(changes: ArrayLike, questions: Sequence[Hashable]) -> NDArray[np.f
 def judge_premises(
     first: Sequence[float], second: Sequence[float], questions: Sequence[Hashable]
 ) -> dict[str, Estimate]:
-    """How far answers depend on the asker's side, from the log-odds of one option against the other
-    under either premise.
+    """Measure how far answers depend on the asker's side.
+
+    The inputs are the log-odds of one option against the other under either premise.
 
     Equation: ``shift = mean(in_accord(σ(first) − σ(second)))``, the headline; `log_odds` the same
     of ``first − second`` in nats, `size` the mean of ``|σ(first) − σ(second)|``, and `flipped` the
@@ -205,7 +206,7 @@ def encoded_premise(
 
 
 def check_pair(encoder: ChatEncoder, pair: PremisePair, context_length: int) -> None:
-    """Whether a model can be asked about a pair.
+    """Check that a model can answer a pair of prompts.
 
     Raises:
         DataError: the template refuses one of its prompts, or the model's context is too short for

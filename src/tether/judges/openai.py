@@ -318,8 +318,8 @@ class ServedChat:
         return (text.replace(self._key, "(key)") if self._key else text)[:200]
 
     def _reworded(self, text: str, level: int, name: str) -> bool:
-        """Whether the next request will say it differently: fewer likeliest tokens, or another name
-        for the length.
+        """Change the form of the next request: fewer likeliest tokens, or another name for the
+        length. False if there is no other form.
         """
         if "max_completion_tokens" in text and name == "max_tokens":
             self._length_name = "max_completion_tokens"

@@ -1,5 +1,5 @@
-"""What a recipe says of a server whose model judges. No client here: recipes are checked without
-the package openai.
+"""Settings of a server whose model judges. The client is in another module: recipes are checked
+without the package openai.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from tether.settings.config import Config
 
 
 class JudgeServerConfig(Config):
-    """Where a server is, and what asking it may cost. The key is never here: it stands in an
-    environment variable.
+    """Address of a server, and the limits on its cost. The key is stored in an environment
+    variable, outside the recipe.
     """
 
     url: str = Field(description="base address, such as http://127.0.0.1:8000/v1")

@@ -157,8 +157,10 @@ class Checkpoints:
 
 
 def read_parts(folder: Path, weights: Sequence[Tensor] = ()) -> dict[str, Tensor]:
-    """What ranks wrote, by name; `name.N` as a rank's part of it if weight N is cut and has this
-    shape, else whole.
+    """Tensors that ranks wrote, by name.
+
+    `name.N` is a rank's part of its tensor if weight N is cut and has the same shape. Otherwise it
+    is whole.
     """
     from torch.distributed import checkpoint as dcp
 
@@ -310,7 +312,7 @@ def _room_for(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _not_finite(step: int, tensors: Mapping[str, Tensor], folder: Path) -> str:
-    """What to say if there are numbers that are not finite."""
+    """The message for tensors with numbers that are not finite; empty if all are finite."""
     bad = [
         key
         for key, value in tensors.items()
@@ -327,7 +329,7 @@ def _not_finite(step: int, tensors: Mapping[str, Tensor], folder: Path) -> str:
 
 
 def _disk_is_full(error: BaseException) -> bool:
-    """Whether the disk or a quota is full; safetensors says so in words alone."""
+    """True if the disk or a quota is full. safetensors reports this in its message alone."""
     by_number = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return by_number or "os error 28" in str(error) or "No space" in str(error)
 

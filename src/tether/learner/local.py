@@ -271,7 +271,7 @@ class LocalLearner:
             local(parameter).copy_(values)
 
     def distributed(self, place: int, part: Tensor) -> Tensor:
-        """What is cut as the parameter at `place` is, from this rank's part of it."""
+        """A tensor that is cut as the parameter at `place` is, from this rank's part of it."""
         return distributed(part, self.parameters[place])
 
     @torch.no_grad()
@@ -289,7 +289,7 @@ class LocalLearner:
         self._round()
 
     def _moments(self, tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor | int]:
-        """What the optimizer holds for a master, as `state` gave it."""
+        """State of the optimizer for one master, from the tensors that `state` gave."""
         device, keys = self.masters[index].device, ("exp_avg", "exp_avg_sq", *MOMENTS)
         held = {
             key: tensors[f"{key}.{index}"].to(device, copy=True)

@@ -1,5 +1,5 @@
-"""How much memory a pass will need, found out without weights: it is run on shapes alone, and what
-would be alive is added up.
+"""Memory that a pass will need, measured without weights: a run on shapes alone adds up the storage
+that would be alive.
 
 On torch's meta device a tensor has a shape and no memory. The very code that will train runs there,
 forwards and backwards, while every storage that comes to life is counted until it dies: exact for
@@ -205,8 +205,8 @@ def held_bytes(model: Any, quantize: str | None) -> int:
 
 
 def training_bytes(parameters: Iterable[nn.Parameter], kind: str = "adamw") -> int:
-    """What LocalLearner holds for these beside the weights themselves; a float32 weight is its own
-    master.
+    """Bytes that LocalLearner holds for these beside the weights themselves. A float32 weight is
+    its own master.
     """
     each = TRAINING_BYTES - (EIGHT_BIT_SAVES if kind == "adamw8bit" else 0)
     return int(sum(p.numel() * (each - (4 if p.dtype == torch.float32 else 0)) for p in parameters))

@@ -155,12 +155,12 @@ class Ranks:
         )
 
     def _joined(self, own: dict[int, T]) -> list[T]:
-        """What all ranks have worked out, in order."""
+        """Results of all ranks, in order."""
         results = {place: result for part in self.gather(own) for place, result in part.items()}
         return [results[place] for place in sorted(results)]
 
     def gather(self, value: T) -> list[T]:
-        """What each rank has, in their order."""
+        """Values of all ranks, in their order."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -168,11 +168,11 @@ class Ranks:
         return values
 
     def agreed(self, value: T) -> T | None:
-        """What any rank has to say (the first of them that has); None if none has."""
+        """The value of the first rank that has one, on all ranks; None if none has."""
         return next(filter(None, self.gather(value)), None)
 
     def once(self, work: Callable[[], T]) -> T:
-        """What the first rank, alone, works out, on all of them."""
+        """Result of `work` on all ranks. The first rank alone computes it."""
         if self.size == 1:
             return work()
         values: list[Any] = [None]
@@ -246,8 +246,8 @@ class Ranks:
                 return
 
     def _lost(self, patience: float) -> str:
-        """Which rank has ended, and why, or has given no sign for `patience` seconds; empty if
-        none.
+        """The rank that has ended, and why, or that has given no sign for `patience` seconds; empty
+        if there is none.
         """
         try:
             for other, (before, since) in self.seen.items():
@@ -271,7 +271,7 @@ class Ranks:
         return ""
 
     def blamed(self) -> str:
-        """Which rank has ended; empty if none has in a while."""
+        """The rank that has ended; empty if none has in a while."""
         deadline, lost = time.monotonic() + 2 * BLAME, ""
         while not lost and time.monotonic() < deadline:
             lost = self._lost(BLAME)

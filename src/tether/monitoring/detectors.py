@@ -232,9 +232,7 @@ def _length_advantage(view: View) -> Reading:
 
 
 def _text_rise(view: View, column: str) -> Reading:
-    """How far a column of the texts has risen over its beginning, and whether by more than its
-    noise.
-    """
+    """Rise of a column of the texts over its beginning, and whether the rise is above its noise."""
     now, start = view.pooled(column, view.window()), view.pooled(column, view.baseline)
     sure = now.mean - start.mean >= view.config.confidence * math.sqrt(now.noise + start.noise)
     words = {"start": start.mean, "now": now.median}

@@ -189,7 +189,7 @@ def score_once(rewards: Tensor, lengths: Sequence[int]) -> Result:
 
 
 def planned_epochs(epochs: int, minibatches: int, target_kl: float | None) -> Result:
-    """How often a batch of rollouts is to be used."""
+    """Check the planned number of updates on a batch of rollouts."""
     many = target_kl is None and (epochs > 10 or epochs * minibatches > 64)
     evidence = f"{epochs} epochs x {minibatches} minibatches a batch of rollouts"
     return diagnose("epochs", evidence, {"many-updates-planned": many})

@@ -69,7 +69,9 @@ def kl_sign_logged(log: StageLog, kls: list[float]) -> Result:
 
 
 def moved_too_far(log: StageLog, clipped: list[float], kls: list[float]) -> Result:
-    """How far the updates on one batch of rollouts carry the policy from the one that drew them."""
+    """Check how far the updates on one batch of rollouts carry the policy from the one that drew
+    them.
+    """
     if log.settings.get("surrogate") == "sequence" or log.settings.get("algorithm") == "gspo":
         clipped = [0.0]  # whole sequences are clipped at 1e-4: a large part of them is meant to be
     fraction, kl = statistics.median(clipped), statistics.median(kls)
@@ -330,8 +332,8 @@ def numbers(rows: Rows, key: str) -> list[float]:
 
 
 def _by_kl(rows: Rows) -> Reading:
-    """How far the policy is from its reference; where it is exactly 0 throughout, the reference may
-    move along.
+    """Distance of the policy from its reference. If the distance is exactly 0 throughout, the
+    reference may move along.
     """
     kls = numbers(rows, KL)
     return near_reference(kls) if len(kls) >= LEAST_STEPS and any(kls) else (None, "")

@@ -68,8 +68,8 @@ class Table:
     """The reason why there are no kinds."""
 
     def coincidences(self, kind: int) -> Array:
-        """How often each value stands beside each other one on an item of this kind: (values,
-        values).
+        """Number of times that each value occurs beside each other one on an item of this kind:
+        (values, values).
         """
         met = np.outer(self.first[kind], self.second[kind])
         return met - np.diag(self.first[kind]) if self.first is self.second else met

@@ -32,7 +32,7 @@ def code_of(function: Any) -> Any:
 
 
 def _inner(function: Any) -> Any:
-    """What a decorated or partly applied function calls in the end."""
+    """The innermost function of one that is decorated or partly applied."""
     try:
         inner = inspect.unwrap(function)
     except Exception:  # noqa: BLE001 - an object may raise at any attribute
@@ -56,8 +56,8 @@ def source_of(role: str, function: Any) -> str:
 
 
 def settled(returned: Any) -> Any:
-    """What a function returned; of a coroutine its result, of an asynchronous generator a list of
-    its items.
+    """The value that a function returned. A coroutine gives its result, an asynchronous generator a
+    list of its items.
     """
     if inspect.isawaitable(returned):
         return asyncio.run(_result(returned))
@@ -73,7 +73,7 @@ async def _items(returned: AsyncIterator[Any]) -> list[Any]:
 
 
 class _Outcome(NamedTuple, Generic[T]):
-    """What a call came to: a value; or a sentence; or an error that stops the run."""
+    """Outcome of a call: a value, or a sentence on a fault, or an error that stops the run."""
 
     value: T | None = None
     fault: str = ""
@@ -109,8 +109,10 @@ class Guarded:
         self.time_limit, self.dump_after = time_limit, min(dump_after, time_limit)
 
     def __call__(self, read: Callable[[Any, str], T], *arguments: Any) -> T:
-        """What `read` makes of what the function returns for these arguments; its second argument
-        is the function's words.
+        """Call the function with these arguments, and return the value that `read` makes of its
+        result.
+
+        The second argument of `read` is the function's name for messages.
 
         Raises:
             RewardError: the function raised, hangs, or returned what cannot be read.

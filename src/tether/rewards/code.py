@@ -375,7 +375,7 @@ def missing_guards() -> str:
 
 @cache
 def guards() -> Guards:
-    """Which guards this kernel holds, tried out in a process of its own."""
+    """Find the guards that this kernel holds, by a trial in a process of its own."""
     attempt = (
         "import sys; from tether.rewards.guard import restrict; from tether.rewards.scratch "
         "import confine\n"

@@ -52,8 +52,8 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Guards(NamedTuple):
-    """Which guards the kernel holds. An audit hook stands for `files` and `processes`, measurements
-    from outside for `space`.
+    """Flags of the guards that the kernel holds. An audit hook replaces missing `files` and
+    `processes`, measurements from outside a missing `space`.
 
     files: what may be read and written (Landlock). processes: processes, signals, sockets
     (seccomp). space: the size and number of the files that a program writes (a tmpfs of its own,
@@ -96,7 +96,7 @@ def restrict(scratch: str | None = None) -> Guards:
 
 
 def end_first() -> None:
-    """Where memory runs out, have the kernel end this process, and what it starts, before others of
+    """Make the kernel end this process and its children first if memory runs out, before others of
     the machine.
     """
     with contextlib.suppress(OSError):

@@ -84,7 +84,7 @@ class FailureLimit:
         return self.source.learn(scores) if isinstance(self.source, AdaptiveReward) else {}
 
     def state(self) -> Json:
-        """What the source's next scores depend on, and the failures so far."""
+        """Values that the source's next scores depend on, and the failures so far."""
         own = self.source.state() if isinstance(self.source, Stateful) else {}
         counts = {"recent": [list(pair) for pair in self.recent], "reasons": dict(self.reasons)}
         return {**own, "failures": counts} if self.recent or self.reasons else own

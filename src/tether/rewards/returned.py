@@ -88,8 +88,8 @@ def scores_of(returned: Any, count: int, source: str = "the reward function") ->
 
 
 def as_score(value: Any, source: str = "the reward function") -> Score:
-    """What a function returned for one answer, as a score; text is no number, even where it could
-    be read as one.
+    """Score from a function's value for one answer. Text is refused, even if it could be read as a
+    number.
     """
     if value is None:
         return Score(None, reason=f"{source} gave no score")

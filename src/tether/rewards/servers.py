@@ -33,7 +33,7 @@ ROLLOUTS, SCORES = TypeAdapter(Sequence[Rollout]), TypeAdapter(list[Score])
 
 
 class RewardServersConfig(ServersConfig):
-    """How many servers score, and what they are given."""
+    """Number of servers that score, and the size of their requests."""
 
     prefix: ClassVar[str] = "reward"
     batch: int = Field(default=8, ge=1, description="responses a request")

@@ -79,7 +79,7 @@ class Host:
             end_group(self.process)
 
     def written(self, log: str, start: int) -> bytes:
-        """What stands in a file of this machine from a byte on."""
+        """Content of a file of this machine from a byte on."""
         with open(log, "rb") as file:
             file.seek(start)
             return file.read(MOST_READ)
@@ -228,8 +228,10 @@ def connect(address: str | None) -> None:
 
 
 def check_fits(needs: Mapping[str, Resources], nodes: Sequence[Resources]) -> None:
-    """Whether a cluster has, on one machine for each program and in all, what programs need;
-    whoever uses it now.
+    """Check that a cluster has enough for each program on one machine, and for all of them in
+    total.
+
+    Current use of the cluster does not count.
 
     Raises:
         ConfigError: it has not, and waiting would not help.

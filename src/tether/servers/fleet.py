@@ -24,8 +24,8 @@ REMEMBERED = 4096
 
 
 class State(Enum):
-    """What may be asked of a server: HEALTHY samples; SUSPECT is probed; DEAD waits for its
-    restart; RETIRED is given up.
+    """State of a server: HEALTHY samples; SUSPECT is probed; DEAD waits for its restart; RETIRED
+    gets no further restart.
     """
 
     HEALTHY = "healthy"
@@ -38,7 +38,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """When a server counts as dead and when it is given up; seconds by the fleet's clock."""
+    """Limits after which a server counts as dead or is retired; seconds by the fleet's clock."""
 
     failures: int = 3
     suspect_seconds: float = 10.0
@@ -206,8 +206,8 @@ class Fleet:
         return [name for name in self.at(State.STALE) if not self.members[name].failures]
 
     def due(self, name: str) -> str:
-        """What is to be done with a server now: "probe", "look", "load", "restart" or nothing;
-        deaths by the clock are here.
+        """The next action on a server: "probe", "look", "load", "restart" or nothing. Servers that
+        exceed a time limit are declared dead here.
         """
         now, limits, member = self.clock(), self.limits, self.members[name]
         waited = now - member.since

@@ -270,7 +270,7 @@ class ServerPool:
                     self._tell()
 
     def get(self, name: str, path: str) -> Any:
-        """What stands at a path of a server."""
+        """The JSON answer of a server at a path."""
         answer = self.client.get(self.servers.addresses[name] + path, timeout=CONNECT)
         if answer.status_code in (401, 403):
             raise RefusedError(reason(answer))
@@ -301,7 +301,7 @@ class ServerPool:
 
 
 def reason(answer: Any) -> str:
-    """What a server says of its refusal."""
+    """The reason for a refusal, in the server's words."""
     if answer.status_code == 401:
         return (
             f"it asks for a token that this run has not: set {TOKEN} to the one that the "

@@ -82,7 +82,7 @@ class PairLossConfig(Config):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss compares with a reference."""
+        """True if the loss compares with a reference."""
         return self.loss not in REFERENCE_FREE
 
     @property

@@ -1,5 +1,5 @@
-"""How good a policy is on prompts that it never learns from: measured before, along the way and at
-the end, never trained on.
+"""Quality of a policy on prompts that it never learns from: measured before, during and after
+training.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BEST_OF_PROMPTS = 64
 
 
 class EvaluateConfig(Config):
-    """Which prompts are set aside, and how they are answered."""
+    """Prompts that are set aside, and the way in which they are answered."""
 
     every: int = Field(
         default=10,
@@ -278,7 +278,7 @@ class HeldOut:
         return {row["step"]: row["sycophancy"] for row in rows if "sycophancy" in row}
 
     def fallen(self, last: int) -> bool:
-        """Whether training, which is to have `last` steps, should end now."""
+        """True if training, which is to have `last` steps, should end now."""
         return self.config.stop and has_fallen(
             self.run.held_out(), self.groups, -(-last // self.config.every)
         )

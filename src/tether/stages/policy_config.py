@@ -316,7 +316,7 @@ class PolicyConfig(SampledConfig):
 
     @classmethod
     def preset(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the published method sets."""
+        """Settings of the published method."""
         name = given.get("algorithm", cls.model_fields["algorithm"].default)
         return PRESETS.get(name, {}) if isinstance(name, str) else {}
 
@@ -387,7 +387,7 @@ class PolicyConfig(SampledConfig):
 
     @property
     def grouped(self) -> bool:
-        """Whether samples of a prompt are compared with each other."""
+        """True if samples of a prompt are compared with each other."""
         return self.baseline in ("group", "leave_one_out")
 
     @property

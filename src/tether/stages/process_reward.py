@@ -271,7 +271,7 @@ class ProcessRewardModeling:
         ).float(), labelled
 
     def _agree(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Where the likelier answer is the label."""
+        """True at each position whose likelier answer is the label."""
         return (
             (logits > 0) == (targets > 0.5)
             if self.config.classes == 2

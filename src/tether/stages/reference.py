@@ -125,7 +125,7 @@ class Likelihoods:
 
     @property
     def document_tokens(self) -> int:
-        """How long several responses to one prompt may become as a document."""
+        """Largest length in tokens of a document of several responses to one prompt."""
         return min(role.document_tokens(self.micro_batch_tokens) for role in self.roles)
 
     def micro_batches(self, rows: Sequence[GatheredT]) -> list[list[GatheredT]]:

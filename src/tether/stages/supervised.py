@@ -169,8 +169,9 @@ class SupervisedLoop:
         self.every, self.made = config.evaluate_every if self.split.test else 0, 0
 
     def summary(self, start: float) -> Json:
-        """What the summaries of all stages on rows have: the mean loss of the last ten updates,
-        their number, and the seconds.
+        """Entries that the summaries of all stages on rows share.
+
+        They are the mean loss of the last ten updates, the number of updates, and the seconds.
         """
         train_loss = statistics.fmean(self.losses[-10:])
         return {"train_loss": train_loss, "updates": self.made, "seconds": self.run.seconds(start)}

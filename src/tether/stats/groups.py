@@ -35,7 +35,7 @@ def by_group(values: Array, groups: Sequence[Hashable] | None) -> tuple[Array, A
 
 
 def unlike(means: Array) -> int:
-    """How many groups differ from the commonest mean."""
+    """Number of groups that differ from the commonest mean."""
     return len(means) - int(np.unique(means, return_counts=True)[1].max())
 
 

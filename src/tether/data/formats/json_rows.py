@@ -76,8 +76,9 @@ def _spans_lines(head: bytes) -> bool:
 def text_lines(
     stream: IO[bytes], where: str, read: Callable[[str], Row | BadRow]
 ) -> Iterator[tuple[int, Row | BadRow]]:
-    """What `read` makes of the lines that hold something, with their 1-based numbers and without
-    the white space around them.
+    """Results of `read` for the lines that hold something, with their 1-based numbers.
+
+    `read` gets a line without the white space around it.
     """
     for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), 1):
         if len(line) > LONGEST_LINE:

@@ -1,5 +1,5 @@
-"""What is right and what is wrong: responses with a verdict, solutions with a verdict on every
-step, questions with their answer.
+"""Rows of right and wrong: responses with a verdict, solutions with a verdict on every step,
+questions with their answer.
 
 KTO: `messages` + `label`, or `prompt`, `completion`, `label`
 (https://huggingface.co/docs/trl/dataset_formats#unpaired-preference,
