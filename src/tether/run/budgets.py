@@ -160,7 +160,7 @@ def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
 
 
 def _stood_on(folder: Path) -> bool:
-    """Whether another stage of the run was finished later."""
+    """True if another stage of the run was finished later."""
     own = (folder / "summary.json").stat().st_mtime
     others = [path for path in folder.parent.glob("*/summary.json") if path.parent != folder]
     return any(path.stat().st_mtime > own for path in others)

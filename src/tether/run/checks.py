@@ -133,7 +133,7 @@ def _check_pairs(section: PairsSection) -> None:
 
 
 def _check_classes(data: DataConfig) -> None:
-    """Whether answers are of both kinds; reading ends where they are."""
+    """Check that answers are of both kinds. Reading ends as soon as both have occurred."""
     kinds = set[bool]()
     for row in _rows(data, Feedback):
         kinds.add(row.desirable)
@@ -148,7 +148,7 @@ def _check_classes(data: DataConfig) -> None:
 
 
 def _check_held_out(name: str, data: DataConfig, fraction: float, seed: int) -> None:
-    """Whether any row of an objective is held out; reading ends at the first."""
+    """Check that a row of an objective is held out. Reading ends at the first."""
     if any(split_by_group([row], fraction, seed)[1] for row in _rows(data, Comparison)):
         return
     if not any(path.startswith("hub:") for path in data.paths):
@@ -160,8 +160,8 @@ def _check_held_out(name: str, data: DataConfig, fraction: float, seed: int) -> 
 
 
 def check_test_judge(name: str, section: Section, reward: Any) -> None:
-    """Whether the [reward] stage of the recipe makes the test model that held-out answers are to be
-    judged by.
+    """Check that the recipe's [reward] stage makes the test model by which held-out answers are to
+    be judged.
 
     Raises:
         ConfigError: it makes none.
@@ -176,9 +176,7 @@ def check_test_judge(name: str, section: Section, reward: Any) -> None:
 
 
 def _rows_up_to(data: DataConfig, kind: type, count: int) -> int:
-    """How many rows there are, counted no further than `count`; those of the hub count as
-    enough.
-    """
+    """Number of rows, counted no further than `count`. Rows of the hub count as enough."""
     if any(path.startswith("hub:") for path in data.paths):
         return count
     return sum(1 for _ in islice(_rows(data, kind), count))

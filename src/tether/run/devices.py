@@ -1,4 +1,4 @@
-"""What a plan is made for: a GPU of a known kind, or this machine, whose rates are measured."""
+"""Devices of a plan: a GPU of a known kind, or this machine, whose rates are measured."""
 
 from __future__ import annotations
 
@@ -127,8 +127,6 @@ def this_machine() -> Device:
 
 
 def _rate(work: Callable[[], Any]) -> float:
-    """How often a second it is done; the mean, in which the pauses that other programs cause
-    count.
-    """
+    """Number of calls of `work` a second. The mean includes pauses that other programs cause."""
     timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
     return 1 / timer.blocked_autorange(min_run_time=0.3).mean

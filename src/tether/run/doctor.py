@@ -424,7 +424,7 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
 
 
 def _rounds_checks(stage: SubRun) -> list[Result]:
-    """What the rounds of a stage say of their samples, where each round is a step."""
+    """Checks of a stage's samples over its rounds, with each round as a step."""
     sampled = [mapping(one.get("sampling")) for one in stage.rounds]
     if not sampled:
         return []

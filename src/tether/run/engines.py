@@ -54,7 +54,7 @@ WHOLE = (
 
 
 def check_engine(config: EngineConfig, lora: Lora, *, quantize: str | None) -> None:
-    """Whether servers can sample for such a policy.
+    """Check that servers can sample for such a policy.
 
     Raises:
         ConfigError: vLLM's Python is not there, or the policy is what servers cannot take.

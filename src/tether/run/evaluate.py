@@ -42,7 +42,7 @@ SEED = 104729
 
 
 class EvaluationSection(Section):
-    """Who judges which answers. Lengths are in tokens."""
+    """The judge, and the answers that it judges. Lengths are in tokens."""
 
     judge: Annotated[AFunction | AModel, BY_KIND] = Field(
         description="a function that scores answers, or a language model with a rubric"
@@ -181,7 +181,7 @@ class _Asked:
             self.context.progress(self.steps, temperatures * (1 + len(self.context.policies)), {})
 
     def _premises(self, role: Role, loaded: LoadedModel) -> Json:
-        """How far a model's answers depend on who asks, where the section wants to know."""
+        """Dependence of a model's answers on the asker, if the section asks for this measure."""
         if (files := self.section.sycophancy) is None:
             return {}
         encoder = encoder_of(loaded)
@@ -255,7 +255,9 @@ class _Asked:
 
 
 def _compared(asked: _Asked, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What the judge says of a policy, how far it has gone, and how its answers look."""
+    """Results of a policy against the model before it: the judge's scores, the distance in KL, and
+    the form of the answers.
+    """
     looks = {"kl": after["kl"]}
     for name, side in (("", after), ("_before", before)):
         commonest = Counter(map(opening, side["texts"])).most_common(1)[0][1]

@@ -154,7 +154,7 @@ def _rounding(share: float | None, *, adapter: bool) -> str:
 
 
 def find_source(source: str) -> Source:
-    """What a path or a model source stands for.
+    """Find the trained model that a path or a model source names.
 
     Raises:
         MissingFileError, RunError, ModelError: nothing, something unfinished, or several models.
@@ -205,9 +205,7 @@ def stage_of(folder: Path) -> Path | None:
 
 
 def standing(source: str) -> str:
-    """Which run, stage and step the policy is of that `source` stands for; `source` itself where no
-    run made it.
-    """
+    """Run, stage and step of the policy that `source` names; `source` itself if no run made it."""
     place = find_source(source)
     if place.stage is None:
         return source
@@ -406,8 +404,8 @@ class Writer:
         return getattr(model.config, OFFSET, 0.0)
 
     def _read(self, folder: Path) -> Any:
-        """What a stranger's program loads, in float32: what its weights were rounded to then shows,
-        and nothing else.
+        """Model that another program loads from the folder, in float32. So a comparison shows the
+        rounding of the saved weights alone.
         """
         import transformers
         from peft import PeftModel

@@ -85,7 +85,7 @@ class JudgeConfig(Config):
 
 
 def _judge_kind(value: Any) -> str:
-    """Which of the ways to name a judge a value is."""
+    """The way in which a value names a judge: "name", "function" or "model"."""
     if isinstance(value, str):
         return "name"
     return (
@@ -155,8 +155,8 @@ TextJudge = Callable[[Sequence[Prompt], Sequence[str]], list[Score]]
 
 
 def described(config: FunctionJudge | JudgeConfig) -> dict[str, str]:
-    """Who judges, for the manifest: a function's name and the first line of its docstring, or the
-    model that is asked.
+    """The judge, for the manifest: a function's name and the first line of its docstring, or the
+    name of the model.
     """
     if isinstance(config, JudgeConfig):
         return {"name": config.name, "says": ""}

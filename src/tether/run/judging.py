@@ -104,7 +104,7 @@ def judged_pairs(
 def judge_report(
     rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float = 1.0
 ) -> Json:
-    """What a judge's verdicts are worth: failures, position bias, and the agreement with the labels
+    """Quality of a judge's verdicts: failures, position bias, and the agreement with the labels
     that the rows had.
 
     Position bias is told twice. `bias` is what the first place adds to an answer's log-odds.
@@ -233,7 +233,7 @@ def _kappa(drawn: Sequence[bool], odds: Sequence[float]) -> Json:
 
 
 def reasons(judgments: Sequence[Judgment]) -> Counter[str]:
-    """How many have no verdict, by what went wrong."""
+    """Number of judgments without a verdict, by reason."""
     return Counter(
         j.reason.partition(": ")[0] or "unknown" for j in judgments if j.log_odds is None
     )
@@ -249,7 +249,7 @@ def bench_rewards(
     max_length: int = 2048,
     announce: Callable[[str], Progress] | None = None,
 ) -> dict[str, Json]:
-    """What `evaluation.reward_quality` says of the model, file by file and of all together.
+    """Figures of `evaluation.reward_quality` for the model, file by file and of all together.
 
     Args:
         model: a run with a reward stage, the folder of a trained role, or a sequence classifier of
@@ -367,7 +367,7 @@ def _overlap(
 def scorer_of(
     model: str, label: str | None = None, max_length: int = 2048
 ) -> tuple[RewardSource, ChatEncoder | None]:
-    """What scores: a trained reward model, with its encoder, or a sequence classifier."""
+    """The source of scores: a trained reward model, with its encoder, or a sequence classifier."""
     folder = Path(model).expanduser()
     if (trained := trained_scorer(model)) is not None:
         roles, loaded = load_scorer(trained)

@@ -1,4 +1,6 @@
-"""Where a run and the programs beside it start: this machine, a Ray cluster, or a job of Slurm."""
+"""Start of a run and the programs beside it: on this machine, on a Ray cluster, or as a job of
+Slurm.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def host_address() -> str:
 
 
 def launcher(run: Path, needs: Mapping[str, Mapping[str, float]], patience: float) -> Launcher:
-    """What starts programs of a run, each of which needs so much of one machine.
+    """A launcher of a run's programs, each of which needs so much of one machine.
 
     Raises:
         ConfigError: the cluster cannot be reached, or it or this machine is too small.
@@ -92,7 +94,7 @@ def spare_gpus() -> list[str]:
 
 
 def beside_learner(device: str) -> bool:
-    """Whether a server that is started has to share memory with the learner."""
+    """True if a server that is started has to share memory with the learner."""
     return device == "cpu" or (_PLACES[-1][0] == "local" and not spare_gpus())
 
 

@@ -46,8 +46,10 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Source:
-    """What is to be exported. `stage` is the run directory it comes from; `folder` that of the
-    role, None for a checkpoint or for a model that tether did not train.
+    """Source of an export.
+
+    `stage` is the run directory of the model. `folder` is that of the role; None for a checkpoint
+    or for a model that tether did not train.
     """
 
     kind: str
@@ -146,8 +148,8 @@ def section_of(config: Json) -> str | None:
 
 
 def base_name(source: str) -> str:
-    """What strangers may call a model: no path of this machine, and nothing that a hub might take
-    for an id of its own.
+    """Public name of a model, without a path of this machine. A hub cannot take it for an id of its
+    own.
     """
     if source.startswith(PACKAGE_PREFIX):
         package = PACKAGES.get(source.removeprefix(PACKAGE_PREFIX))
@@ -160,7 +162,7 @@ def base_name(source: str) -> str:
 
 
 def _stage(stage: SubRun) -> Json:
-    """What the card says of a stage."""
+    """Entries of the card on a stage."""
     config = mapping(stage.config)
     section = section_of(config) or ""
     recipe = _public({section: config.get(section), "seed": config.get("seed")})

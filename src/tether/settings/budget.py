@@ -1,4 +1,4 @@
-"""What a recipe may say of time."""
+"""Settings of a recipe on time."""
 
 from __future__ import annotations
 

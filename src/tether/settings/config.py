@@ -106,10 +106,10 @@ class Config(BaseModel):
         return self
 
     def faults(self) -> Iterator[str]:
-        """What of these settings has no effect or does not go together, in a sentence each; the
-        first is the error.
+        """Settings that have no effect or do not go together, in a sentence each. The first is the
+        error.
 
-        A class tells of its own: those that it stands on have been asked before.
+        Each class reports the faults of its own settings, after those of its base classes.
         """
         yield from ()
 

@@ -11,7 +11,7 @@ from tether.settings.workers import ServersConfig
 
 
 class EngineConfig(ServersConfig):
-    """What samples a policy's answers, and where."""
+    """Engine that samples a policy's answers: its kind, and its machine."""
 
     kind: Literal["local", "served", "vllm"] = Field(
         default="local",

@@ -103,7 +103,7 @@ class OptimizerConfig(Config):
 
     @property
     def counts_updates(self) -> bool:
-        """Whether the rate of an update depends on the number of all updates."""
+        """True if the rate of an update depends on the number of all updates."""
         return self.schedule != "constant" or self.warmup_fraction > 0
 
     def faults(self) -> Iterator[str]:
@@ -203,5 +203,5 @@ class ReferencedConfig(PreferenceConfig):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss asks a reference at all."""
+        """True if the loss needs a reference."""
         return True

@@ -1,5 +1,5 @@
-"""What a recipe says about a model. No torch here: recipes are checked before anything heavy is
-loaded.
+"""Settings of a recipe on a model. The module loads no torch: recipes are checked before heavy
+libraries are loaded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LoraConfig(Config):
 
 
 class ModelConfig(Config):
-    """Where a model comes from and how it is held.
+    """Source of a model, and the form in which it is held.
 
     source: a local folder, a hub id, `package:NAME==VERSION` for weights that a Python package
     carries, or `tiny` for a small random model built in code.

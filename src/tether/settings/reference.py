@@ -1,4 +1,6 @@
-"""What a recipe may say: every key of the config classes with its type, default and description."""
+"""Reference of a recipe's keys: every key of the config classes with its type, default and
+description.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tether.settings.config import Config
 
 
 class ServersConfig(Config):
-    """How many servers work for a run, where they are, and how long is waited for them."""
+    """Number of servers that work for a run, their addresses, and the time limits for them."""
 
     prefix: ClassVar[str] = "server"
     """What their names begin with."""
