@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import sys
 import tokenize
 import tomllib
@@ -20,6 +21,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "tether"
 VAGUE = frozenset({"found", "known", "said", "told", "kept", "asked", "apart"})
 """Names of locals that say nothing of what they hold."""
+QUESTION_WORDS = frozenset({"what", "who", "whether", "how", "where", "which", "when", "why"})
+"""First words that open a docstring as a question, where a noun or a verb names the thing."""
 LAYOUT = frozenset(
     {
         tokenize.COMMENT,
@@ -84,6 +87,17 @@ def vague_locals(tree: ast.Module) -> int:
     return count
 
 
+def question_docstrings(tree: ast.Module) -> int:
+    """Number of docstrings of a module, its classes and functions that open with a question."""
+    nodes = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    first_words = (re.match(r"\w*", ast.get_docstring(node) or "") for node in nodes)
+    return sum(word is not None and word[0].lower() in QUESTION_WORDS for word in first_words)
+
+
 def counts(package: Path = PACKAGE) -> dict[str, int]:
     """All counts, by the names under which their ceilings stand."""
     sources = {path: path.read_text(encoding="utf-8") for path in sorted(package.rglob("*.py"))}
@@ -102,6 +116,7 @@ def counts(package: Path = PACKAGE) -> dict[str, int]:
         ),
         "public_names_twice": sum(len(paths) > 1 for paths in homes.values()),
         "vague_locals": sum(map(vague_locals, trees.values())),
+        "question_docstrings": sum(map(question_docstrings, trees.values())),
         "untyped_dicts": sum(text.count("dict[str, Any]") for text in sources.values()),
         "getattr_defaults": sum(
             isinstance(c.func, ast.Name) and c.func.id == "getattr" and len(c.args) == 3

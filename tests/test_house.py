@@ -269,8 +269,12 @@ class Thing:
 
     size: dict = {}
 
+    def whole(self):
+        """Whether a part is missing. Ask."""
+
 
 def told(values):
+    """What a caller gets."""
     found, other = getattr(values, "x", None), 1
 
     return [said for said in (found, other)]
@@ -278,11 +282,19 @@ def told(values):
 
 
 def test_lines_of_code_are_counted_without_comments_and_docstrings() -> None:
-    """By hand: import, two of TEXT, class, size, def, the assignment, return."""
-    assert house.code_lines(SAMPLE) == 8
+    """By hand: import, two of TEXT, class, size, two defs, the assignment, return."""
+    assert house.code_lines(SAMPLE) == 9
     assert house.tokens("x = f(1)  # a comment\n") == 6
     assert list(house.public_names(ast.parse(SAMPLE))) == ["Thing", "told"]
     assert house.vague_locals(ast.parse(SAMPLE)) == 2  # found and said
+
+
+def test_docstrings_that_open_with_a_question_are_counted() -> None:
+    """By hand: those of `whole` and `told` in SAMPLE, and of a module alone."""
+    assert house.question_docstrings(ast.parse(SAMPLE)) == 2
+    assert house.question_docstrings(ast.parse('"""HOW: a heading."""\nx = 1\n')) == 1
+    for opening in ("True if it holds.", "Whoever asks.", "Number of them. What for?", ""):
+        assert house.question_docstrings(ast.parse(f'"""{opening}"""\n')) == 0
 
 
 def test_the_house_does_not_grow() -> None:

@@ -42,8 +42,8 @@ def on_folder(model: ModelConfig, folder: Path) -> ModelConfig:
 
 
 def faults_on(model: ModelConfig, name: str, section: Any, shard: bool) -> Iterator[str]:
-    """What the stage `name` cannot do with weights that are held in 4 bits, or cut over ranks
-    (`shard`).
+    """Settings of the stage `name` that are impossible with weights held in 4 bits, or cut over
+    ranks (`shard`).
     """
     values = dict(section)
     lora, trains, engine = values.get("lora"), values.get("direct", section), values.get("engine")
@@ -91,7 +91,7 @@ def faults_on(model: ModelConfig, name: str, section: Any, shard: bool) -> Itera
 
 
 def check_libraries(model: ModelConfig, name: str, section: Any) -> None:
-    """Whether what a stage asks of bitsandbytes can be had.
+    """Check that bitsandbytes is installed if a stage needs it.
 
     Raises:
         ConfigError: it is not installed.

@@ -285,8 +285,8 @@ def _judge(
     context: Context,
     run: RunDirectory,
 ) -> tuple[Scorer, Literal["gold", "test", "heldout"]]:
-    """Who judges held-out answers, and what that is called: the training's `own` reward, or another
-    that the section names.
+    """The judge of held-out answers, and its name in the metrics: the training's `own` reward, or
+    another that the section names.
     """
     if judge == "reward":
         return own, "heldout"
@@ -326,7 +326,7 @@ def _served(
 
 
 def _ended(guard: Guard, evaluation: HeldOut | None, steps: int) -> bool:
-    """Whether an alarm or the held-out scores end the training before its last step."""
+    """True if an alarm or the held-out scores end the training before its last step."""
     return guard.halted or (evaluation is not None and evaluation.fallen(steps))
 
 

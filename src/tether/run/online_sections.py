@@ -1,5 +1,5 @@
-"""What a recipe says of the stages that sample: prompts, rewards, measurements, and the watch over
-them; and what scores then.
+"""Settings of the stages that sample: prompts, rewards, measurements, and checks during training;
+and the rewards that they name.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ OF_SOURCE = {
 
 
 class RewardedSection(TimedSection):
-    """What every stage has whose answers a reward scores."""
+    """Keys of every stage whose answers a reward scores."""
 
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random"
@@ -244,7 +244,7 @@ REWARD_KEYS = tuple(
 
 
 class OnlineSection(RewardedSection):
-    """What every stage that samples has."""
+    """Keys of every stage that samples."""
 
     task: TaskConfig | None = Field(default=None, description="prompts of a reasoning-gym task")
     lora: SteadyLora = Field(
@@ -411,7 +411,7 @@ class PolicySection(OnlineSection, PolicyConfig):
 
 
 def check_names(stage: str, asked: Collection[str] | None, trained: Collection[str]) -> None:
-    """Whether a stage asks for what there is.
+    """Check that a stage names the objectives that were trained.
 
     Raises:
         ConfigError: it asks for other objectives than were trained, or for none of several.
@@ -452,7 +452,8 @@ def reward_source(
     seed: int,
     reader: ChatEncoder | None = None,
 ) -> RewardSource:
-    """What scores for a section; of a trained model its roles, its folder and the model under them.
+    """The reward that a section names. For a trained model the caller passes its roles, its folder
+    and the model under them.
 
     Args:
         reader: of a trained model that has another tokenizer or template than the policy; it reads
@@ -512,7 +513,7 @@ def reward_source(
 def reward_apart(
     section: RewardedSection, folder: Path | None, settings: ModelConfig, seed: int
 ) -> RewardSource:
-    """What scores for a section; a trained model on a trunk of its own."""
+    """The reward that a section names, with a trained model on a trunk of its own."""
     if section.scorer is None or folder is None:
         return reward_source(section, (), None, None, pick_device(settings.device), seed)
     roles, loaded = load_scorer(folder, settings)

@@ -81,7 +81,7 @@ MOST_FAILED = 0.1
 
 
 class PairsSection(Section):
-    """Which prompts are answered, how often, and who judges which pairs. Lengths are in tokens."""
+    """Prompts to answer, number of answers, and judge of the pairs. Lengths are in tokens."""
 
     prompts: int | None = Field(
         default=None,
@@ -137,7 +137,7 @@ class PairsSection(Section):
 
     @property
     def sampling(self) -> Sampling:
-        """How answers are drawn."""
+        """Settings by which answers are drawn."""
         return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
     def faults(self) -> Iterator[str]:
@@ -215,7 +215,9 @@ def train(
 
 
 def comparisons_of(folder: Path) -> Iterator[Comparison]:
-    """What was judged in the folder of a finished stage, whatever characters are in it."""
+    """Comparisons that were judged, from the folder of a finished stage. Their texts may contain
+    any characters.
+    """
     for row in read_jsonl(folder / "pairs.jsonl"):
         prompt, chosen, rejected = (
             turns_of(row.pop(name)) for name in ("prompt", "chosen", "rejected")

@@ -78,7 +78,7 @@ class StagePlan:
 
 
 def own_models(section: Any) -> bool:
-    """Whether the frozen roles of a stage have models of their own."""
+    """True if the frozen roles of a stage have models of their own."""
     if isinstance(section, DirectSection | KTOSection):
         return section.lora is False and section.needs_reference and not section.precomputed
     return isinstance(section, OnlineSection) and section.roles == "separate"
@@ -346,8 +346,9 @@ class Planner:
     def _servers(
         self, name: str, config: ServersConfig, own: Mapping[str, int], held: dict[str, int]
     ) -> tuple[Phase, int]:
-        """What each server holds, and by how many the work is shared; on the learner's machine they
-        add to what it holds.
+        """Memory of each server, and the number of servers that share the work.
+
+        On the learner's machine the memory of all servers is added to `held`, and the number is 1.
         """
         count = len(config.addresses) or config.servers
         server = Phase(f"{name}, each of {count}", {**own, "process": self.process})
@@ -357,8 +358,8 @@ class Planner:
         return server, 1
 
     def _beside(self, section: Any, held: Mapping[str, int], own_value: bool) -> dict[str, int]:
-        """What is there beside the policy: other roles, each an adapter or a model of its own, and
-        the engine.
+        """Memory beside the policy: other roles, each an adapter or a model of its own, and the
+        engine.
         """
         shared, adapter = section.roles == "shared", held.get("policy adapter", 0)
         beside: dict[str, int] = {}
@@ -413,7 +414,7 @@ class Planner:
         return round(prompts * (self.prompt + self.rows.answers * self.answer))
 
     def _engine(self, role: Role, prompts: int, rows: int, sampling: Sampling) -> dict[str, int]:
-        """What the engine holds beside weights: its cache, and logits; on a GPU also the larger of
+        """Memory of the engine beside weights: its cache, and logits; on a GPU also the larger of
         prefill and draw.
         """
         size = self.dtype.itemsize

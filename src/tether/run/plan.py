@@ -1,5 +1,5 @@
-"""What a recipe will need before it is run: memory by role and phase, time, and what to switch on
-where it does not fit.
+"""Needs of a recipe before its run: memory by role and phase, time, and settings that make the
+recipe fit.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def _own_budget(recipe: BaseRecipe, name: str) -> float | None:
 
 
 def _budget_lines(recipe: BaseRecipe, price: Price) -> Iterator[str]:
-    """What budgets make of it."""
+    """Sentences on the effect of time budgets."""
     for stage in price.stages:
         if minutes := _own_budget(recipe, stage.name):
             yield f"{stage.name}: its budget ends it after {minutes:g} min, at a whole step."
@@ -460,7 +460,7 @@ def _measured(
 
 
 def _parts(row: Any) -> tuple[Conversation, list[Conversation]]:
-    """What stands before, and the answers to it."""
+    """The prompt of a row, and the answers to it."""
     if isinstance(row, Demonstration):
         return row.messages[:-1], [row.messages[-1:]]
     if isinstance(row, Comparison):

@@ -33,8 +33,8 @@ CLOCKS = ("time", "memory/", "seconds", "peak_rss", "tokens_per_second")
 
 @dataclass(frozen=True)
 class Compared:
-    """What was compared of a stage: how many values there were, and where the first difference is
-    (empty: nowhere).
+    """Result of comparing a stage: number of values, and place of the first difference (empty:
+    none).
     """
 
     stage: str
@@ -110,7 +110,7 @@ def _ground(recipe: BaseRecipe, folder: Path) -> BaseRecipe:
 
 
 def _standing(recipe: BaseRecipe, name: str) -> Context:
-    """What a stage stands on, made where it is not finished."""
+    """Context of a stage. Stages that it depends on are run first if they are not finished."""
     section = recipe.section(name)
     for needed in (
         "sft",

@@ -1,5 +1,5 @@
-"""How the ranks of a training come to be: this process starts the others, or all were started by
-torchrun or run.restarts.
+"""Start of a training's ranks: this process starts the others, or torchrun or run.restarts has
+started all.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def keep_store() -> dist.TCPStore:
 
 
 def cluster(recipe: BaseRecipe, ends: contextlib.ExitStack) -> Launcher | None:
-    """What places the ranks but the first on other machines, until `ends` closes it; None where all
-    are processes of this one.
+    """A launcher that places all ranks but the first on other machines, until `ends` closes it.
+    None if all are processes of this machine.
 
     Raises:
         ConfigError: the cluster cannot be reached, or is too small.
@@ -269,7 +269,7 @@ def _attend(process: Rank, rank: int, store: Any) -> None:
 
 
 def is_other() -> bool:
-    """Whether torchrun has started this process as another rank than the first."""
+    """True if torchrun has started this process as another rank than the first."""
     return int(os.environ.get("RANK", "0")) > 0
 
 

@@ -182,9 +182,7 @@ class BaseRecipe(Config):
             yield from faults_on(self.model, name, section, self.learner.shard)
 
     def _keeping_faults(self, name: str, heldout: Any) -> Iterator[str]:
-        """Whether the prompts that judge the policies at the end have chosen none of their
-        weights.
-        """
+        """Check that the prompts of the last evaluation have chosen none of the policies' weights."""
         last = self.section("evaluate")
         if (
             last is None
@@ -202,7 +200,7 @@ class BaseRecipe(Config):
             )
 
     def _choice_faults(self, choose: str) -> Iterator[str]:
-        """Whether there will be reward models that a choice of pairs can ask."""
+        """Check that a choice of pairs will have the reward models that it needs."""
         reward, needs = self.section("reward"), "repeat and [reward]"
         needs += (
             ", with reward.members"
@@ -221,9 +219,7 @@ class BaseRecipe(Config):
             )
 
     def _scorer_faults(self, name: str, section: Any, scorer: str) -> Iterator[str]:
-        """Whether there is, or will be, what scores for a stage, and whether the stage asks for
-        what that can do.
-        """
+        """Check that a stage has, or will have, a scorer that can do all that the stage asks for."""
         model, trains = Path(self.run) / scorer / "model", self.section(scorer)
         if (elsewhere := reward_model_of(section)) is not None:
             model, trains = elsewhere, None

@@ -43,14 +43,14 @@ LOOK_EVERY, GONE = 0.2, -1
 
 
 def watches(settings: LearnerConfig) -> bool:
-    """Whether this process shall only watch the ranks, rank 0 too."""
+    """True if this process shall only watch the ranks, rank 0 included."""
     return settings.ranks > 1 and settings.restarts > 0 and "WORLD_SIZE" not in os.environ
 
 
 def watched(
     recipe: BaseRecipe, stages: Sequence[str], progress: Callable[[str], Progress] | None
 ) -> Json:
-    """What rank 0 returns of a run whose ranks begin again together whenever one is lost.
+    """Run ranks that all start again whenever one is lost, and return the result of rank 0.
 
     Raises:
         LostRankError: that happened more often than `learner.restarts`, and no step further in

@@ -120,7 +120,7 @@ class RewardSection(TimedSection, RewardConfig):
 
     @property
     def is_ensemble(self) -> bool:
-        """Whether several models will score."""
+        """True if several models will score."""
         return self.members > 1 and not self.average and self.distill is None
 
     def _objective_faults(self) -> Iterator[str]:
@@ -350,7 +350,7 @@ class RewardMembers:
         return self.stages[0].rankings(comparisons)
 
     def save(self) -> None:
-        """What scores, in `model/`: one role, or the names of the members' folders."""
+        """Save the scorer in `model/`: one role, or the names of the members' folders."""
         if self.one is not None:
             save_trained(self.one.role, self.loaded, self.folder / "model", kind="reward")
         else:

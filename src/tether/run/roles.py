@@ -291,7 +291,7 @@ def trained_scorer(path: str) -> Path | None:
 
 
 def is_scorer(folder: Path) -> bool:
-    """Whether a folder holds a trained role, or names several that score together."""
+    """True if a folder holds a trained role, or names several that score together."""
     return is_role(folder) or any((folder / name).is_file() for name in (ENSEMBLE, OBJECTIVES))
 
 
@@ -382,8 +382,9 @@ def _speaking(role: RoleDescription, loaded: LoadedModel) -> LoadedModel:
 def _settings(
     source: str, role: RoleDescription | None, settings: ModelConfig | None
 ) -> ModelConfig:
-    """How a role was trained overrides how a model is asked for; another folder than the one asked
-    for has its own template.
+    """Settings of a model: those of the role's training override those of the request.
+
+    A folder other than the requested one has its own template.
     """
     values = {**(settings.model_dump() if settings else {}), "source": source}
     if settings is None or Path(source).resolve() != Path(settings.source).resolve():
@@ -451,5 +452,5 @@ def _separate_roles(
 
 
 def value_of(section: SampledSection) -> str | None:
-    """What a learned value starts as; None where none is learned."""
+    """Start of a learned value; None if no value is learned."""
     return section.value_init if isinstance(section, PolicyConfig) and section.critic else None

@@ -1,4 +1,4 @@
-"""Where the rows of a stage come from, and what every section of a recipe has."""
+"""Sources of a stage's rows, and the keys of every section of a recipe."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Section(Config):
         return ()
 
     def others(self) -> Iterator[DataConfig]:
-        """What the stage will read beside its rows."""
+        """Data that the stage will read beside its rows."""
         yield from ()
 
 

@@ -135,7 +135,7 @@ def _run(
 
 
 def _from_pairs(recipe: BaseRecipe, name: str, section: Section) -> bool:
-    """Whether a stage that names no data learns from what [pairs] collects, or from its prompts."""
+    """True if a stage that names no data learns from the pairs of [pairs], or from their prompts."""
     if (
         section.data is not None
         or recipe.section("pairs") is None
@@ -148,9 +148,7 @@ def _from_pairs(recipe: BaseRecipe, name: str, section: Section) -> bool:
 def stands_on(
     recipe: BaseRecipe, name: str, progress: Progress | None = None, number: int | None = None
 ) -> Context:
-    """What a stage of a recipe stands on: which folder, which model, which rows, and what scores
-    for it.
-    """
+    """Context of a recipe's stage: its folder, its model, its rows, and its scorer."""
     root, section = Path(recipe.run), recipe.section(name)
     place, earlier = (
         round_folder(root, number),
@@ -186,8 +184,8 @@ def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> 
 
 
 def stage_model(recipe: BaseRecipe, root: Path) -> ModelConfig:
-    """What the stages after SFT stand on: the SFT model if the recipe makes one, the base model
-    otherwise.
+    """Model from which the stages after SFT start: the SFT model if the recipe makes one, the base
+    model otherwise.
     """
     if recipe.section("sft") is None:
         return recipe.model

@@ -46,7 +46,7 @@ class RowSizes:
 
 @dataclass(frozen=True)
 class Speeds:
-    """What a model takes on a device.
+    """Times of a model's passes on a device.
 
     parameters, head: weights of all of it, and of its output layer; trunk: bytes.
     """
@@ -114,9 +114,7 @@ class Speeds:
 
 
 def reads_answers(judge: Any, section: Any) -> bool:
-    """Whether each answer is read by a model of which the time is known: of a user's function, none
-    is.
-    """
+    """True if a model of known time reads each answer. The time of a user's function is unknown."""
     if isinstance(judge, FunctionJudge):
         return judge.call == GOLD
     return section.scorer is not None if judge == "reward" else judge != "people"

@@ -1,7 +1,8 @@
-"""How a stage is run: opened or gone on with in its folder, given its rows, trained, and finished
+"""Run of a stage: its folder is opened or continued, it is given its rows, trained, and finished
 with a summary.
 
-Below that the folder of the whole run: what was started there, and what its stages stand on.
+The second part concerns the folder of the whole run: the stages started in it, and the inputs of
+its stages.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from tether.settings.model import ModelConfig
 
 @dataclass(frozen=True)
 class Context:
-    """Where a stage stands: its folder, its model, and what it has from the stages before it.
+    """Inputs of a stage: its folder, its model, and the results of the stages before it.
 
     Args:
         name: of the section in a recipe.
@@ -54,9 +55,9 @@ class Context:
             held-out rows.
         round, earlier: of a recipe that repeats: the number of this round, and the folders of those
             before it.
-        policy: whoever answers to collect pairs; unset: the model.
-        policies: the trained ones, by name, and how they sampled: for whoever compares them with
-            the model.
+        policy: the folder of the policy that answers to collect pairs; unset: the model.
+        policies, sampling: the folders of trained policies by name, and their sampling, to compare
+            them with the model.
         quarantine: rows and prompts that the stage cannot use, for its summary.
     """
 
@@ -281,7 +282,7 @@ def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def round_folder(root: Path, number: int | None) -> Path:
-    """Where the stages of a round lie; without rounds, the run's own folder."""
+    """Folder of a round's stages; without rounds, the run's own folder."""
     return root if number is None else root / f"round-{number:02d}"
 
 

@@ -109,8 +109,10 @@ def train(
 def _stage(
     section: SupervisedSection, context: Context, loaded: LoadedModel
 ) -> SFT | ProcessRewardModeling | Direct | KTO:
-    """What trains. The reference of a policy under an adapter is the bare trunk; of one trained
-    whole, a model of its own.
+    """The trainer of a stage.
+
+    The reference of a policy under an adapter is the bare trunk. A policy that is trained whole has
+    a reference model of its own.
     """
     encoder, seed = encoder_of(loaded), context.seed
     if isinstance(section, ProcessSection):

@@ -74,7 +74,7 @@ def _totals(recipe: BaseRecipe, root: Path, number: int | None) -> dict[str, Any
 
 
 def _round(done: dict[str, Any], policy: dict[str, Any], name: str) -> dict[str, Any]:
-    """What a round asked, learned and brought; a hundred labels' worth of it."""
+    """Figures of one round: labels, learning and gain, and the gain for a hundred labels."""
     asked = done["pairs"].get("asked", done["pairs"]["num_pairs"])
     reward = {
         key: done["reward"][key]

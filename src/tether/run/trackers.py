@@ -31,7 +31,7 @@ BY_NAME = ("tensorboard", "trackio")
 
 
 class TrackedRun(NamedTuple):
-    """What a tracker has to know of a run directory.
+    """Facts of a run directory that a tracker needs.
 
     `name`: of the stage, with the folders above it (`round-01/ppo`); `whole`: the name of the whole
     run; `group`: that name and the whole run's identity, the same for all its stages; `own`:
@@ -55,7 +55,7 @@ class TrackedRun(NamedTuple):
 
 
 def check_trackers(names: Sequence[TrackerName]) -> None:
-    """Whether the packages of these trackers are there.
+    """Check that the packages of these trackers are installed.
 
     Raises:
         ConfigError: one is not.

@@ -1,5 +1,5 @@
-"""What a run writes into its folders is sent to trackers, by a thread for each: no stage knows of
-them.
+"""Threads that send the files of a run to trackers, one for each tracker. The stages are
+independent of them.
 
 The run's files are the queue. A tracker that is slow, hangs or is down holds nothing up and loses
 nothing: what it has not taken is sent when it answers again, or when the run is resumed.
@@ -253,7 +253,7 @@ def note_of(name: TrackerName, folder: Path) -> Path:
 
 
 def _is_copy(state: Json, note: Path) -> bool:
-    """Whether the folder where a note was written is still there, with the same run."""
+    """True if the folder in which a note was written still exists, with the same run."""
     original = Path(state["place"]["folder"]) / note.name
     if not original.is_file() or original.samefile(note):
         return False
