@@ -54,6 +54,50 @@ def lines(record: dict[str, Any]) -> list[str]:
     return [found.headline, *found.sentences, "The page: runs/quickstart/report.html"]
 
 
+def best_decoding(record: dict[str, Any]) -> dict[str, list[float]]:
+    """By seed, in percent, how often the best decoding won, and the interval."""
+    rate = record["summary"]["over_best_decoding"]["win_rate"]
+    own = [100 * rate[key] for key in ("value", "low", "high")]
+    return {str(record["seed"]): own, **record["seeds"]["best_decoding"]}
+
+
+def seeds_table(record: dict[str, Any]) -> str:
+    """The seeds side by side."""
+    best = best_decoding(record)
+    random, choice = (record["seeds"][key] for key in ("random_reward", "best_of_2_4_8"))
+    rows = [
+        ["", *(f"seed {seed}" if place == 0 else seed for place, seed in enumerate(best))],
+        ["---"] * (1 + len(best)),
+        ["policy at its best temperature against the SFT model at *its* best: won"]
+        + [_bounds(best[seed]) for seed in best],
+        ["the same with a random reward, before"]
+        + [_bounds(random[seed]) if seed in random else "" for seed in best],
+        [
+            "one answer of the policy against the reward's choice of 2 / 4 / 8 answers of the SFT "
+            "model: won"
+        ]
+        + [" / ".join(f"{share:.0f}" for share in choice[seed]) + "%" for seed in best],
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def seeds_sentence(record: dict[str, Any]) -> str:
+    """The same in a sentence, in whole percent."""
+    *first, last = [_bounds(value, 0) for value in best_decoding(record).values()]
+    (random,) = record["seeds"]["random_reward"].values()
+    return (
+        f"In three seeds the policy at its best temperature beats the SFT model at *its* best in "
+        f"{', '.join(first)} and {last} of 150 comparisons; with a random reward in "
+        f"{_bounds(random, 0)}."
+    )
+
+
+def _bounds(values: list[float], digits: int = 1) -> str:
+    """A share with its interval, in percent."""
+    won, low, high = (f"{value:.{digits}f}" for value in values)
+    return f"{won}% [{low}, {high}]"
+
+
 def texts(record: dict[str, Any]) -> dict[Path, dict[str, str]]:
     """By page and block, what stands there."""
     least, most = minutes(record)
@@ -69,12 +113,17 @@ def texts(record: dict[str, Any]) -> dict[Path, dict[str, str]]:
         f"{usual[0]} to {usual[1]} with bfloat16"
     )
     return {
-        ROOT / "README.md": {"time": time, "verdict": "```\n" + "\n".join(lines(record)) + "\n```"},
+        ROOT / "README.md": {
+            "time": time,
+            "verdict": "```\n" + "\n".join(lines(record)) + "\n```",
+            "seeds": seeds_sentence(record),
+        },
         ROOT / "docs" / "quickstart.md": {
             "time": (
                 f"{expected} products alone, and {gigabytes}. Seed {record['seed']}, best "
                 f"decoding against best: won {rate}."
-            )
+            ),
+            "seeds": seeds_table(record),
         },
     }
 

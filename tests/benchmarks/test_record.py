@@ -5,6 +5,7 @@ import json
 import pytest
 from benchmarks.record import RECORD, ROOT, filled, lines, picture, recorded, texts
 
+PAGES = ROOT / "docs" / "quickstart.md", ROOT / "README.md"
 RECORDED = json.loads(RECORD.read_text(encoding="utf-8"))
 
 
@@ -36,6 +37,15 @@ def test_figures_of_seed_0_in_the_tables_are_those_of_the_record():
     rate = RECORDED["summary"]["over_best_decoding"]["win_rate"]
     cell = f"{100 * rate['value']:.1f}% [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
     assert f"won | {cell} |" in (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+
+
+def test_the_seeds_stand_in_both_pages_by_one_record():
+    """Another figure of seed 1 changes table and sentence."""
+    other = json.loads(RECORD.read_text(encoding="utf-8"))
+    other["seeds"]["best_decoding"]["1"] = [61.8, 51.2, 70.4]
+    for path, text in ((PAGES[0], "61.8% [51.2, 70.4]"), (PAGES[1], "62% [51, 70]")):
+        page = path.read_text(encoding="utf-8")
+        assert text not in page and text in filled(page, texts(other)[path])
 
 
 def test_a_finished_run_becomes_the_record(tmp_path):
