@@ -5,14 +5,14 @@ import time
 
 import pytest
 from benchmarks.every_stage import differences, results
-from tests.run.journeys import FEW, Killed, numbered_prompts
+from tests.run.journeys import FEW, Killed, journey, numbered_prompts
 
 import tether
 from tether.cli import app
 from tether.core.budget import TimeLimit
 from tether.core.errors import ConfigError
 from tether.run.budgets import Budgets
-from tether.run.price import Price, StagePrice
+from tether.run.price import Price, StagePrice, budget_lines
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
 from tether.settings.reading import build
@@ -334,3 +334,15 @@ def test_python_takes_a_budget_for_a_stage_and_for_a_recipe(budget, tmp_path, mo
     tether.grpo("tiny", numbered_prompts(tmp_path), length, budget=budget, run=tmp_path / "run")
     tether.run("smoke", f"run={tmp_path}/smoke", budget=budget)
     assert made[0].grpo.budget.minutes == made[1].budget.minutes == 2.0
+
+
+@pytest.mark.parametrize(("seconds", "warned"), [(50.0, False), (70.0, True)])
+def test_a_budget_that_no_cut_can_keep_is_announced(tmp_path, seconds, warned):
+    """Two minutes, of which collecting and comparing take so many seconds each."""
+    recipe = journey(tmp_path / "run", "budget=2")
+    work = {"pairs": seconds, "ppo": 900.0, "evaluate": seconds}
+    stages = [StagePrice(name, "work", 10, s / 10, 0.0, 0.0, 10**9) for name, s in work.items()]
+    lines = [line for line in budget_lines(recipe, Price(stages)) if "longer" in line]
+    assert bool(lines) == warned
+    if warned:
+        assert "pairs and evaluate cannot be cut, and take about 2 min. Give" in lines[0]

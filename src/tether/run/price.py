@@ -197,7 +197,7 @@ def show_price(recipe: BaseRecipe, names: Sequence[str], progress: object) -> Pr
             for s in price.stages
         }
         expected = {stage.name: stage.expected.within(ends[stage.name]) for stage in price.stages}
-        shown.price([*price.lines(), *_budget_lines(recipe, price)], expected)
+        shown.price([*price.lines(), *budget_lines(recipe, price)], expected)
     return price
 
 
@@ -216,7 +216,7 @@ def _own_budget(recipe: BaseRecipe, name: str) -> float | None:
     )
 
 
-def _budget_lines(recipe: BaseRecipe, price: Price) -> Iterator[str]:
+def budget_lines(recipe: BaseRecipe, price: Price) -> Iterator[str]:
     """Sentences on the effect of time budgets."""
     for stage in price.stages:
         if minutes := _own_budget(recipe, stage.name):
@@ -226,6 +226,18 @@ def _budget_lines(recipe: BaseRecipe, price: Price) -> Iterator[str]:
             f"The budget ends the whole run after {recipe.budget.minutes:g} min, each training "
             "at a whole step."
         )
+        uncut = [
+            stage
+            for stage in price.stages
+            if not isinstance(recipe.section(stage.name), TimedSection)
+        ]
+        seconds = sum(stage.seconds or 0.0 for stage in uncut)
+        if seconds > 60 * recipe.budget.minutes:
+            names = " and ".join(stage.name for stage in uncut)
+            yield (
+                f"It will take longer than that: {names} cannot be cut, and take about "
+                f"{duration(seconds)}. Give them fewer prompts."
+            )
 
 
 def _shorter(
