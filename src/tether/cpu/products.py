@@ -19,6 +19,7 @@ from torch.nn.functional import linear, pad
 
 from tether.cpu import kernels
 from tether.models.carried import change_of
+from tether.models.targets import bare_layer
 from tether.models.trunk import has_adapters
 
 
@@ -57,7 +58,7 @@ def _tensors(source: Any, adapter: str | None) -> list[Tensor]:
     """Weight, bias, and the adapter's two matrices."""
     from peft.tuners.lora import Linear as LoraLinear
 
-    base: Any = source.get_base_layer() if has_adapters(source) else source
+    base = bare_layer(source)
     tensors = [base.weight] if base.bias is None else [base.weight, base.bias]
     if isinstance(source, LoraLinear) and adapter is not None and adapter in source.lora_A:
         tensors += [matrices[adapter].weight for matrices in (source.lora_A, source.lora_B)]
@@ -66,7 +67,7 @@ def _tensors(source: Any, adapter: str | None) -> list[Tensor]:
 
 def _merged(source: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
     weight, *rest = (t.detach() for t in _tensors(source, adapter))
-    carried = change_of(source.get_base_layer() if has_adapters(source) else source)
+    carried = change_of(bare_layer(source))
     whole = weight.float() if carried is None else weight.float() + carried
     if len(rest) > 1:
         down, up = (t.float() for t in rest[-2:])

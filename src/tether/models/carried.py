@@ -22,10 +22,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from tether.core.errors import ModelError, one_line
-from tether.models.targets import takes_adapter
+from tether.models.targets import bare_layer, takes_adapter
 
 MERGED_ADAPTER, ADAPTER_WEIGHTS = "merged_adapter", "adapter_model.safetensors"
 DOWN, UP = "carried_down", "carried_up"
@@ -54,7 +54,9 @@ def carriers(model: Any) -> Iterator[tuple[str, Any]]:
 
 def change_of(layer: Any) -> Tensor | None:
     """The change that a layer carries, in the shape of its weight, float32; None without one."""
-    return _product(layer, layer.carried_down, layer.carried_up) if hasattr(layer, DOWN) else None
+    if not hasattr(layer, DOWN):
+        return None
+    return _product(layer, layer.carried_down, layer.carried_up)
 
 
 def factors_of(model: Any, adapter: str | None = None) -> Factors:
@@ -64,7 +66,10 @@ def factors_of(model: Any, adapter: str | None = None) -> Factors:
     """
     held = {name: (layer.carried_down, layer.carried_up) for name, layer in carriers(model)}
     own = {
-        name: (layer.lora_A[adapter].weight, _scaled(layer, adapter))
+        name: (
+            layer.lora_A[adapter].weight,
+            layer.lora_B[adapter].weight.float() * layer.scaling[adapter],
+        )
         for name, layer in _adapted(model, adapter)
         if _can_carry(model, name, layer, adapter)
     }
@@ -84,22 +89,21 @@ def stacked(first: Factors, second: Factors) -> Factors:
     return both
 
 
-def _scaled(layer: Any, adapter: str | None) -> Tensor:
-    return layer.lora_B[adapter].weight.float() * layer.scaling[adapter]
-
-
 def _adapted(model: Any, adapter: str | None) -> list[tuple[str, Any]]:
     """The layers on which peft has put this adapter, by their names without it."""
     from peft.tuners.lora import LoraLayer
 
-    layers = _bare(model).named_modules()
-    there = ((name, layer) for name, layer in layers if isinstance(layer, LoraLayer))
-    return [pair for pair in there if adapter in pair[1].scaling]
+    return [
+        (name, layer)
+        for name, layer in _bare(model).named_modules()
+        if isinstance(layer, LoraLayer) and adapter in layer.scaling
+    ]
 
 
 def carries_all(model: Any, adapter: str | None) -> bool:
-    """True if every layer with an adapter can carry the adapter's change."""
-    return all(_can_carry(model, *pair, adapter) for pair in _adapted(model, adapter))
+    """True if layers carry a change, and every layer with an adapter can carry the adapter's."""
+    able = all(_can_carry(model, *pair, adapter) for pair in _adapted(model, adapter))
+    return able and any(carriers(model))
 
 
 def _can_carry(model: Any, name: str, layer: Any, adapter: str | None) -> bool:
@@ -111,21 +115,21 @@ def _can_carry(model: Any, name: str, layer: Any, adapter: str | None) -> bool:
     """
     from peft.tuners.lora import Linear as LoraLinear
 
-    plain = isinstance(layer, LoraLinear) and adapter not in layer.lora_variant
-    if not plain or layer.lora_bias.get(str(adapter), False):
-        return False
-    base = layer.get_base_layer()
-    return layer is not _bare(model).get_output_embeddings() and takes_adapter(
-        _bare(model), name, base
+    return (
+        isinstance(layer, LoraLinear)
+        and adapter not in layer.lora_variant
+        and not layer.lora_bias.get(str(adapter))
+        and layer is not _bare(model).get_output_embeddings()
+        and takes_adapter(_bare(model), name, layer.get_base_layer())
     )
 
 
 @torch.no_grad()
 def carry(model: Any, change: MergedChange) -> None:
     """Take a change out of the weights that it was merged into, and let the layers carry it."""
-    for name, (down, up) in change.factors.items():
+    for name, factors in change.factors.items():
         layer = _bare(model).get_submodule(name)
-        down, up = down.to(layer.weight.device), up.to(layer.weight.device)
+        down, up = (factor.to(layer.weight.device) for factor in factors)
         rest = layer.weight.float() - _product(layer, down, up)
         layer.weight.copy_(rest.to(change.stored))
         _hold(layer, down.to(model.dtype), up.to(model.dtype))
@@ -152,7 +156,8 @@ def settle(model: Any, adapter: str | None) -> Any:
     adapter called `adapter`.
 
     A change that no layer can carry is added to the weights in float32, and rounded once. To
-    float32 weights all of it is added. peft's wrapper is used up.
+    float32 weights all of it is added, and the model's `change` says what. peft's wrapper is used
+    up.
     """
     if adapter is None:
         return model
@@ -163,13 +168,15 @@ def settle(model: Any, adapter: str | None) -> Any:
             layer.float()
             layer.merge(adapter_names=[adapter])
             layer.to(dtype)
-    if dtype == torch.float32:
-        return fold_in(model.unload())
-    factors = factors_of(model, adapter)
+    change = MergedChange(factors_of(model, adapter), dtype)
     bare = model.unload()
-    for name, (down, up) in factors.items():
-        _hold(bare.get_submodule(name), down.to(dtype), up.to(dtype))
-    carry(fold_in(bare), MergedChange(factors, dtype))
+    if dtype == torch.float32:
+        bare.change = change
+        return fold_in(bare)
+    for name, (down, up) in change.factors.items():
+        layer = bare.get_submodule(name)
+        layer.weight.copy_(layer.weight.float() + _product(layer, down, up))
+    carry(bare, change)
     return bare
 
 
@@ -237,52 +244,39 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def share_kept(weights: Mapping[str, Tensor], factors: Factors, dtype: torch.dtype) -> float | None:
+def share_kept(model: Any, factors: Factors, dtype: torch.dtype) -> float | None:
     """The share of a merged change that weights still hold after they are rounded to `dtype`; None:
     there is no change.
 
     It is <D, round(W + D) - W> / <D, D>, the projection of what is left on the change D.
 
     Args:
-        weights: merged, in float32, by name; those of GPT-2's layers are transposed.
+        model: in float32, merged, or with layers that carry the change.
     """
-    left = whole = 0.0
+    lost = whole = 0.0
     for name, (down, up) in factors.items():
-        merged, change = weights[f"{name}.weight"], up.to("cpu") @ down.to("cpu")
-        change = change if change.shape == merged.shape else change.T
-        error = merged.to(dtype).float() - merged.float()
-        left += float((error.cpu().double() * change).sum())
-        whole += float(change.double().square().sum())
-    return 1.0 + left / whole if whole else None
+        layer = bare_layer(_bare(model).get_submodule(name))
+        carried = change_of(layer)
+        merged = layer.weight if carried is None else layer.weight + carried
+        change = _product(layer, down, up).to(merged.device).double()
+        error = merged.double() - merged.to(dtype).double()
+        lost += float((error * change).sum())
+        whole += float(change.square().sum())
+    return 1.0 - lost / whole if whole else None
 
 
-def write_change(folder: Path, change: MergedChange, base: str | None = None) -> None:
-    """Write a change into `folder` in peft's format, as one adapter whose scale is 1.
-
-    Args:
-        base: the name of the model that it stands on.
-    """
+def write_change(folder: Path, change: MergedChange) -> None:
+    """Write a change into `folder` in peft's format, as one adapter whose scale is 1."""
     from peft import LoraConfig
 
-    factors = change.factors
-    ranks = {name: len(down) for name, (down, _) in factors.items()}
-    rank = max(ranks.values())
-    less = {name: own for name, own in ranks.items() if own != rank}
-    LoraConfig(
-        r=rank,
-        lora_alpha=rank,
-        rank_pattern=less,
-        alpha_pattern=dict(less),
-        target_modules=sorted(ranks),
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=base,
-        inference_mode=True,
-    ).save_pretrained(str(folder))
-    tensors = {
-        f"{PREFIX}{name}.lora_{half}.weight": tensor.contiguous().cpu()
-        for name, pair in factors.items()
-        for half, tensor in zip("AB", pair, strict=True)
-    }
+    rank = max(len(down) for down, _ in change.factors.values())
+    targets = sorted(change.factors)
+    LoraConfig(r=rank, lora_alpha=rank, target_modules=targets).save_pretrained(str(folder))
+    tensors = {}
+    for name, (down, up) in change.factors.items():
+        less = rank - len(down)
+        tensors[f"{PREFIX}{name}.lora_A.weight"] = pad(down.cpu(), (0, 0, 0, less))
+        tensors[f"{PREFIX}{name}.lora_B.weight"] = pad(up.cpu(), (0, less))
     metadata = {"format": "pt", "stored": str(change.stored).removeprefix("torch.")}
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata=metadata)
 
@@ -299,15 +293,10 @@ def read_change(folder: Path) -> MergedChange | None:
     try:
         with safe_open(path, "pt") as file:
             stored = getattr(torch, file.metadata()["stored"])
-            keys = list(file.keys())
-            names = sorted({key.removeprefix(PREFIX).rsplit(".lora_", 1)[0] for key in keys})
-            factors = {
-                name: (
-                    file.get_tensor(f"{PREFIX}{name}.lora_A.weight"),
-                    file.get_tensor(f"{PREFIX}{name}.lora_B.weight"),
-                )
-                for name in names
-            }
+            tensors = list(map(file.get_tensor, names := sorted(file.keys())))
+        # A of every layer, and its B
+        layers = [name.removeprefix(PREFIX).rsplit(".", 2)[0] for name in names[::2]]
+        factors = dict(zip(layers, zip(tensors[::2], tensors[1::2], strict=True), strict=True))
     except Exception as error:
         raise ModelError(
             f"{path} cannot be used: {one_line(error)}. Restore it, or delete {path.parent}: then "
@@ -330,7 +319,9 @@ def _product(layer: Any, down: Tensor, up: Tensor) -> Tensor:
     from transformers.pytorch_utils import Conv1D
 
     change = up.float() @ down.float()
-    return change.T if isinstance(layer, Conv1D) else change
+    if isinstance(layer, Conv1D):
+        return change.T
+    return change
 
 
 def _hold(layer: Any, down: Tensor, up: Tensor) -> None:
@@ -350,7 +341,11 @@ def _forward(layer: Any, states: Tensor) -> Tensor:
     if states.dtype == torch.float32 or layer.weight.dtype != states.dtype:  # or held in 4 bits
         return type(layer).forward(layer, states) + added
     weight = layer.weight if isinstance(layer, Conv1D) else layer.weight.T
-    width, outputs = states.shape[-1], added.shape[-1]
-    whole = torch.addmm(added.reshape(-1, outputs), states.reshape(-1, width), weight)
-    whole = whole.view(added.shape)
-    return whole if layer.bias is None else whole + layer.bias
+    whole = torch.addmm(
+        added.flatten(0, -2),
+        states.flatten(0, -2),
+        weight,
+    ).view_as(added)
+    if layer.bias is None:
+        return whole
+    return whole + layer.bias

@@ -367,7 +367,6 @@ def save_model(
     folder: Path,
     *,
     stop_ids: tuple[int, ...] = (),
-    change: MergedChange | None = None,
 ) -> None:
     """A plain transformers folder: weights in safetensors, tokenizer, and the template that is
     really used.
@@ -375,13 +374,13 @@ def save_model(
     What layers carry is merged into the weights, and stands in `merged_adapter` besides.
 
     Args:
-        change: what was merged into the weights before.
         stop_ids: the ids that end a turn; empty: those that model and tokenizer declare.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.chat_template = template
     if stop_ids:
         declare_ends(model, tokenizer, stop_ids, template)
+    change: MergedChange | None = vars(model).pop("change", None)
     if any(carriers(model)):
         change = MergedChange(factors_of(model), model.dtype)
     with quiet():

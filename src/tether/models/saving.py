@@ -21,7 +21,6 @@ from tether.models.adapter_folders import order_settings
 from tether.models.carried import (
     MergedChange,
     base_weights,
-    carriers,
     factors_of,
     merged_weights,
     write_change,
@@ -102,7 +101,7 @@ def save_weights(role: Role, folder: Path, *, merged: bool = False) -> None:
         merged: for a reader that does not carry what the role's layers do: the change is merged
             into the model, or stands in the adapter with the role's own.
     """
-    if merged and role.adapter is not None and any(carriers(role.model)):
+    if merged and role.adapter is not None:
         write_change(
             folder / "adapter", MergedChange(factors_of(role.model, role.adapter), role.model.dtype)
         )

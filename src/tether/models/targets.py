@@ -92,7 +92,8 @@ def _check(model: Any, targets: Sequence[str], last_layers: int | None, scores: 
     causal = Role(model).causal_model
     layers, kind = _layers(causal), type(causal).__name__
     output, embedding = (
-        _plain(module) for module in (causal.get_output_embeddings(), causal.get_input_embeddings())
+        bare_layer(module)
+        for module in (causal.get_output_embeddings(), causal.get_input_embeddings())
     )
     for target in targets:
         matches = {
@@ -178,10 +179,11 @@ def _layers(root: nn.Module) -> Mapping[str, Any]:
         for name, module in root.named_modules()
         if ".lora_" not in name and ".base_layer" not in name
     }
-    return {name: _plain(module) for name, module in parts.items()}
+    return {name: bare_layer(module) for name, module in parts.items()}
 
 
-def _plain(module: Any) -> Any:
+def bare_layer(module: Any) -> Any:
+    """A layer without peft's adapters around it."""
     return module.get_base_layer() if module is not None and has_adapters(module) else module
 
 

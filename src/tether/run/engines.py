@@ -16,7 +16,7 @@ from tether.core.errors import ConfigError
 from tether.cpu.llama import cache_bytes
 from tether.cpu.memory import free_memory
 from tether.models.adapter_folders import holds_adapter
-from tether.models.carried import carriers, carries_all, drop
+from tether.models.carried import carries_all, drop, factors_of
 from tether.models.loading import LoadedModel, load_model, save_model
 from tether.models.saving import attach_adapter, refill_adapter, refill_model
 from tether.models.trunk import Role
@@ -101,16 +101,9 @@ def served_engine(
     free_memory()  # vLLM counts what torch keeps for later as taken
     check_engine(config, lora, quantize=loaded.config.quantize)
     shutil.rmtree(root / "weights", ignore_errors=True)
-    combined = (
-        config.kind == "vllm"
-        and not config.addresses
-        and lora is not False
-        and any(carriers(policy.model))
-        and carries_all(policy.model, policy.adapter)
-    )
-    base = _bare(loaded, root, seed) if combined else _base(loaded, root, seed)
-    rank = lora.rank if lora else 0
-    rank += max(len(layer.carried_down) for _, layer in carriers(policy.model)) if combined else 0
+    combined = config.kind == "vllm" and not config.addresses and bool(lora)
+    combined = combined and carries_all(policy.model, policy.adapter)
+    base = _base(loaded, root, seed, bare=combined)
     dtype = str(policy.model.dtype).removeprefix("torch.")
     length = 2 * dict(section)["max_new_tokens"]  # a guess: prompts as long as answers
     # whose weights are held, too
@@ -150,6 +143,8 @@ def served_engine(
         start = "env", f"PYTHONPATH={paths}", str(python), *VLLM, *share, *where
         if not lora:
             return "env", "VLLM_SERVER_DEV_MODE=1", *start[1:], *WHOLE
+        factors = factors_of(policy.model, policy.adapter) if combined else {}
+        rank = max([lora.rank, *(len(down) for down, _ in factors.values())])
         slots, limit = str(adapter_slots(section)), str(_allowed(rank))
         return *start, "--enable-lora", "--max-loras", slots, "--max-lora-rank", limit
 
@@ -220,31 +215,22 @@ def _allowed(rank: int) -> int:
     return next((limit for limit in (8, 16, 32, 64, 128, 256, 320, 512) if limit >= rank), rank)
 
 
-def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
+def _base(loaded: LoadedModel, root: Path, seed: int, *, bare: bool = False) -> Path:
     """The folder of the model under the adapters; a copy where it comes from a package, or was made
-    in code.
+    in code, or is wanted without what its layers carry (`bare`).
     """
-    source = Path(loaded.source)
-    if source.is_dir() and any(source.glob("*.safetensors")) and not holds_adapter(source):
+    source, folder = Path(loaded.source), root / ("bare" if bare else "base")
+    whole = source.is_dir() and any(source.glob("*.safetensors")) and not holds_adapter(source)
+    if whole and not bare:
         return source.resolve()
-    return _copy(loaded, root, seed, "base")
-
-
-def _bare(loaded: LoadedModel, root: Path, seed: int) -> Path:
-    """A copy of the model without what its layers carry, for servers that get that with each
-    adapter.
-    """
-    return _copy(loaded, root, seed, "bare")
-
-
-def _copy(loaded: LoadedModel, root: Path, seed: int, name: str) -> Path:
-    if not (root / name / "config.json").is_file():
+    if not (folder / "config.json").is_file():
         fresh = load_model(loaded.config.model_copy(update={"quantize": None}), seed=seed)
-        model = drop(fresh.model) if name == "bare" else fresh.model
+        if bare:
+            drop(fresh.model)
         shutil.rmtree(root / "unfinished", ignore_errors=True)
-        save_model(model, fresh.tokenizer, encoder_of(fresh).templates, root / "unfinished")
-        (root / "unfinished").rename(root / name)
-    return (root / name).resolve()
+        save_model(fresh.model, fresh.tokenizer, encoder_of(fresh).templates, root / "unfinished")
+        (root / "unfinished").rename(folder)
+    return folder.resolve()
 
 
 def engine_server(

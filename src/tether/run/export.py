@@ -27,7 +27,6 @@ from tether.models.carried import (
     carriers,
     factors_of,
     fold_in,
-    merged_weights,
     read_change,
     share_kept,
     stacked,
@@ -144,13 +143,11 @@ def _rounding(share: float | None, *, adapter: bool) -> str:
     """A sentence on what rounded weights have lost of a merged change; empty where nothing is."""
     if share is None or share > KEPT:
         return ""
-    if adapter:
-        return (
-            f"The adapter's base is a folder of rounded weights, which hold {share:.0%} of what "
-            "fine-tuning changed. An export of the whole model in float32 (without --adapter, "
-            "--dtype float32) holds all of it."
-        )
-    return f"Rounded weights hold {share:.0%} of what adapters changed. --dtype float32 holds all of it."
+    what = "fine-tuning changed, in the base of this adapter" if adapter else "adapters changed"
+    return (
+        f"Rounded weights hold {share:.0%} of what {what}. --dtype float32 without --adapter holds "
+        "all of it."
+    )
 
 
 def find_source(source: str) -> Source:
@@ -373,7 +370,7 @@ class Writer:
         factors = stacked(self.before, factors_of(self.role.model, own))
         causal = self.role.causal_model if self.adapter else merged(self.role)
         rounded = self.held if self.adapter else dtype
-        self.share = share_kept(merged_weights(causal), factors, rounded)
+        self.share = share_kept(causal, factors, rounded)
         model = (
             causal if head is None else classifier(causal, head, each_token=self.kind == "process")
         )

@@ -13,7 +13,7 @@ from pydantic import Field
 from tether.core.rundir import RunDirectory, write_json
 from tether.core.types import Comparison, Demonstration, Feedback, Json, StepLabels
 from tether.learner.ranks import here
-from tether.models.carried import MergedChange, factors_of, merged_weights, settle
+from tether.models.carried import merged_weights, settle
 from tether.models.loading import LoadedModel, save_model, weights_digest
 from tether.models.quantized import dequantized
 from tether.models.speech import write_speech
@@ -139,11 +139,9 @@ def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) 
     """
     role = whole(dequantized(role), loaded, seed)
     if here().first:
-        change = MergedChange(factors_of(role.model, role.adapter), role.model.dtype)
         settled = settle(role.model, role.adapter)
         encoder, folder = encoder_of(loaded), run.path / "model"
-        how = {"stop_ids": loaded.stop_ids, "change": change}
-        save_model(settled, loaded.tokenizer, encoder.templates, folder, **how)
+        save_model(settled, loaded.tokenizer, encoder.templates, folder, stop_ids=loaded.stop_ids)
         write_speech(folder, encoder.describe(), str(settled.dtype).removeprefix("torch."))
         run.update_manifest(result={"digest": weights_digest(merged_weights(settled))})
         role = Role(settled)
