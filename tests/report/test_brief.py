@@ -51,6 +51,12 @@ def test_gold_with_a_control_is_result_interval_control(tmp_path):
     assert all(len(line) < 150 for line in (found.headline, *found.sentences))
 
 
+def test_few_comparisons_are_counted_once(tmp_path):
+    summary = {"gold_win_rate": {"value": 2.5 / 6, "count": 6}}
+    first = brief(run_of(tmp_path / "run", summary)).sentences[0]
+    assert first.startswith("Held-out answers won 2.5 of 6 comparisons with")
+
+
 def test_without_a_judge_the_line_that_judges_is_printed(tmp_path):
     found = brief(run_of(tmp_path / "run", {}), "tether run mine.toml evaluate")
     assert found.headline == "The reward rose, judged by the training's own reward alone."

@@ -74,7 +74,10 @@ def _measured(policy: SubRun) -> Iterator[str]:
     if rate := policy.estimate("gold_win_rate"):
         count = f"{rate.count:,} comparisons" if rate.count else "comparisons"
         of = SAYS["interval"].format(interval=bounds) if (bounds := interval(rate, percent)) else ""
-        yield SAYS["won"].format(rate=centre(rate, percent), count=count, interval=of)
+        won = centre(rate, percent)
+        # of few the count stands there already
+        share = f"{won} comparisons" if " of " in won else f"{won} of {count}"
+        yield SAYS["won"].format(share=share, interval=of)
     elif gain := gold_gain(policy):
         yield SAYS["gold-gain"].format(gain=bracketed(gain, signed))
     elif measured := heldout_gain(policy):
