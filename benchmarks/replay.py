@@ -15,7 +15,8 @@ from typing import Any
 from tether.core.rundir import read_jsonl
 from tether.core.types import Alarm
 from tether.monitoring.texts import Text, word_tokens
-from tether.monitoring.watch import Watch, WatchConfig
+from tether.monitoring.watch import Watch
+from tether.settings.watch import WatchConfig
 
 
 def replay(

@@ -26,7 +26,6 @@ from studies.command import run_study
 from studies.curves import best_of_n_estimate, fit_overoptimization
 from studies.overopt_page import write_page
 from tether.algorithms.kl import kl_best_of_n
-from tether.algorithms.reward_ensembles import Combine
 from tether.cli.progress import bars
 from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json
@@ -37,7 +36,7 @@ from tether.evaluation.peaks import Measured, best_step, has_fallen, peak_interv
 from tether.evaluation.winrate import gain, mean_estimate
 from tether.learner.loop import Progress
 from tether.models.trunk import Role
-from tether.run.judges import FunctionJudge, JudgeConfig, score_judge
+from tether.run.judges import score_judge
 from tether.run.models import open_model
 from tether.run.online import PPOSection
 from tether.run.online_sections import learned_reward
@@ -50,8 +49,10 @@ from tether.run.runner import run_recipe, stands_on
 from tether.run.stage import Context, run_stage
 from tether.run.supervised import SFTSection
 from tether.settings.config import Config
+from tether.settings.judges import FunctionJudge, JudgeConfig
 from tether.settings.model import ModelConfig
 from tether.settings.reading import load_recipe, packaged_recipe
+from tether.settings.rewards import Combine
 from tether.stats import group_indices
 
 POOL_SEED = 15485863

@@ -19,7 +19,8 @@ from tether.core.errors import ModelError
 from tether.core.rundir import file_digest
 from tether.models import packaged
 from tether.models.packaged import Package
-from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
+from tether.rewards.verifiable import VerifiableReward
+from tether.settings.rewards import VerifiableConfig
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = ("SECURITY.md", "docs/safety.md")

@@ -24,9 +24,10 @@ from benchmarks.learning.workbench import (
     told,
 )
 
-from tether.algorithms.reward_ensembles import Combine, combine_members
+from tether.algorithms.reward_ensembles import combine_members
 from tether.core.types import Comparison, Rollout, Score
 from tether.rewards.learned import LearnedReward
+from tether.settings.rewards import Combine
 
 MEMBERS, FLIPPED, PAIRS = 5, 0.25, 1000
 BETAS = (0.0, 0.03, 0.1)

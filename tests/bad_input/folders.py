@@ -15,7 +15,7 @@ from tether.models.loading import add_adapter, load_model, save_model
 from tether.models.saving import save_ensemble
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.rewards.classifier import ClassifierReward
 from tether.run.judging import bench_rewards
 from tether.run.models import open_model
 from tether.run.online import online_stage
@@ -24,6 +24,7 @@ from tether.run.roles import encoder_of, load_policy, local_engine, save_trained
 from tether.run.runner import run_recipe
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reading import build
+from tether.settings.rewards import ClassifierConfig
 
 PAIRS = [
     {"prompt": "a", "chosen": "b!", "rejected": "c"},

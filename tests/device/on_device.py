@@ -33,7 +33,7 @@ from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter, keep_on_host, pick_dtype
 from tether.models.saving import attach_adapter, load_head
 from tether.models.trunk import Role
-from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.rewards.classifier import ClassifierReward
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import _Decoding
 from tether.rollout.sampling import sample_tokens
@@ -48,6 +48,7 @@ from tether.settings.engine import EngineConfig
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reading import build
+from tether.settings.rewards import ClassifierConfig
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient

@@ -9,7 +9,8 @@ from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReaso
 from tether.evaluation.decoding import answers_at, control, other_temperatures, sharpening, verdict
 from tether.evaluation.winrate import gain
 from tether.monitoring.detectors import DETECTORS
-from tether.monitoring.watch import Watch, WatchConfig
+from tether.monitoring.watch import Watch
+from tether.settings.watch import WatchConfig
 
 TEMPERATURES = (1.0, 0.7, 0.5, 0.0)
 

@@ -12,8 +12,8 @@ from tests.judges.answering import DRIP, HANG, HANG_UP, Server, completion, refu
 from tether.core.errors import ConfigError, ModelError
 from tether.core.protocols import ChatModel
 from tether.core.types import Message, Sampling, user
-from tether.judges.server_config import JudgeServerConfig
 from tether.judges.verdicts import DOWN, QUOTA, SPENT
+from tether.settings.judges import JudgeServerConfig
 from tether.settings.reading import build
 
 openai = pytest.importorskip("openai", reason="needs the `judge` extra")

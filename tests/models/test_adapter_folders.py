@@ -17,12 +17,13 @@ from tether.core.types import assistant, user
 from tether.data.batches import make_batch
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.rewards.classifier import ClassifierReward
 from tether.run.engines import _base
 from tether.run.export import export_model
 from tether.run.models import open_model
 from tether.run.roles import encoder_of, load_policy
 from tether.settings.model import ModelConfig
+from tether.settings.rewards import ClassifierConfig
 
 
 def lora(**settings):

@@ -14,11 +14,12 @@ from tether.core.types import Prompt, Sampling, assistant, user
 from tether.data.batches import make_batch
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
-from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.rewards.classifier import ClassifierReward
 from tether.run.export import export_model
 from tether.run.models import open_model
 from tether.run.roles import encoder_of, local_engine, new_head, new_role, save_trained
 from tether.settings.model import LoraConfig, ModelConfig
+from tether.settings.rewards import ClassifierConfig
 
 SMALL = {
     "vocab_size": 261,

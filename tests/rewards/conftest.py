@@ -5,7 +5,8 @@ import textwrap
 import pytest
 
 from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
-from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
+from tether.rewards.verifiable import VerifiableReward
+from tether.settings.rewards import VerifiableConfig
 
 SQUARES = "assert f(2) == 4\nassert f(3) == 9\n"
 

@@ -103,7 +103,7 @@ def source(fault: str) -> str:
 
 def recipe(folder: Path, place: str) -> str:
     """A run of a few seconds that calls `f` of mine.py in `folder`."""
-    from tether.run.judges import FunctionJudge
+    from tether.settings.judges import FunctionJudge
 
     limit = ", time_limit = 2.0" if "time_limit" in FunctionJudge.model_fields else ""
     call, data = f'call = "{folder}/mine.py:f"', f'data = {{ path = "{folder}/prompts.jsonl" }}'

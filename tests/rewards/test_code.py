@@ -6,8 +6,9 @@ import pytest
 
 from tether.core.errors import ConfigError, DataError
 from tether.rewards import code
-from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
+from tether.rewards.verifiable import VerifiableReward
 from tether.settings.reading import build
+from tether.settings.rewards import VerifiableConfig
 
 
 @pytest.mark.parametrize(

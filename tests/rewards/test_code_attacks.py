@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from tether.rewards import code
-from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
+from tether.rewards.verifiable import VerifiableReward
+from tether.settings.rewards import VerifiableConfig
 
 HELD = code.guards()
 needs_landlock = pytest.mark.skipif(

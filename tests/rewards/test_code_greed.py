@@ -19,7 +19,8 @@ from benchmarks.sandbox import ENVIRONMENTS, HEAD, PROGRAMS, possible, rows_of
 from tether.rewards import code, verifiable
 from tether.rewards.guard import Guards
 from tether.rewards.sandbox import Sandbox
-from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
+from tether.rewards.verifiable import VerifiableReward
+from tether.settings.rewards import VerifiableConfig
 
 HELD = code.guards()
 needs_guards = pytest.mark.skipif(

@@ -35,7 +35,8 @@ from tether.rewards import facets, surroundings
 from tether.rewards.calling import in_place, source_of
 from tether.rewards.function import FunctionReward
 from tether.rewards.loading import load_function, register
-from tether.run.judges import FunctionJudge, text_judge
+from tether.run.judges import text_judge
+from tether.settings.judges import FunctionJudge
 
 QUESTION = Prompt((user("q"),))
 

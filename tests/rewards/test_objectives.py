@@ -15,9 +15,10 @@ from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.control import RandomReward
-from tether.rewards.learned import LearnedReward, ObjectiveConfig, ObjectivesReward
+from tether.rewards.learned import LearnedReward, ObjectivesReward
 from tether.rewards.limit import FailureLimit
 from tether.settings.model import LoraConfig
+from tether.settings.rewards import ObjectiveConfig
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 LAST = LoraConfig(rank=4, alpha=8.0, last_layers=1)

@@ -15,12 +15,13 @@ import pytest
 from tether.core.errors import ConfigError, ModelError
 from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopReason
 from tether.rewards.function import FunctionReward
-from tether.rewards.servers import RewardServersConfig, ServedReward, reward_server
+from tether.rewards.servers import ServedReward, reward_server
 from tether.run.online import GRPOSection
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
 from tether.servers.launch import Servers
 from tether.settings.reading import build
+from tether.settings.rewards import RewardServersConfig
 
 CALL = json.dumps({"function": {"name": "f", "arguments": {}}})
 PROMPT = Prompt(

@@ -26,13 +26,9 @@ from tether.data.formats.verdicts import (
 )
 from tether.rewards import verifiable
 from tether.rewards.sandbox import Sandbox
-from tether.rewards.verifiable import (
-    VerifiableConfig,
-    VerifiableReward,
-    problem_prompt,
-    reasoning_gym_prompts,
-)
+from tether.rewards.verifiable import VerifiableReward, problem_prompt, reasoning_gym_prompts
 from tether.settings.reading import build
+from tether.settings.rewards import VerifiableConfig
 
 needs_math_verify = pytest.mark.skipif(
     importlib.util.find_spec("math_verify") is None,

@@ -20,7 +20,7 @@ from tether.data.chat import Encoded
 from tether.learner.checkpoint import save_checkpoint
 from tether.models.saving import save_ensemble
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
-from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.rewards.classifier import ClassifierReward
 from tether.run import export as exporting
 from tether.run.export import export_model
 from tether.run.judging import bench_rewards
@@ -28,6 +28,7 @@ from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_policy, load_scorer
 from tether.run.runner import run_recipe
 from tether.settings.reading import build
+from tether.settings.rewards import ClassifierConfig
 
 FAST = {"optimizer": {"learning_rate": 1e-2}, "heldout_fraction": 0.0}
 TALKS = [

@@ -251,4 +251,5 @@ def test_a_judge_that_cannot_answer_stops_the_run(tmp_path):
 )
 def test_bad_judges_are_refused_before_anything_runs(tmp_path, judge, message):
     with pytest.raises((ConfigError, FileNotFoundError), match=message):
-        judged_recipe(tmp_path, **judge)
+        run_recipe(judged_recipe(tmp_path, **judge))
+    assert not (tmp_path / "run").exists()

@@ -9,13 +9,10 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-Combine = Literal["mean", "worst", "uncertainty"]
-"""How several opinions become one."""
-
 
 def combine_members(
     scores: Float[Tensor, "members responses"],
-    how: Combine = "mean",
+    how: Literal["mean", "worst", "uncertainty"] = "mean",
     *,
     uncertainty_weight: float = 0.1,
 ) -> Float[Tensor, " responses"]:

@@ -25,9 +25,9 @@ def _opened(
     """A model in this process, or where `server` has an address, the one of that name there; its
     answers are remembered.
     """
-    from tether.judges.server_config import JudgeServerConfig
     from tether.models.packaged import cache_folder
     from tether.run.judges import chat_model
+    from tether.settings.judges import JudgeServerConfig
     from tether.settings.reading import build
 
     given = {name: value for name, value in server.items() if value is not None}

@@ -30,8 +30,8 @@ from tether.report.tiles import (
     pair_rounds,
     round_rows,
 )
-from tether.rewards.loading import GIVEN
 from tether.run.stage import remembered
+from tether.settings.rewards import GIVEN
 
 Facts = Mapping[str, Any]
 """A summary, or a part of one, as its file has it."""

@@ -25,8 +25,8 @@ import openai
 from tether.core.errors import ModelError
 from tether.core.protocols import AnswerT, PlacedAnswers, Reply, Told, Verdict
 from tether.core.types import Conversation, Json, Sampling
-from tether.judges.server_config import JudgeServerConfig
 from tether.judges.verdicts import DOWN, QUOTA, SPENT, Likeliest, read_verdict
+from tether.settings.judges import JudgeServerConfig
 
 Options = dict[str, object]
 """Settings of a request, as the OpenAI client takes them."""

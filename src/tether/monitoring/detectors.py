@@ -1,7 +1,7 @@
 """The known ways of gaming a reward or losing a policy, each a row of `DETECTORS`; none asks for
 the gold score.
 
-A row (`detectors.toml`) is a threshold, a message and an advice; its measure stands here. Most
+A row (`settings/detectors.toml`) is a threshold, a message and an advice; its measure stands here. Most
 measures judge the last steps against the run's own first ones. A step counts through the median of
 a window, so one noisy step cannot fire; a measure on texts must besides differ from its beginning
 by `confidence` standard errors. A metric that is absent is NaN, and so is what is made of
@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import math
 import statistics
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from pydantic import Field, field_validator
 
 from tether.monitoring.texts import (
     OPENING,
@@ -32,8 +28,7 @@ from tether.monitoring.texts import (
     word_tokens,
 )
 from tether.monitoring.trends import HELD_KL, KL, LEAST_TREND, near_reference, still
-from tether.settings.config import Config
-from tether.settings.synonyms import alike
+from tether.settings.watch import DETECTOR_ROWS, WatchConfig
 
 STILL_KL = 0.005
 """Nats a response below which a policy has not moved."""
@@ -47,47 +42,6 @@ itself.
 """
 LEAST_CORRELATION = 0.2
 """Between length or phrase and the score: a weaker one does not pull a policy, however certain."""
-
-
-class WatchConfig(Config):
-    """Settings of a watch: the steps that it compares, and how sure it must be."""
-
-    baseline: int = Field(
-        default=3, ge=1, description="first steps that everything later is compared with"
-    )
-    window: int = Field(
-        default=3, ge=3, description="last steps that are judged together, by their median"
-    )
-    min_texts: int = Field(
-        default=24,
-        ge=4,
-        description="texts in a window, which grows to hold them; also in the baseline",
-    )
-    confidence: float = Field(
-        default=3.0, gt=0, description="standard errors by which a measure on texts must differ"
-    )
-    release: float = Field(
-        default=0.8, gt=0, le=1, description="an episode ends below this share of the threshold"
-    )
-    thresholds: dict[str, float] = Field(
-        default={}, description="thresholds other than a detector's own, by its name"
-    )
-    silent: tuple[str, ...] = Field(default=(), description="detectors that are left out")
-    num_evidence: int = Field(default=3, ge=0, description="texts shown with an alarm")
-
-    @field_validator("thresholds", "silent")
-    @classmethod
-    def _known(cls, values: Any) -> Any:
-        for name in values:
-            if name not in DETECTORS:
-                hint = alike(name, DETECTORS) or f"known: {', '.join(DETECTORS)}"
-                raise ValueError(f"no detector is named {name!r} ({hint})")
-            if isinstance(values, dict) and not 0 < values[name] < math.inf:
-                raise ValueError(
-                    f"the threshold of {name} must be above 0 and finite; to leave "
-                    "it out name it in `silent`"
-                )
-        return values
 
 
 class Facts(TextFacts):
@@ -411,5 +365,4 @@ def _detector(
     return Detector(threshold, message, advice, common or _MEASURES[name])
 
 
-_TABLE = tomllib.loads((Path(__file__).parent / "detectors.toml").read_text(encoding="utf-8"))
-DETECTORS = {name: _detector(name, **row) for name, row in _TABLE.items()}
+DETECTORS = {name: _detector(name, **row) for name, row in DETECTOR_ROWS.items()}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tether.core.types import Alarm, Rollout, Score
-from tether.monitoring.detectors import DETECTORS, STILL_KL, Facts, View, WatchConfig, enough
+from tether.monitoring.detectors import DETECTORS, STILL_KL, Facts, View, enough
 from tether.monitoring.texts import (
     Text,
     Tokens,
@@ -21,6 +21,7 @@ from tether.monitoring.texts import (
     word_tokens,
 )
 from tether.monitoring.trends import KL, TRENDS
+from tether.settings.watch import WatchConfig
 
 LONGEST_COURSE = 400
 """Values of a course; beyond it neighbours are averaged."""

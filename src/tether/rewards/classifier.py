@@ -5,45 +5,21 @@ with a tokenizer of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 
 from tether.core.errors import ModelError
 from tether.core.types import Conversation, Rollout, Score, assistant
 from tether.models.loading import pick_dtype
 from tether.models.pretrained import from_pretrained
 from tether.models.trunk import setting
-from tether.settings.config import Config
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
+from tether.settings.rewards import ClassifierConfig
 
 OFFSET = "score_offset"
 """A key of config.json: what sequence classifiers have no weight for, and tether adds again."""
-
-
-class ClassifierConfig(Config):
-    """A model that reads a conversation and gives one number, or one a label."""
-
-    source: str = Field(description="a hub id or a folder")
-    label: str | int | None = Field(
-        default=None,
-        description="which output is the reward, by name or number; unset: the only one",
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto",
-        description=(
-            "type of its weights on a GPU: bfloat16 where the card "
-            "multiplies it; a CPU takes float32"
-        ),
-    )
-    batch: int = Field(default=16, ge=1, description="conversations a forward")
-    max_length: int = Field(
-        default=2048,
-        ge=8,
-        description="tokens, and never more than the model reads; longer ones lose their beginning",
-    )
 
 
 class ClassifierReward:

@@ -12,17 +12,17 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from tether.core.errors import RewardError
 from tether.core.once import once
 from tether.core.types import Prompt
+from tether.settings.rewards import Shape
 
 Function = Callable[[Sequence[Prompt], Sequence[str]], Any]
 """(prompts, responses), one prompt a response -> a number, a `Score` or None for each; or what
 gives them when awaited.
 """
-Shape = Literal["texts", "messages"]
 TAKEN = (
     "Your rows have a column %s, which is not passed: that argument of a reward function in TRL's "
     "form has another content. "

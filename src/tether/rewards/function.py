@@ -4,84 +4,19 @@ with what it did score.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
-
-from pydantic import Field
 
 from tether.core.errors import RewardError
 from tether.core.secrets import redact
 from tether.core.types import Prompt, Rollout, Score
 from tether.core.watchdog import Watchdog
 from tether.rewards.calling import Guarded
-from tether.rewards.forms import Function, Shape
+from tether.rewards.forms import Function
 from tether.rewards.loading import load_function
 from tether.rewards.returned import in_parts, scores_of, whole_groups
-from tether.settings.config import Config
-
-
-class CallLimits(Config):
-    """The limits of a call of a user's function."""
-
-    batch: int = Field(
-        default=8,
-        ge=1,
-        description=(
-            "responses a call, or all answers to a prompt if these are more; those of a "
-            "call that fails are left out"
-        ),
-    )
-    time_limit: float = Field(default=60.0, gt=0, description="seconds a call")
-    dump_after: float = Field(
-        default=30.0,
-        gt=0,
-        description=(
-            "seconds after which a call's stacks go to stacks.txt of "
-            "the run; at time_limit if later"
-        ),
-    )
-
-    @property
-    def limits(self) -> Mapping[str, Any]:
-        """The limits as arguments of `FunctionReward`."""
-        return {"batch": self.batch, "time_limit": self.time_limit, "dump_after": self.dump_after}
-
-
-class Functions(Config):
-    """The places of one function or of several."""
-
-    call: str | tuple[str, ...] = Field(
-        description=(
-            "module:name, or path/to/file.py:name; (prompts, responses) -> a number for "
-            "each; several are added up"
-        )
-    )
-    weights: tuple[float, ...] | None = Field(
-        default=None, description="of several functions; unset: 1 each"
-    )
-    completions: Shape = Field(
-        default="texts",
-        description=(
-            "what a function in TRL's form gets: texts, or lists of "
-            "messages as of its conversations"
-        ),
-    )
-
-    @property
-    def calls(self) -> tuple[str, ...]:
-        """The names of all functions."""
-        return (self.call,) if isinstance(self.call, str) else self.call
-
-    def faults(self) -> Iterator[str]:
-        if not self.calls:
-            yield "call names no function"
-        if self.weights is not None and len(self.weights) != len(self.calls):
-            yield f"weights has {len(self.weights)} numbers for {len(self.calls)} functions"
-
-
-class FunctionConfig(CallLimits, Functions):
-    """A reward of functions: their places, and the limits of a call."""
+from tether.settings.rewards import FunctionConfig
 
 
 def reward_function(config: FunctionConfig, *, needs_steps: bool = False) -> FunctionReward:

@@ -12,12 +12,11 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from tether.algorithms.objectives import dual_update, lagrangian, weighted
 from tether.algorithms.process import aggregate_steps, right_probabilities, weakest_step
-from tether.algorithms.reward_ensembles import Combine, combine_members, spread_of_members
+from tether.algorithms.reward_ensembles import combine_members, spread_of_members
 from tether.core.errors import DataError
 from tether.core.types import Json, Rollout, Score, assistant
 from tether.data.batches import TokenBatch, batches_for
@@ -25,7 +24,7 @@ from tether.data.chat import ChatEncoder, Encoded
 from tether.data.steps import StepEncoder, step_states
 from tether.models.members import as_members
 from tether.models.trunk import Role
-from tether.settings.config import Config
+from tether.settings.rewards import Combine, ObjectiveConfig
 
 MICRO_BATCH_TOKENS = 4096
 """Padded size of a pass; scores do not depend on it beyond rounding."""
@@ -214,32 +213,6 @@ class EnsembleReward:
     def _score(self, opinions: list[float], value: float, spread: float) -> Score:
         parts = {**{f"member_{k}": opinion for k, opinion in enumerate(opinions)}, "spread": spread}
         return Score(value, parts=parts).finite("the reward ensemble", opinions)
-
-
-class ObjectiveConfig(Config):
-    """An objective's weight or threshold; its scores have mean 0 and deviation 1 on held-out
-    responses of its comparisons.
-    """
-
-    weight: float | None = Field(
-        default=None, ge=0, description="in the sum that is raised; 0: only looked at"
-    )
-    at_least: float | None = Field(
-        default=None, description="instead of a weight: where its mean is held, in deviations"
-    )
-    rate: float = Field(
-        default=0.1,
-        gt=0,
-        description="how fast the constraint's multiplier follows its violation, a step",
-    )
-
-    def faults(self) -> Iterator[str]:
-        if (self.weight is None) == (self.at_least is None):
-            yield "an objective has a weight or is held with at_least: give one of both"
-        if self.at_least is None:
-            yield from self.idle(
-                "rate", because="without at_least: it moves a constraint's multiplier"
-            )
 
 
 class ObjectivesReward:

@@ -19,11 +19,10 @@ from tether.core.secrets import redact
 from tether.core.watchdog import Watchdog
 from tether.rewards.calling import title_of
 from tether.rewards.facets import FILTERS
-from tether.rewards.forms import Function, Shape, plain
+from tether.rewards.forms import Function, plain
 from tether.rewards.surroundings import Surroundings
+from tether.settings.rewards import GIVEN, Shape
 
-GIVEN = "python:"
-"""What the name of a function begins with that a program handed over."""
 _GIVEN: dict[str, Callable[..., Any]] = {}
 SLOW_IMPORT = 30.0
 """Seconds after which a warning says where an import is."""

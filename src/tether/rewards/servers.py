@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from tether.core.errors import ConfigError
 from tether.core.protocols import RewardSource
@@ -24,24 +24,12 @@ from tether.rewards.returned import whole_groups
 from tether.servers.http import Answer, JsonServer
 from tether.servers.launch import Servers
 from tether.servers.pool import RefusedError, ServerPool
-from tether.settings.workers import ServersConfig
+from tether.settings.rewards import RewardServersConfig
 
 TRIES = 3
 """Servers that may fail with a batch before it is to blame itself."""
 ROLLOUTS, SCORES = TypeAdapter(Sequence[Rollout]), TypeAdapter(list[Score])
 """From these to JSON and back."""
-
-
-class RewardServersConfig(ServersConfig):
-    """Number of servers that score, and the size of their requests."""
-
-    prefix: ClassVar[str] = "reward"
-    batch: int = Field(default=8, ge=1, description="responses a request")
-    waiting: int = Field(
-        default=2,
-        ge=1,
-        description="requests at a server at once: it works on one, the others are there",
-    )
 
 
 class ServedReward:

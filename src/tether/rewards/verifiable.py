@@ -14,13 +14,11 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from fractions import Fraction
 from functools import lru_cache, partial
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from tether.core.errors import DataError, require
 from tether.core.once import once
@@ -29,26 +27,10 @@ from tether.data.formats.fields import fold
 from tether.data.formats.verdicts import boxed_answer
 from tether.rewards import code
 from tether.rewards.sandbox import CheckResult, Sandbox
-from tether.settings.config import Config
+from tether.settings.rewards import VerifiableConfig
 
 _LOG = logging.getLogger("tether.rewards")
-Kind = Literal["math", "gsm8k", "numeric", "exact", "reasoning-gym", "code"]
-Mark = Literal["boxed", "hashes", "phrase", "tag", "last-number", "fence", "whole"]
 
-MARKS: dict[str, tuple[Mark, ...]] = {
-    "math": ("boxed",),
-    "gsm8k": ("hashes", "phrase"),
-    "numeric": ("hashes", "phrase"),
-    "exact": ("whole",),
-    "reasoning-gym": ("tag",),
-    "code": ("fence", "whole"),
-}
-FORMATS = {
-    "think-answer": r"<think>(?:(?!</?(?:think|answer)>).)*</think>\s*<answer>(?:(?!</?(?:think|answer)>).)*</answer>",
-    "boxed": r"(?:(?!\\boxed).)*\\boxed\{(?:(?!\\boxed).)*",
-    "hashes": r"(?:(?!####).)*\n#### [^\n]+",
-}
-"""Whole responses, outer white space aside: each mark stands exactly once."""
 CODE_GRACE = 5.0
 PACKAGES = {"math": "math-verify", "gsm8k": "math-verify", "reasoning-gym": "reasoning-gym"}
 ANSWER_TAG_INSTRUCTION = (
@@ -61,65 +43,6 @@ _PHRASE = re.compile(
 )
 _EDGES = re.compile(r"^(?:[\s*]|\\[ ,;!])+|(?:[\s*.]|\\[ ,;!]|\\$)+$")
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d)|\s*/\s*\d+)?")
-
-
-class VerifiableConfig(Config):
-    """The kind of check, the place of the answer in a response, and the limits of a check."""
-
-    kind: Kind = Field(description="of the check")
-    answer_in: tuple[Mark, ...] = Field(
-        default=(),
-        description="marks of the answer, the first that is found counts; empty: those of the "
-        "kind (and the tag first, "
-        "with format = 'think-answer')",
-    )
-    tolerance: float = Field(
-        default=1e-6, ge=0, description="numeric: |answer - known| <= tolerance * max(1, |known|)"
-    )
-    credit: Literal["all", "share"] = Field(
-        default="all", description="code: 1 for all tests met or 0, or the share of them"
-    )
-    format: Literal["think-answer", "boxed", "hashes"] | None = Field(
-        default=None, description="what the whole response has to look like"
-    )
-    format_pattern: str | None = Field(
-        default=None, description="a regular expression for the whole response; . matches new lines"
-    )
-    format_weight: float = Field(
-        default=0.1, gt=0, description="share of the reward that the format earns"
-    )
-    time_limit: float = Field(default=5.0, gt=0, description="seconds a check")
-    workers: int = Field(default=2, ge=1, description="processes that check")
-    memory_mb: int = Field(default=1024, ge=256, description="of each worker")
-
-    def faults(self) -> Iterator[str]:
-        if self.format is not None and self.format_pattern is not None:
-            yield "format and format_pattern are two ways to say the same; remove one"
-        if self.pattern is None:
-            yield from self.idle(
-                "format_weight",
-                because="without a format; remove it, or set format or format_pattern",
-            )
-        for name, kind in (("tolerance", "numeric"), ("credit", "code")):
-            if self.kind != kind:
-                yield from self.idle(
-                    name, because=f"with kind = {self.kind!r}; remove it or choose {kind!r}"
-                )
-        try:
-            re.compile(self.pattern or "")
-        except re.error as error:
-            yield f"format_pattern is not a regular expression: {error}"
-
-    @property
-    def pattern(self) -> str | None:
-        return FORMATS[self.format] if self.format else self.format_pattern
-
-    @property
-    def marks(self) -> tuple[Mark, ...]:
-        tagged: tuple[Mark, ...] = (
-            ("tag",) if self.format == "think-answer" and self.kind != "reasoning-gym" else ()
-        )
-        return self.answer_in or (*tagged, *MARKS[self.kind])
 
 
 _Outcome = tuple[dict[str, float], str]

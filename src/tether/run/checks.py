@@ -14,16 +14,17 @@ from tether.core.errors import ConfigError, DataError, MissingFileError, require
 from tether.core.types import Comparison, Feedback, Prompt
 from tether.data.sources import Quarantine, look, read, split_by_group
 from tether.evaluation.sycophancy import read_premise_pairs
+from tether.preferences.constitution import read_rubric
 from tether.rewards.loading import load_function
 from tether.rewards.verifiable import PACKAGES
 from tether.run.engines import check_engine
 from tether.run.evaluate import EvaluationSection
-from tether.run.judges import FunctionJudge, JudgeConfig
 from tether.run.online_sections import EvaluateSection, OnlineSection, RewardedSection
 from tether.run.pairs import PairsSection
 from tether.run.reward import RewardSection
 from tether.run.rows import DataConfig, Section
 from tether.run.supervised import KTOSection
+from tether.settings.judges import FunctionJudge, JudgeConfig
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
 
@@ -38,7 +39,7 @@ def check_section(name: str, section: Section, model: ModelConfig) -> None:
         MissingFileError, DataError: a file is not there, holds something else, or has too few rows.
     """
     for judge in _judges(section):
-        _check_judge(judge)
+        _check_judge(judge, scores=not isinstance(section, PairsSection))
     if isinstance(section, RewardedSection):
         _check_reward(name, section)
     if isinstance(section, OnlineSection):
@@ -64,13 +65,21 @@ def _judges(section: Section) -> Iterator[Any]:
         yield section.evaluate.judge
 
 
-def _check_judge(judge: Any) -> None:
+def _check_judge(judge: Any, *, scores: bool) -> None:
     if isinstance(judge, FunctionJudge):
         load_function(judge.call, key="judge.call")
-    elif isinstance(judge, JudgeConfig) and judge.server is not None:
+    if not isinstance(judge, JudgeConfig):
+        return
+    rubric = read_rubric(judge.rubric)
+    if scores and not isinstance(rubric, str):
+        raise ConfigError(
+            f"{judge.rubric} holds principles for comparisons; scores need one rubric, in a text "
+            "file"
+        )
+    if judge.server is not None:
         require("openai", "asking a server", "judge")
         judge.server.key()
-    elif isinstance(judge, JudgeConfig) and not Path(str(judge.model)).expanduser().exists():
+    elif not Path(str(judge.model)).expanduser().exists():
         build(ModelConfig, {"source": judge.model}, where="judge.model")
 
 

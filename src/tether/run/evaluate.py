@@ -29,13 +29,14 @@ from tether.evaluation.sycophancy import PremisePair, Sycophancy
 from tether.evaluation.winrate import mean_estimate
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
-from tether.run.judges import BY_KIND, AFunction, AModel, TextJudge, described, text_judge
+from tether.run.judges import TextJudge, described, text_judge
 from tether.run.models import open_model
 from tether.run.online_sections import SycophancyConfig
 from tether.run.prompts import usable_once, usable_premises
 from tether.run.roles import encoder_of, load_policy, local_engine
 from tether.run.rows import Section
 from tether.run.stage import Context
+from tether.settings.judges import BY_KIND, AFunction, AModel
 
 SEED = 104729
 """Added to the run's: held-out answers share no randomness with those of training."""

@@ -7,99 +7,31 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Discriminator, Field, Tag
 
 from tether.core.digest import digest
 from tether.core.errors import RewardError, require
 from tether.core.protocols import ChatModel, now_doing
 from tether.core.types import Prompt, Rollout, Score
 from tether.judges.local import LocalChat
-from tether.judges.server_config import JudgeServerConfig
 from tether.models.loading import weights_digest
 from tether.preferences.answer_cache import CachedModel
 from tether.preferences.constitution import read_rubric
 from tether.preferences.judge import Reasoning, judged_scores
-from tether.rewards.function import CallLimits, FunctionReward
+from tether.rewards.function import FunctionReward
 from tether.rewards.loading import load_function
 from tether.run.roles import encoder_of, load_policy, local_engine
-from tether.settings.config import Config
+from tether.settings.judges import (
+    FunctionJudge,
+    JudgeConfig,
+    JudgeServerConfig,
+)
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
 
-
-class JudgingFunction(Config):
-    """The place of a function that judges."""
-
-    call: str = Field(
-        description=(
-            "module:name, or path/to/file.py:name; (prompts, responses) -> a number for each"
-        )
-    )
-
-
-class FunctionJudge(CallLimits, JudgingFunction):
-    """A function that scores answers; higher is better. Nothing is trained on its scores
-    themselves.
-    """
-
-
-class JudgeConfig(Config):
-    """A model in this process or behind an address, and what it goes by."""
-
-    model: str | None = Field(
-        default=None,
-        description="a model folder, a hub id, package:NAME==VERSION, or a run directory",
-    )
-    server: JudgeServerConfig | None = Field(
-        default=None, description="instead of model: an OpenAI-compatible server"
-    )
-    rubric: str = Field(
-        default="helpful",
-        description="a text file; helpful, harmless; for comparisons also a .toml of principles",
-    )
-    temperature: float = Field(
-        default=1.0, gt=0, description="of comparisons: divides the log-odds of the labels"
-    )
-    reasoning_tokens: int = Field(
-        default=0, ge=0, description="of the reasons that it writes before each verdict; 0: none"
-    )
-    cache: str | None = Field(
-        default=None,
-        description="file in which answers are kept, so that none is asked for twice",
-    )
-
-    def faults(self) -> Iterator[str]:
-        if (self.model is None) == (self.server is None):
-            yield "a judge is either a model or a server: give one of the two"
-        read_rubric(self.rubric)
-
-    @property
-    def name(self) -> str:
-        """Of the model that judges, wherever it is."""
-        return self.server.model if self.server else str(self.model)
-
-
-def _judge_kind(value: Any) -> str:
-    """The way in which a value names a judge: "name", "function" or "model"."""
-    if isinstance(value, str):
-        return "name"
-    return (
-        "function"
-        if isinstance(value, FunctionJudge) or (isinstance(value, dict) and "call" in value)
-        else "model"
-    )
-
-
 _LOG = logging.getLogger("tether.judges")
-AFunction = Annotated[FunctionJudge, Tag("function")]
-AModel = Annotated[JudgeConfig, Tag("model")]
-BY_KIND = Discriminator(_judge_kind)
-"""So that the error of one way of naming a judge is not hidden behind those of the others."""
 
 
 ENGINE_ROWS = 32

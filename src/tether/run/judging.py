@@ -29,10 +29,11 @@ from tether.models.saving import member_folders
 from tether.preferences.agreement import cohen_kappas
 from tether.preferences.judge import NO_REASONS, Judgment, PairJudge
 from tether.preferences.votes import Vote
-from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.rewards.classifier import ClassifierReward
 from tether.rewards.learned import EnsembleReward, LearnedReward
 from tether.run.roles import encoder_of, load_scorer, trained_scorer
 from tether.run.rows import DataConfig, load_rows
+from tether.settings.rewards import ClassifierConfig
 
 SCORED = 64
 """Answers that are scored in one call."""

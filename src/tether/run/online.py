@@ -32,13 +32,12 @@ from tether.rollout.ahead import AheadEngine
 from tether.rollout.drawn import score_ids
 from tether.rollout.served import probe_ids
 from tether.run.engines import served_engine
-from tether.run.judges import FunctionJudge, JudgeConfig, described, score_judge
+from tether.run.judges import described, score_judge
 from tether.run.models import open_model
 from tether.run.online_sections import (
     SINGLY,
     OnlineSection,
     PolicySection,
-    WatchSection,
     learned_reward,
     reward_source,
 )
@@ -54,7 +53,9 @@ from tether.run.roles import (
 )
 from tether.run.rows import calls_functions
 from tether.run.stage import Context, note_machine
+from tether.settings.judges import FunctionJudge, JudgeConfig
 from tether.settings.model import ModelConfig
+from tether.settings.watch import WatchSection
 from tether.stages import online_loop
 from tether.stages.best_of_n import BestOfN, BestOfNConfig
 from tether.stages.heldout import HeldOut, held_out_split

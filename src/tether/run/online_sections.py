@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, Tag, model_validator
 
-from tether.algorithms.reward_ensembles import Combine
 from tether.core.errors import ConfigError, ModelError
 from tether.core.protocols import RewardSource
 from tether.core.rundir import read_json
@@ -20,29 +19,33 @@ from tether.data.chat import ChatEncoder
 from tether.models.loading import LoadedModel, pick_device
 from tether.models.saving import OBJECTIVES, read_versioned
 from tether.models.trunk import Role
-from tether.monitoring.detectors import DETECTORS
-from tether.monitoring.watch import WatchConfig
-from tether.preferences.constitution import read_rubric
-from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.rewards.classifier import ClassifierReward
 from tether.rewards.control import RandomReward
-from tether.rewards.function import FunctionConfig, reward_function
+from tether.rewards.function import reward_function
 from tether.rewards.learned import (
     EnsembleReward,
     LearnedReward,
-    ObjectiveConfig,
     ObjectivesReward,
     ProcessReward,
     TextReward,
 )
-from tether.rewards.loading import GIVEN
-from tether.rewards.servers import RewardServersConfig
-from tether.rewards.verifiable import VerifiableConfig, VerifiableReward, reasoning_gym_prompts
-from tether.run.judges import BY_KIND, AFunction, AModel, JudgeConfig
+from tether.rewards.verifiable import VerifiableReward, reasoning_gym_prompts
 from tether.run.roles import encoder_of, load_scorer, objective_names, reader_beside, trained_scorer
 from tether.run.rows import OFFLOAD, DataConfig, Name, SteadyLora, TimedSection
 from tether.settings.config import Config
 from tether.settings.engine import EngineConfig
+from tether.settings.judges import BY_KIND, AFunction, AModel
 from tether.settings.model import LoraConfig, ModelConfig
+from tether.settings.rewards import (
+    GIVEN,
+    ClassifierConfig,
+    Combine,
+    FunctionConfig,
+    ObjectiveConfig,
+    RewardServersConfig,
+    VerifiableConfig,
+)
+from tether.settings.watch import WatchSection
 from tether.stages.heldout import EvaluateConfig
 from tether.stages.policy_config import PolicyConfig
 
@@ -95,15 +98,6 @@ class EvaluateSection(EvaluateConfig):
         default=None, description="also measure whether answers depend on who asks"
     )
 
-    def faults(self) -> Iterator[str]:
-        if isinstance(self.judge, JudgeConfig) and not isinstance(
-            read_rubric(self.judge.rubric), str
-        ):
-            yield (
-                f"{self.judge.rubric} holds principles for comparisons; scores need one rubric, "
-                "in a text file"
-            )
-
 
 class TaskConfig(Config):
     """Prompts of a reasoning-gym task instead of rows of data."""
@@ -120,24 +114,6 @@ class TaskConfig(Config):
         """As many as are asked for here, or `size`."""
         system = {} if self.system is None else {"system": self.system}
         return reasoning_gym_prompts(self.name, size or self.size, self.seed, self.config, **system)
-
-
-class WatchSection(WatchConfig):
-    """The detectors, which are always on, and what is done when one fires, beside writing it
-    down.
-    """
-
-    act: dict[str, Literal["stop", "raise_kl"]] = Field(
-        default={}, description="by detector: end the training, or double the KL coefficient"
-    )
-
-    def faults(self) -> Iterator[str]:
-        for name in self.act:
-            if name not in DETECTORS or name in self.silent:
-                yield (
-                    f"act names {name!r}, which is no detector that is asked; there are: "
-                    f"{', '.join(DETECTORS)}"
-                )
 
 
 TABLES = ("verifiable", "classifier", "function")

@@ -53,21 +53,14 @@ from tether.preferences.constitution import read_rubric
 from tether.preferences.judge import PairJudge
 from tether.preferences.pairs import PairsConfig, Response, Strategy, choose_pairs
 from tether.preferences.rows import turns_of, without_faults, write_rows
-from tether.run.judges import (
-    BY_KIND,
-    AFunction,
-    AModel,
-    FunctionJudge,
-    JudgeConfig,
-    configured,
-    text_judge,
-)
+from tether.run.judges import configured, text_judge
 from tether.run.judging import judge_files, judge_report, judged_pairs, reasons
 from tether.run.online_sections import learned_reward
 from tether.run.prompts import usable_once
 from tether.run.roles import load_policy, local_engine
 from tether.run.rows import Section
 from tether.run.stage import Context, note_machine
+from tether.settings.judges import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig
 
 Pair = tuple[int, int, int]
 """Prompt, response, later response: places in the answers."""

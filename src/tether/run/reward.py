@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from tether.algorithms.reward_ensembles import Combine
 from tether.core.budget import shared_time
 from tether.core.errors import TrainingError
 from tether.core.protocols import now_doing
@@ -40,6 +39,7 @@ from tether.run.roles import (
 from tether.run.rows import DataConfig, Lora, Name, TimedSection
 from tether.run.stage import Context, drop_checkpoint, run_stage
 from tether.settings.model import LoraConfig
+from tether.settings.rewards import Combine
 from tether.stages.reward import (
     Distillation,
     RewardConfig,

@@ -10,7 +10,7 @@ from typing import Any
 
 from tether.rewards.learned import MICRO_BATCH_TOKENS
 from tether.run.devices import Device
-from tether.run.judges import FunctionJudge
+from tether.settings.judges import FunctionJudge
 
 PASS, TOKEN = (2500, 2500), (1000, 500)
 """Small operations' worth of time of a forward pass, and of a token of all rows: at any size of

@@ -20,7 +20,7 @@ from tether.algorithms.preference_losses import (
     centering_penalty,
     length_disentangling_loss,
 )
-from tether.algorithms.reward_ensembles import Combine, combine_members, spread_of_members
+from tether.algorithms.reward_ensembles import combine_members, spread_of_members
 from tether.algorithms.transfer import to_device
 from tether.core.errors import TrainingError
 from tether.core.protocols import now_doing
@@ -45,6 +45,7 @@ from tether.learner.loop import Progress, plan_updates
 from tether.models.heads import ScalarHead
 from tether.models.trunk import Role
 from tether.settings.learner import PreferenceConfig, Rates
+from tether.settings.rewards import Combine
 from tether.stages.frozen_layers import FrozenStates
 from tether.stages.supervised import SupervisedLoop, Update
 

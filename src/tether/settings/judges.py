@@ -1,16 +1,17 @@
-"""Settings of a server whose model judges. The client is in another module: recipes are checked
-without the package openai.
-"""
+"""Settings of judges: people by name, a function, or a language model."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from tether.core.errors import ConfigError
 from tether.settings.config import Config
+from tether.settings.rewards import CallLimits
 
 
 class JudgeServerConfig(Config):
@@ -74,3 +75,75 @@ class JudgeServerConfig(Config):
                 f"{name}, which is not set"
             )
         return os.environ[name]
+
+
+class JudgingFunction(Config):
+    """The place of a function that judges."""
+
+    call: str = Field(
+        description=(
+            "module:name, or path/to/file.py:name; (prompts, responses) -> a number for each"
+        )
+    )
+
+
+class FunctionJudge(CallLimits, JudgingFunction):
+    """A function that scores answers; higher is better. Nothing is trained on its scores
+    themselves.
+    """
+
+
+class JudgeConfig(Config):
+    """A model in this process or behind an address, and what it goes by."""
+
+    model: str | None = Field(
+        default=None,
+        description="a model folder, a hub id, package:NAME==VERSION, or a run directory",
+    )
+    server: JudgeServerConfig | None = Field(
+        default=None, description="instead of model: an OpenAI-compatible server"
+    )
+    rubric: str = Field(
+        default="helpful",
+        description="a text file; helpful, harmless; for comparisons also a .toml of principles",
+    )
+    temperature: float = Field(
+        default=1.0, gt=0, description="of comparisons: divides the log-odds of the labels"
+    )
+    reasoning_tokens: int = Field(
+        default=0, ge=0, description="of the reasons that it writes before each verdict; 0: none"
+    )
+    cache: str | None = Field(
+        default=None,
+        description="file in which answers are kept, so that none is asked for twice",
+    )
+
+    def faults(self) -> Iterator[str]:
+        if (self.model is None) == (self.server is None):
+            yield "a judge is either a model or a server: give one of the two"
+
+    @property
+    def name(self) -> str:
+        """Of the model that judges, wherever it is."""
+        return self.server.model if self.server else str(self.model)
+
+
+def _judge_kind(value: Any) -> str:
+    """The way in which a value names a judge: "name", "function" or "model"."""
+    if isinstance(value, str):
+        return "name"
+    return (
+        "function"
+        if isinstance(value, FunctionJudge) or (isinstance(value, dict) and "call" in value)
+        else "model"
+    )
+
+
+AFunction = Annotated[FunctionJudge, Tag("function")]
+
+
+AModel = Annotated[JudgeConfig, Tag("model")]
+
+
+BY_KIND = Discriminator(_judge_kind)
+"""So that the error of one way of naming a judge is not hidden behind those of the others."""

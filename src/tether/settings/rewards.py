@@ -1,0 +1,229 @@
+"""Settings of what scores: functions, checks, classifiers, objectives and servers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from tether.settings.config import Config
+from tether.settings.workers import ServersConfig
+
+Shape = Literal["texts", "messages"]
+
+
+GIVEN = "python:"
+"""What the name of a function begins with that a program handed over."""
+
+
+class CallLimits(Config):
+    """The limits of a call of a user's function."""
+
+    batch: int = Field(
+        default=8,
+        ge=1,
+        description=(
+            "responses a call, or all answers to a prompt if these are more; those of a "
+            "call that fails are left out"
+        ),
+    )
+    time_limit: float = Field(default=60.0, gt=0, description="seconds a call")
+    dump_after: float = Field(
+        default=30.0,
+        gt=0,
+        description=(
+            "seconds after which a call's stacks go to stacks.txt of "
+            "the run; at time_limit if later"
+        ),
+    )
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """The limits as arguments of `FunctionReward`."""
+        return {"batch": self.batch, "time_limit": self.time_limit, "dump_after": self.dump_after}
+
+
+class Functions(Config):
+    """The places of one function or of several."""
+
+    call: str | tuple[str, ...] = Field(
+        description=(
+            "module:name, or path/to/file.py:name; (prompts, responses) -> a number for "
+            "each; several are added up"
+        )
+    )
+    weights: tuple[float, ...] | None = Field(
+        default=None, description="of several functions; unset: 1 each"
+    )
+    completions: Shape = Field(
+        default="texts",
+        description=(
+            "what a function in TRL's form gets: texts, or lists of "
+            "messages as of its conversations"
+        ),
+    )
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The names of all functions."""
+        return (self.call,) if isinstance(self.call, str) else self.call
+
+    def faults(self) -> Iterator[str]:
+        if not self.calls:
+            yield "call names no function"
+        if self.weights is not None and len(self.weights) != len(self.calls):
+            yield f"weights has {len(self.weights)} numbers for {len(self.calls)} functions"
+
+
+class FunctionConfig(CallLimits, Functions):
+    """A reward of functions: their places, and the limits of a call."""
+
+
+Kind = Literal["math", "gsm8k", "numeric", "exact", "reasoning-gym", "code"]
+
+
+Mark = Literal["boxed", "hashes", "phrase", "tag", "last-number", "fence", "whole"]
+
+
+MARKS: dict[str, tuple[Mark, ...]] = {
+    "math": ("boxed",),
+    "gsm8k": ("hashes", "phrase"),
+    "numeric": ("hashes", "phrase"),
+    "exact": ("whole",),
+    "reasoning-gym": ("tag",),
+    "code": ("fence", "whole"),
+}
+
+
+FORMATS = {
+    "think-answer": r"<think>(?:(?!</?(?:think|answer)>).)*</think>\s*<answer>(?:(?!</?(?:think|answer)>).)*</answer>",
+    "boxed": r"(?:(?!\\boxed).)*\\boxed\{(?:(?!\\boxed).)*",
+    "hashes": r"(?:(?!####).)*\n#### [^\n]+",
+}
+"""Whole responses, outer white space aside: each mark stands exactly once."""
+
+
+class VerifiableConfig(Config):
+    """The kind of check, the place of the answer in a response, and the limits of a check."""
+
+    kind: Kind = Field(description="of the check")
+    answer_in: tuple[Mark, ...] = Field(
+        default=(),
+        description="marks of the answer, the first that is found counts; empty: those of the "
+        "kind (and the tag first, "
+        "with format = 'think-answer')",
+    )
+    tolerance: float = Field(
+        default=1e-6, ge=0, description="numeric: |answer - known| <= tolerance * max(1, |known|)"
+    )
+    credit: Literal["all", "share"] = Field(
+        default="all", description="code: 1 for all tests met or 0, or the share of them"
+    )
+    format: Literal["think-answer", "boxed", "hashes"] | None = Field(
+        default=None, description="what the whole response has to look like"
+    )
+    format_pattern: str | None = Field(
+        default=None, description="a regular expression for the whole response; . matches new lines"
+    )
+    format_weight: float = Field(
+        default=0.1, gt=0, description="share of the reward that the format earns"
+    )
+    time_limit: float = Field(default=5.0, gt=0, description="seconds a check")
+    workers: int = Field(default=2, ge=1, description="processes that check")
+    memory_mb: int = Field(default=1024, ge=256, description="of each worker")
+
+    def faults(self) -> Iterator[str]:
+        if self.format is not None and self.format_pattern is not None:
+            yield "format and format_pattern are two ways to say the same; remove one"
+        if self.pattern is None:
+            yield from self.idle(
+                "format_weight",
+                because="without a format; remove it, or set format or format_pattern",
+            )
+        for name, kind in (("tolerance", "numeric"), ("credit", "code")):
+            if self.kind != kind:
+                yield from self.idle(
+                    name, because=f"with kind = {self.kind!r}; remove it or choose {kind!r}"
+                )
+        try:
+            re.compile(self.pattern or "")
+        except re.error as error:
+            yield f"format_pattern is not a regular expression: {error}"
+
+    @property
+    def pattern(self) -> str | None:
+        return FORMATS[self.format] if self.format else self.format_pattern
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        tagged: tuple[Mark, ...] = (
+            ("tag",) if self.format == "think-answer" and self.kind != "reasoning-gym" else ()
+        )
+        return self.answer_in or (*tagged, *MARKS[self.kind])
+
+
+class ClassifierConfig(Config):
+    """A model that reads a conversation and gives one number, or one a label."""
+
+    source: str = Field(description="a hub id or a folder")
+    label: str | int | None = Field(
+        default=None,
+        description="which output is the reward, by name or number; unset: the only one",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description=(
+            "type of its weights on a GPU: bfloat16 where the card "
+            "multiplies it; a CPU takes float32"
+        ),
+    )
+    batch: int = Field(default=16, ge=1, description="conversations a forward")
+    max_length: int = Field(
+        default=2048,
+        ge=8,
+        description="tokens, and never more than the model reads; longer ones lose their beginning",
+    )
+
+
+class ObjectiveConfig(Config):
+    """An objective's weight or threshold; its scores have mean 0 and deviation 1 on held-out
+    responses of its comparisons.
+    """
+
+    weight: float | None = Field(
+        default=None, ge=0, description="in the sum that is raised; 0: only looked at"
+    )
+    at_least: float | None = Field(
+        default=None, description="instead of a weight: where its mean is held, in deviations"
+    )
+    rate: float = Field(
+        default=0.1,
+        gt=0,
+        description="how fast the constraint's multiplier follows its violation, a step",
+    )
+
+    def faults(self) -> Iterator[str]:
+        if (self.weight is None) == (self.at_least is None):
+            yield "an objective has a weight or is held with at_least: give one of both"
+        if self.at_least is None:
+            yield from self.idle(
+                "rate", because="without at_least: it moves a constraint's multiplier"
+            )
+
+
+class RewardServersConfig(ServersConfig):
+    """Number of servers that score, and the size of their requests."""
+
+    prefix: ClassVar[str] = "reward"
+    batch: int = Field(default=8, ge=1, description="responses a request")
+    waiting: int = Field(
+        default=2,
+        ge=1,
+        description="requests at a server at once: it works on one, the others are there",
+    )
+
+
+Combine = Literal["mean", "worst", "uncertainty"]
+"""How several opinions become one."""

@@ -1,0 +1,78 @@
+"""Settings of the detectors that watch a run."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from tether.settings.config import Config
+from tether.settings.synonyms import alike
+
+DETECTOR_ROWS = tomllib.loads(
+    Path(__file__).with_name("detectors.toml").read_text(encoding="utf-8")
+)
+"""By the name of a detector: its threshold, message and advice."""
+
+
+class WatchConfig(Config):
+    """Settings of a watch: the steps that it compares, and how sure it must be."""
+
+    baseline: int = Field(
+        default=3, ge=1, description="first steps that everything later is compared with"
+    )
+    window: int = Field(
+        default=3, ge=3, description="last steps that are judged together, by their median"
+    )
+    min_texts: int = Field(
+        default=24,
+        ge=4,
+        description="texts in a window, which grows to hold them; also in the baseline",
+    )
+    confidence: float = Field(
+        default=3.0, gt=0, description="standard errors by which a measure on texts must differ"
+    )
+    release: float = Field(
+        default=0.8, gt=0, le=1, description="an episode ends below this share of the threshold"
+    )
+    thresholds: dict[str, float] = Field(
+        default={}, description="thresholds other than a detector's own, by its name"
+    )
+    silent: tuple[str, ...] = Field(default=(), description="detectors that are left out")
+    num_evidence: int = Field(default=3, ge=0, description="texts shown with an alarm")
+
+    @field_validator("thresholds", "silent")
+    @classmethod
+    def _known(cls, values: Any) -> Any:
+        for name in values:
+            if name not in DETECTOR_ROWS:
+                hint = alike(name, DETECTOR_ROWS) or f"known: {', '.join(DETECTOR_ROWS)}"
+                raise ValueError(f"no detector is named {name!r} ({hint})")
+            if isinstance(values, dict) and not 0 < values[name] < math.inf:
+                raise ValueError(
+                    f"the threshold of {name} must be above 0 and finite; to leave "
+                    "it out name it in `silent`"
+                )
+        return values
+
+
+class WatchSection(WatchConfig):
+    """The detectors, which are always on, and what is done when one fires, beside writing it
+    down.
+    """
+
+    act: dict[str, Literal["stop", "raise_kl"]] = Field(
+        default={}, description="by detector: end the training, or double the KL coefficient"
+    )
+
+    def faults(self) -> Iterator[str]:
+        for name in self.act:
+            if name not in DETECTOR_ROWS or name in self.silent:
+                yield (
+                    f"act names {name!r}, which is no detector that is asked; there are: "
+                    f"{', '.join(DETECTOR_ROWS)}"
+                )
