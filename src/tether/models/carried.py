@@ -3,7 +3,8 @@
 A bfloat16 weight takes up no change below half a unit in its last place. Of an adapter of a
 thousandth of the weights, a merge keeps half. So a model that is loaded in bfloat16, or in 4 bits,
 computes with the adapter beside the weights. The adapter is part of the base: it is frozen, and
-works under every role. On a CPU both products are added up in float32 and rounded once; a GPU rounds each.
+works under every role. On a CPU both products are added up in float32 and rounded once. A GPU
+rounds each.
 
 On disk, a folder holds the merged weights, which any program can load, and in `merged_adapter` the
 adapter that was merged, in peft's format. Loading takes the adapter out of the weights again:
