@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tether.evaluation.winrate import correlation, gain, mean_estimate, pairwise_accuracy, win_rate
-from tether.stats import Estimate, exact_interval, wilson_interval
+from tether.stats import Estimate, mid_interval, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -35,16 +35,21 @@ def test_wilson_published_numbers():
 @pytest.mark.parametrize(
     ("successes", "total"), [(0, 1), (0, 20), (3, 10), (49, 50), (81, 263), (20, 20)]
 )
-def test_few_events_get_scipys_exact_interval(successes, total):
-    expected = stats.binomtest(successes, total).proportion_ci(0.95, method="exact")
-    assert exact_interval(successes, total) == pytest.approx(
-        (expected.low, expected.high), abs=1e-9
-    )
+def test_a_share_of_single_trials_has_the_mid_p_interval(successes, total):
+    """By scipy's binomial: at a bound the tail with half the probability of what was seen is
+    2.5%; without a success or a failure scipy's exact interval.
+    """
+    low, high = mid_interval(successes, total)
+    if 0 < successes < total:
+        half = stats.binom.pmf(successes, total, [low, high]) / 2
+        above = stats.binom.sf(successes, total, low) + half[0]
+        below = stats.binom.cdf(successes - 1, total, high) + half[1]
+        assert (above, below) == pytest.approx((0.025, 0.025), abs=1e-9)
+    else:
+        expected = stats.binomtest(successes, total).proportion_ci(0.95, method="exact")
+        assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-9)
     estimate = win_rate([1.0] * successes + [0.0] * (total - successes), [0.5] * total)
-    few = min(successes, total - successes) < 10
-    assert (estimate.low, estimate.high) == (exact_interval if few else wilson_interval)(
-        successes, total
-    )
+    assert (estimate.low, estimate.high) == (low, high)
 
 
 @settings(deadline=None)
@@ -186,7 +191,7 @@ def test_means_of_what_shows_no_spread_claim_nothing():
 def test_rewards_of_two_levels_are_a_share_between_them():
     rewards, prompts = [1.0] * 49 + [0.0], list(range(50))
     estimate = mean_estimate(rewards, prompts)
-    assert (estimate.low, estimate.high) == exact_interval(49, 50)
+    assert (estimate.low, estimate.high) == mid_interval(49, 50)
     other = mean_estimate([5 * r - 2 for r in rewards], prompts)
     assert (other.low, other.high) == pytest.approx((5 * estimate.low - 2, 5 * estimate.high - 2))
 

@@ -12,7 +12,7 @@ from itertools import compress
 
 import numpy as np
 
-from tether.stats import Array, group_indices
+from tether.stats import Array, group_indices, peak
 
 FALSE_STOPS = 0.05
 """Of runs whose score never falls, at most this share is ended by `has_fallen`, over all their
@@ -91,21 +91,13 @@ def has_fallen(
     return (1 + int((draws >= highest).sum())) / (1 + num_draws) < level
 
 
-def peak_interval(
-    measured: Measured, groups: Sequence[str], *, num_resamples: int = 1000, seed: int = 0
-) -> tuple[int, int] | None:
-    """Between which steps the highest mean lies in 95% of resamples of the prompts; None without
-    any score.
+def peak_interval(measured: Measured, groups: Sequence[str]) -> tuple[int, int] | None:
+    """Between which steps the highest mean lies (`stats.peak`); None without any score, and where
+    prompts are too few.
     """
     steps, sums, counts = _by_prompt(measured, groups)
-    if not steps:
-        return None
-    drawn = np.random.default_rng(seed).integers(len(sums), size=(num_resamples, len(sums)))
-    weights = np.stack([np.bincount(row, minlength=len(sums)) for row in drawn])
-    with np.errstate(invalid="ignore"):
-        highest = np.nan_to_num((weights @ sums) / (weights @ counts), nan=-np.inf).argmax(1)
-    low, high = np.quantile(highest, [0.025, 0.975], method="nearest")
-    return steps[int(low)], steps[int(high)]
+    places = peak(sums, counts) if steps else None
+    return None if places is None else (steps[places[0]], steps[places[1]])
 
 
 def _by_prompt(measured: Measured, groups: Sequence[str]) -> tuple[list[int], Array, Array]:

@@ -195,7 +195,7 @@ def _estimate(metric: Metric, sums: Array, confidence: float) -> Estimate:
     if equal < _FEWEST_PROBLEMS or math.isnan(value) or np.isnan(without).any():
         return without_interval(value, count, f"problems: {equal:.3g} of equal size bear on it")
     influence = jackknife(without)._replace(equal=equal)
-    spread = _spread(metric, value)
+    spread = _spread(metric, total, value)
     return Estimate(
         value,
         *share_interval(value, influence, max(trials, equal), spread=spread, confidence=confidence),
@@ -203,16 +203,22 @@ def _estimate(metric: Metric, sums: Array, confidence: float) -> Estimate:
     )
 
 
-def _spread(metric: Metric, value: float) -> float:
+def _spread(metric: Metric, total: Array, value: float) -> float:
     """The variance that one observation gives to a metric, in units of p(1 − p); a mean of two
     metrics has half of theirs.
 
-    Equation: of F1 in the steps that are wrong or called so, by the delta method, ``(2 − F)² / 2``,
-    for ``F = 2J / (1 + J)`` with their share J that is both.
+    Equation: of F1 by the delta method, where W steps are wrong and R right: ``(a² TP FN / W + b²
+    FP TR / R) n / F(1 − F)`` with ``a = 2 (W + FP) / D²``, ``b = 2 TP / D²``, ``D = 2 TP + FP + FN``
+    and ``n = TP + FP + FN``.
     """
-    if metric is step_f1:
-        return (2 - value) ** 2 / 2
-    return 0.5 if len(_OBSERVATIONS[metric]) == 2 else 1.0
+    if metric is not step_f1 or not 0 < value < 1:
+        return 0.5 if len(_OBSERVATIONS[metric]) == 2 else 1.0
+    hits, false, spared, missed = total[:4]
+    wrong, whole = hits + missed, 2 * hits + false + missed
+    by_hits, by_false = 2 * (wrong + false) / whole**2, 2 * hits / whole**2
+    variance = by_hits**2 * hits * missed / wrong
+    variance += by_false**2 * false * spared / max(false + spared, 1.0)
+    return float(variance * (whole - hits) / (value * (1 - value)))
 
 
 def best_threshold(

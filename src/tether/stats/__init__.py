@@ -1,12 +1,12 @@
 """Numbers with intervals that say how far to believe them, for observations that hang together in
 groups.
 
-The home of all intervals but that of a study's best step. Standard errors come from leaving out one
-group at a time (the jackknife). Each kind of number has its own interval: means (`means`), shares
-and differences of two shares (`shares`), the movement of a series (`trends`), the best of several
-against the best of others (`contests`). `python -m benchmarks.coverage` measures how often each
-holds the truth. Where observations are too few, or too much alike, the bounds are infinite and
-`Estimate.reason` says so.
+The home of all intervals. Standard errors come from leaving out one group at a time (the
+jackknife). Each kind of number has its own interval: means (`means`), shares and differences of two
+shares (`shares`), the movement of a series (`trends`), the best of several against the best of
+others (`contests`), the place of the highest mean (`peaks`). `python -m benchmarks.coverage`
+measures how often each holds the truth. Where observations are too few, or too much alike, the
+bounds are infinite and `Estimate.reason` says so.
 """
 
 from tether.stats.contests import best_against_best as best_against_best
@@ -20,9 +20,10 @@ from tether.stats.groups import group_indices as group_indices
 from tether.stats.groups import jackknife as jackknife
 from tether.stats.means import grouped_mean as grouped_mean
 from tether.stats.means import mean_interval as mean_interval
-from tether.stats.shares import exact_interval as exact_interval
+from tether.stats.peaks import peak as peak
 from tether.stats.shares import grouped_balance as grouped_balance
 from tether.stats.shares import grouped_share as grouped_share
+from tether.stats.shares import mid_interval as mid_interval
 from tether.stats.shares import share_interval as share_interval
 from tether.stats.shares import wilson_interval as wilson_interval
 from tether.stats.trends import Trend as Trend

@@ -66,7 +66,7 @@ def best_against_best(
         return Contest(
             best, rival, without_interval(value, count, f"groups differ: all {number} are alike")
         )
-    errors, level = _draws(covariance, number - 1), (1 - confidence) / SHARE
+    errors, level = joint_errors(covariance, number - 1), (1 - confidence) / SHARE
     sides = [(means[:width], covariance[:width, :width], errors[:, :width])]
     sides.append((means[width:], covariance[width:, width:], errors[:, width:]))
     high = value - float(np.quantile(_excess(*sides[0], APART) - _excess(*sides[1], -NEAR), level))
@@ -76,7 +76,7 @@ def best_against_best(
     return Contest(best, rival, Estimate(value, low, high, count))
 
 
-def _draws(covariance: Array, freedom: int) -> Array:
+def joint_errors(covariance: Array, freedom: int) -> Array:
     """Errors of all means, (draws, columns), each draw divided by one root of χ²/df; the same for
     the same covariance.
     """

@@ -18,9 +18,6 @@ from tether.stats.groups import (
     unlike,
 )
 
-RARE = 10
-"""Events of which fewer get the exact interval: there Wilson's can miss one time in twelve."""
-
 
 def wilson_interval(
     successes: float, total: float, confidence: float = 0.95
@@ -51,21 +48,36 @@ def wilson_interval(
     return low, high
 
 
-def exact_interval(successes: float, total: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Compute Clopper and Pearson's interval of a proportion, which never holds the truth less
-    often than it says.
+def mid_interval(successes: float, total: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Compute the mid-P interval of a proportion, which misses a rare event less often than Wilson's.
 
-    Equation: the bounds are quantiles of Beta(x, n − x + 1) and Beta(x + 1, n − x).
-    Paper: Clopper and Pearson 1934, https://doi.org/10.1093/biomet/26.4.404.
+    Equation: at each bound p, ``P(X > x) + P(X = x) / 2`` or ``P(X < x) + P(X = x) / 2`` of X from
+    Binomial(n, p) is (1 − confidence) / 2. Without any success, or without any failure, the other
+    bound is Clopper and Pearson's, where ``P(X = x)`` counts whole.
+    Paper: Lancaster 1961, https://doi.org/10.1080/01621459.1961.10482105; Clopper and Pearson 1934,
+    https://doi.org/10.1093/biomet/26.4.404.
     Raises: as `wilson_interval`.
     """
     _check(successes, total, confidence)
-    from scipy.special import betaincinv
+    if not total:
+        return 0.0, 1.0
+    from scipy.optimize import brentq
+    from scipy.special import betainc, betaincinv
 
     failures, tail = total - successes, (1 - confidence) / 2
-    low = float(betaincinv(successes, failures + 1, tail)) if successes > 0 else 0.0
-    high = float(betaincinv(successes + 1, failures, 1 - tail)) if failures > 0 else 1.0
-    return low, high
+    if successes == 0:
+        return 0.0, float(betaincinv(1.0, failures, 1 - tail))
+    if failures == 0:
+        return float(betaincinv(successes, 1.0, tail)), 1.0
+
+    def above(p: float) -> float:
+        more, as_many = betainc(successes + 1, failures, p), betainc(successes, failures + 1, p)
+        return float(more + as_many) / 2
+
+    return (
+        float(brentq(lambda p: above(p) - tail, 0.0, 1.0)),  # type: ignore[arg-type]
+        float(brentq(lambda p: above(p) - 1 + tail, 0.0, 1.0)),  # type: ignore[arg-type]
+    )
 
 
 def _check(successes: float, total: float, confidence: float) -> None:
@@ -86,14 +98,16 @@ def share_interval(
     """Compute the interval of a share over groups, or of what behaves like one near 0 and 1, as F1
     and agreement do.
 
-    Equation: Wilson's for n trials, where ``1/n = max(se² / p(1−p), v/N) + v (1/G − 1/N) / (k +
-    1)``: the jackknife's error, no smaller than that of N independent observations, and one
-    imaginary carrier whose observations all agree beside the k that are there, for few of them show
-    too little of what groups have in common. n is then divided by (t/z)², Student's quantile over
-    the normal one. v is what the variance of an observation is of p(1−p), less than one where
-    observations lie between 0 and 1.
+    Equation: Wilson's for n trials, where ``1/n = max((t/z)² (se² / p(1−p) + u), v/N)`` with ``u = v
+    (1/G − 1/N) / (2k + 1)``: the jackknife's error, no smaller than that of N independent
+    observations. t/z is Student's quantile over the normal one. It is 1 where each group has one
+    observation, as p then tells the error. u is half an imaginary carrier whose observations all
+    agree beside the k that are there, for few of them show too little of what groups have in
+    common. v is what the variance of an observation is of p(1−p), less than one where observations
+    lie between 0 and 1.
     Paper: Korn and Graubard 1998, https://www150.statcan.gc.ca/n1/en/catalogue/12-001-X19980024356.
-    The imaginary carrier is ours. Args:
+    The imaginary carrier is ours.
+    Args:
         trials: N, the observations.
         influence: its `equal` is G.
     Assumes: groups are drawn independently.
@@ -101,12 +115,13 @@ def share_interval(
     inside = min(max(value, 0.0), 1.0)
     variance, groups, carriers = inside * (1 - inside), influence.equal, influence.carriers
     observed = influence.error**2 / variance if variance > 0 else 0.0
-    part = max(observed, spread / trials) + spread * max(1 / groups - 1 / trials, 0.0) / (
-        carriers + 1
+    unseen = spread * max(1 / groups - 1 / trials, 0.0) / (2 * carriers + 1)
+    wider = 1.0
+    if carriers and trials > groups:
+        wider = student(max(groups - 1, 1.0), confidence) / student(1e9, confidence)
+    effective = 1 / max(
+        (observed + unseen) * wider**2, spread / trials + (0 if carriers else unseen)
     )
-    effective = 1 / part
-    if carriers:
-        effective *= (student(1e9, confidence) / student(max(groups - 1, 1.0), confidence)) ** 2
     return wilson_interval(inside * effective, effective, confidence)
 
 
@@ -115,16 +130,15 @@ def grouped_share(
 ) -> Estimate:
     """Estimate the mean of values between 0 and 1, most of them 0 or 1.
 
-    Where each is a whole success or failure in a group of its own, fewer than ten of either get
-    `exact_interval`, and more `wilson_interval`; `share_interval` is for the rest.
+    Where each is a whole success or failure in a group of its own, the interval is `mid_interval`;
+    `share_interval` is for the rest.
     """
     value, count = float(values.mean()), len(values)
     sums, counts = by_group(values, groups)
     whole = bool(np.isin(values, (0.0, 1.0)).all())
     if whole and len(sums) == count:
         successes = round(float(values.sum()))
-        interval = exact_interval if min(successes, count - successes) < RARE else wilson_interval
-        return Estimate(value, *interval(successes, count, confidence), count)
+        return Estimate(value, *mid_interval(successes, count, confidence), count)
     if len(sums) < 2:
         return without_interval(value, count, "groups: all observations are of one")
     variance = value * (1 - value)

@@ -15,8 +15,10 @@ from tether.stats.groups import Array
 
 FEWEST = 30
 """Steps from which on noise that hangs together can be told from movement."""
-FEWEST_FREE = 6.0
-"""Independent steps that all steps must be worth, as far as they show."""
+FEWEST_FREE = 12.0
+"""Independent steps that all steps must be worth, as far as they show: with fewer, noise that is
+slow passes for movement too often.
+"""
 SLOW = 2
 """The degree of the polynomial of time that is movement, and no noise."""
 LONGEST = 2000
