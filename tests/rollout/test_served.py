@@ -4,6 +4,7 @@ which misbehave.
 
 import hashlib
 import json
+import math
 import shutil
 import threading
 import time
@@ -47,12 +48,12 @@ def served(tmp_path):
     """
     ends = []
 
-    def make(count=1, spoil=None, whole=False, ours=True, **config):
+    def make(count=1, spoil=None, whole=False, ours=True, lora=None, **config):
         loaded = open_model(TINY)
         role = (
             Role(loaded.model)
             if whole
-            else Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=0), "policy")
+            else Role(add_adapter(loaded.model, "policy", lora or LoraConfig(), seed=0), "policy")
         )
         moved(role, 0.05)
         servers = [engine_server(open_model(TINY), ("127.0.0.1", 0), 16) for _ in range(count)]
@@ -122,6 +123,64 @@ def test_served_samples_are_the_local_ones_over_updates(served, count):
                 )
     assert all(len(server.engines) == 1 for server in servers), "old versions are unloaded"
     assert len(list((engine.folder / "weights").iterdir())) == 1
+
+
+def merged(role, lora):
+    """The model in float64 with the adapter's matrices worked into its weights: rsLoRA's scale
+    (2312.03732), DoRA's lengths of columns (2402.09353).
+    """
+    plain = open_model(TINY).model.double()
+    scale = lora.alpha / (math.sqrt(lora.rank) if lora.rslora else lora.rank)
+    changed = 0
+    for name, layer in role.decoder.named_modules():
+        if "policy" not in getattr(layer, "lora_A", ()):
+            continue
+        weight = layer.get_base_layer().weight.double()
+        down, up = (part["policy"].weight.double() for part in (layer.lora_A, layer.lora_B))
+        weight = weight + scale * up @ down
+        if lora.dora:
+            lengths = layer.lora_magnitude_vector["policy"].weight.double()
+            weight = lengths[:, None] * weight / weight.norm(dim=1, keepdim=True)
+        plain.model.get_submodule(name).weight.data.copy_(weight)
+        changed += 1
+    return plain, changed
+
+
+@pytest.mark.parametrize(
+    ("option", "layers"),
+    [
+        ({}, 14),
+        ({"rslora": True}, 14),
+        ({"dora": True}, 14),
+        ({"rslora": True, "dora": True}, 14),
+        ({"targets": "attention"}, 6),
+        ({"targets": ("up_proj",)}, 2),
+        ({"last_layers": 1}, 7),
+        ({"dropout": 0.3}, 14),
+        ({"rank": 3, "alpha": 7.0}, 14),
+    ],
+    ids=str,
+)
+def test_served_logprobs_are_those_of_the_merged_weights(served, option, layers):
+    """Of every option of an adapter, before and after an update, by a model of transformers in
+    float64.
+    """
+    lora = LoraConfig(**{"rank": 4, "alpha": 8.0, **option})
+    engine, _, _ = served(lora=lora)
+    sampling = Sampling(max_new_tokens=12, temperature=1.0)
+    for version in (0, 1):
+        if version:
+            moved(engine.role, 0.03)
+            engine.update_weights(version)
+        plain, changed = merged(engine.role, lora)
+        assert changed == layers
+        for group in engine.generate(PROMPTS, sampling, **ASKED):
+            for rollout in group.rollouts:
+                ids = torch.tensor([[*rollout.prompt_ids, *rollout.response_ids]])
+                with torch.no_grad():
+                    every = plain(ids).logits[0, :-1].log_softmax(-1)
+                own = every.gather(1, ids[0, 1:, None])[len(rollout.prompt_ids) - 1 :, 0]
+                assert rollout.logprobs == pytest.approx(own.tolist(), abs=2e-5)
 
 
 def test_an_update_that_was_not_sent_is_caught(served):
