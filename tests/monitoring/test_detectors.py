@@ -598,6 +598,7 @@ def test_pooled_statistics_against_scipy():
     ]
     rows.append(texts.Text("p", "", 9, None, True))
     assert texts.length_advantages(rows) == ([pytest.approx(8 / math.sqrt(9.5 * 9.0))], [1 / 4])
+    assert texts.co_moments([1e200, 0.0, 0.0], [1.0, 2.0, 3.0]) == [0.0] * 4
     assert texts.pooled_correlation([texts.co_moments([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])]) == (
         0.0,
         0.0,

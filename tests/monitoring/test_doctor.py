@@ -602,6 +602,24 @@ def test_a_recipe_is_examined_before_anything_is_trained(recipe, tmp_path):
         examine_recipe(build(Recipe, {"run": "x", "model": {"source": "tiny"}}))
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_long_damaged_log_with_huge_values_is_read_without_a_warning_of_numpys(recipe):
+    """2,000 steps; every number of one step near the largest of float64, three lines damaged."""
+    config, _ = recipe
+    run_recipe(config, ["ppo"])
+    path = Path(f"{config.run}/ppo/metrics.jsonl")
+    (row, *_) = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [{**row, "step": step} for step in range(1, 2001)]
+    for place, huge in ((1000, 1e308), (1500, -1e308)):
+        rows[place] |= {key: huge for key, value in row.items() if isinstance(value, float)}
+    lines = [json.dumps(one) for one in rows]
+    lines[500], lines[600], lines[700] = lines[500][:40], "\0garbage", "[1, 2]"
+    path.write_text("\n".join(lines) + "\n")
+    (found,) = examine_run(path.parent)["records"]
+    assert isinstance(found, Finding) and found.severity == "warning"
+    assert found.evidence == "ppo/metrics.jsonl: 3 damaged line(s) left out."
+
+
 def test_the_command_reads_recipes_and_runs_and_exits_with_2_on_an_error(recipe, tmp_path, capsys):
     config, path = recipe
     command(str(path), [])

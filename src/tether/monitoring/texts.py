@@ -100,13 +100,16 @@ def phrases(tokens: Sequence[str], longest: int = 3) -> set[str]:
 
 def co_moments(x: Sequence[float], y: Sequence[float]) -> list[float]:
     """[degrees of freedom, Sxx, Syy, Sxy] about the means: those of several batches add up to a
-    pooled correlation.
+    pooled correlation. All are 0 of fewer than two values, and of values whose squares are beyond
+    float64.
     """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if len(a) < 2:
         return [0.0, 0.0, 0.0, 0.0]
-    a, b = a - a.mean(), b - b.mean()
-    return [float(len(a) - 1), float(a @ a), float(b @ b), float(a @ b)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        a, b = a - a.mean(), b - b.mean()
+        moments = [float(a @ a), float(b @ b), float(a @ b)]
+    return [float(len(a) - 1), *moments] if np.isfinite(moments).all() else [0.0] * 4
 
 
 def pooled_correlation(parts: Sequence[Sequence[float]]) -> tuple[float, float]:

@@ -53,6 +53,8 @@ def drift(values: Sequence[float]) -> Drift:
     for time in (times, np.log(times)):
         freedom, sxx, syy, sxy = co_moments(time.tolist(), values)
         span = float(time[-1] - time[0])
+        if not sxx:  # the values' squares are beyond float64
+            return Drift(math.nan, math.inf, sure=False)
         lines.append(
             (span * sxy / sxx, span * math.sqrt(max(0.0, syy - sxy**2 / sxx) / (freedom - 1) / sxx))
         )

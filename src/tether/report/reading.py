@@ -361,6 +361,8 @@ def _jsonl(path: Path, notes: list[str]) -> Iterator[Row]:
                 continue
             if isinstance(row, dict):
                 yield row
+            else:
+                damaged += 1
     if damaged:
         notes.append(
             f"{path.parent.resolve().name}/{path.name}: {damaged} damaged line(s) left out."

@@ -416,6 +416,17 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
             *check_rows(_numbers(arm.metrics), arm.settings),
             _saved_encoding(own, reward),
         ]
+    if results and (damaged := [note for note in journey.notes if "damaged" in note]):
+        results["records"] = [
+            Finding(
+                "records",
+                "warning",
+                "Some records cannot be read, and the checks were made without them.",
+                " ".join(damaged),
+                "A full disk or a killed process leaves such lines. Copy the run's files anew if "
+                "this is a copy.",
+            )
+        ]
     if not results:
         raise RunError(
             f"{folder} holds no steps of a stage. Give the folder of a run that has taken some."
