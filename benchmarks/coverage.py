@@ -460,24 +460,26 @@ REASONS = {
         "fewer than about five rewards differ, so few counts are possible"
     ),
     "accuracy": (
-        "fewer than about ten errors or successes are expected, and what prompts have in common "
-        "shows in few"
+        "fewer than about ten errors or successes are expected, or there are only twenty prompts: "
+        "what prompts have in common shows in few"
     ),
     "longer side chosen": "bounded, with the reserve of half an imaginary prompt",
     "win rate with ties": "few values at 50 prompts",
-    "Cohen's kappa": "ten items, so few values are possible",
+    "Cohen's kappa": "ten or twenty items, so few values are possible",
     "Krippendorff's alpha": "ten items, so few values are possible",
     "raw agreement": "ten items, so few values are possible",
     "process, first error": (
         "20 to 30 solutions have errors, so few counts are possible, and what problems have in "
         "common shows in few"
     ),
-    "process, F1 of steps": "20 problems, and what they have in common shows in few",
+    "process, F1 of steps": "few problems, and what they have in common shows in few",
     "sycophancy without any": (
         "questions are of unlike size and symmetric, which makes Student's interval wide"
     ),
     "rise of a series": (
-        "how far steps hang together is not known, and at 30 to 50 steps it is averaged over"
+        "how far steps hang together is not known, so it is averaged over; and most draws of slow "
+        "noise print no interval, which counts as no miss. Those that print one look less slow "
+        "than they are, and miss more often: see the column of the printed"
     ),
     "best step": (
         "steps are whole, and the interval goes from the first that may be the best to the last, "

@@ -67,7 +67,7 @@ class Course(NamedTuple):
     fallen_at: int | None
     """The first step at which the fall is clear of chance."""
     best_step: int
-    best_step_interval: tuple[int, int]
+    best_step_interval: tuple[int, int] | None
     kept_share: float
     fit: Mapping[str, float] | None
     alarms: Sequence[Row]
@@ -265,12 +265,17 @@ def proxy_rows(study: Study) -> list[tuple[str, ...]]:
     return rows
 
 
+def held(interval: tuple[int, int] | None) -> str:
+    """The steps between which the best lies, in words."""
+    return "too few prompts" if interval is None else "{} to {}".format(*interval)
+
+
 def policy_rows(study: Study) -> list[tuple[str, ...]]:
     """A row a policy and seed, of POLICY_COLUMNS."""
     return [
         (
             course.name, course.seed, decimal(course.gold[0]),
-            "{} at step {} ({} to {})".format(decimal(course.highest), course.best_step, *course.best_step_interval),
+            f"{decimal(course.highest)} at step {course.best_step} ({held(course.best_step_interval)})",
             decimal(course.gold[-1]), bracketed(course.fall, signed), f"{signed(course.proxy[0])} "
                                                                       "to "
                                                                       f"{signed(course.proxy[-1])}",

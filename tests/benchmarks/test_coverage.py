@@ -17,6 +17,7 @@ FAULTS = {
     "process, first error": "60 problems, 5% with errors",
     "sycophancy without any": "17 questions × 30",
     "rise of a series": "50 steps, correlation 0.5",
+    "best step": "all alike, 50 prompts",
     "best against best decoding": "start four alike, policy one best",
 }
 """Of each kind a cell that once held the truth far too seldom, or always."""
