@@ -21,7 +21,21 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "tether"
 VAGUE = frozenset({"found", "known", "said", "told", "kept", "asked", "apart"})
 """Names of locals that say nothing of what they hold."""
-QUESTION_WORDS = frozenset({"what", "who", "whether", "how", "where", "which", "when", "why"})
+QUESTION_WORDS = frozenset(
+    {
+        "what",
+        "whatever",
+        "who",
+        "whoever",
+        "whose",
+        "whether",
+        "how",
+        "where",
+        "which",
+        "when",
+        "why",
+    }
+)
 """First words that open a docstring as a question, where a noun or a verb names the thing."""
 LAYOUT = frozenset(
     {
@@ -55,15 +69,21 @@ def _code(text: str) -> Iterator[tokenize.TokenInfo]:
 
 def _docstrings(tree: ast.Module) -> set[int]:
     """The lines of texts that stand as statements of their own."""
-    lines: set[int] = set()
+    return {
+        line
+        for node, _ in _text_statements(tree)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+
+
+def _text_statements(tree: ast.Module) -> Iterator[tuple[ast.Expr, str]]:
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)
             and isinstance(node.value.value, str)
         ):
-            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return lines
+            yield node, node.value.value
 
 
 def public_names(tree: ast.Module) -> Iterator[str]:
@@ -88,14 +108,9 @@ def vague_locals(tree: ast.Module) -> int:
 
 
 def question_docstrings(tree: ast.Module) -> int:
-    """Number of docstrings of a module, its classes and functions that open with a question."""
-    nodes = (
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-    )
-    first_words = (re.match(r"\w*", ast.get_docstring(node) or "") for node in nodes)
-    return sum(word is not None and word[0].lower() in QUESTION_WORDS for word in first_words)
+    """Number of docstrings that open with a question, those of attributes included."""
+    first_words = (re.match(r"\s*(\w*)", text) for _, text in _text_statements(tree))
+    return sum(word is not None and word[1].lower() in QUESTION_WORDS for word in first_words)
 
 
 def counts(package: Path = PACKAGE) -> dict[str, int]:

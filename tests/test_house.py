@@ -268,6 +268,7 @@ class Thing:
     """A docstring."""
 
     size: dict = {}
+    """How many there are."""
 
     def whole(self):
         """Whether a part is missing. Ask."""
@@ -290,10 +291,10 @@ def test_lines_of_code_are_counted_without_comments_and_docstrings() -> None:
 
 
 def test_docstrings_that_open_with_a_question_are_counted() -> None:
-    """By hand: those of `whole` and `told` in SAMPLE, and of a module alone."""
-    assert house.question_docstrings(ast.parse(SAMPLE)) == 2
+    """By hand: those of `size`, `whole` and `told` in SAMPLE, and of a module alone."""
+    assert house.question_docstrings(ast.parse(SAMPLE)) == 3
     assert house.question_docstrings(ast.parse('"""HOW: a heading."""\nx = 1\n')) == 1
-    for opening in ("True if it holds.", "Whoever asks.", "Number of them. What for?", ""):
+    for opening in ("True if it holds.", "Whole models.", "Number of them. What for?", ""):
         assert house.question_docstrings(ast.parse(f'"""{opening}"""\n')) == 0
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CPU_STRIP_ELEMENTS = 2**20
-"""How many logits the softmax takes at a time on a CPU: two float32 buffers of 4 MB stay in its
-caches.
+"""Number of logits that the softmax takes at a time on a CPU. Two float32 buffers of 4 MB stay in
+its caches.
 """
 
 

@@ -16,7 +16,7 @@ any other.
 """
 Scalar = Float[Tensor, ""]
 Denominator = int | float | Num[Tensor, ""]
-"""What a summed loss is divided by: a count over the whole optimizer step, chosen by the caller."""
+"""Divisor of a summed loss: a count over the whole optimizer step, chosen by the caller."""
 
 
 def check_same_shape(**tensors: Tensor | float | None) -> None:

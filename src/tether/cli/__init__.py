@@ -158,7 +158,7 @@ ADVICE = {
         f"(`tether plan RECIPE` says what each saves) and {stopping.AGAIN}"
     ),
 }
-"""What to do about an error of the operating system."""
+"""Advice on errors of the operating system."""
 
 
 def main() -> None:

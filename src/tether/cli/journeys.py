@@ -25,7 +25,7 @@ ARMS = {
     "beta0": "arms.beta0.ppo.kl={mode='fixed', coefficient=0.0}",
     "random": "arms.random.ppo.reward_source=random",
 }
-"""What the quickstart's policy is compared with: no KL penalty, and a random reward."""
+"""Comparisons for the quickstart's policy: no KL penalty, and a random reward."""
 
 
 def quickstart(

@@ -60,7 +60,7 @@ IMPORTED = {
     "repeated": "judgments by people who judged the same pair again, of which the last one counts",
     "replaced": "judgments in the store that later ones by the same people have replaced",
 }  # fmt: skip
-"""What an import tells of, where there is any."""
+"""Counts that an import reports if they are above 0."""
 
 
 def import_(

@@ -189,7 +189,7 @@ AGREEMENT = {
                                                                                      "verdict"),
     "calibration_error": "calibration error",
 }  # fmt: skip
-"""What a judge's report measures, in the order of its table."""
+"""Measurements of a judge's report, in the order of its table."""
 
 
 def _agreement_rows(result: Facts) -> Rows:

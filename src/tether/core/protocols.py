@@ -278,7 +278,7 @@ class Announcer(Protocol):
     """Shows the progress of the stages of a run, each from the moment that it is announced."""
 
     shows: bool
-    """Whether anybody sees it."""
+    """True if the progress is shown to a user."""
 
     def __call__(self, phase: str) -> Callable[[int, int, Mapping[str, float]], None]: ...
 

@@ -40,8 +40,8 @@ result.
 MAY_CHANGE = (ENGINE, "budget")
 """Keys of a section that may change from one start to the next."""
 BESIDE = ("log.txt", "command.json", "manifest.json", ".lock")
-"""What may lie in a folder that becomes a run directory: written before config.json, or by who
-started it.
+"""Files that a folder may hold when it becomes a run directory: written before config.json, or by
+the program that started the run.
 """
 ROUNDS = "round-[0-9]*"
 """The folders of rounds, whether of a stage or of a recipe that repeats."""

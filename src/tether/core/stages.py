@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 Makes = Literal["sft", "reward", "direct", "policy", "rounds", "pairs", "verdict"]
 POLICIES: tuple[Makes, ...] = ("policy", "direct", "rounds")
-"""What is a policy: trained on its own samples, on rows, or on rows made of its samples in
+"""Results that are a policy: trained on its own samples, on rows, or on rows made of its samples in
 rounds.
 """
 

@@ -50,7 +50,7 @@ class Stopping:
     """
 
     came: ClassVar[signal.Signals | None] = None
-    """What has ended the program before any block was open."""
+    """The signal that has ended the program before any block was open."""
 
     def __init__(self) -> None:
         self.asked: signal.Signals | None = None

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Votes = dict[str, int]
-"""Who voted on a pair, and for which side."""
+"""Votes on a pair: the annotator of each, and the side."""
 
 READ_BY = {
     Comparison: "[reward], [direct]",

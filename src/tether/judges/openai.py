@@ -32,19 +32,19 @@ Options = dict[str, object]
 """Settings of a request, as the OpenAI client takes them."""
 
 LADDER = (20, 5, 0)
-"""How many likeliest tokens are asked for; a server that refuses is asked for fewer, and in the end
-for none.
+"""Numbers of likeliest tokens to ask for. If a server refuses one, the next smaller number is
+tried, and at last none.
 """
 MARGIN_TOKENS = 256
-"""What a template may add to a conversation, where the most that a request can cost is set aside;
-answers teach more.
+"""Tokens that a template may add to a conversation, for the upper bound of a request's cost.
+Answers correct the number.
 """
 NO_ANSWER, NO_CONNECTION, UNREADABLE = "no answer in time", "no connection", "unreadable answer"
 CONTROL = re.compile(
     r"<(?=[|｜][^\s<>]{1,40}[|｜]>|/?s>|/?think>|(?:start|end)_of_turn>|[be]os>)|\[(?=/?INST\])"
 )
-"""Where control tokens of the usual templates begin; which ones a server's tokenizer has is not
-known here.
+"""Beginnings of control tokens in the usual templates. The tokens of the server's own tokenizer are
+unknown here.
 """
 
 

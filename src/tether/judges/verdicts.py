@@ -13,11 +13,11 @@ from tether.judges.grammar import is_unfinished_thought, verdict_in
 LEAST = 1e-9
 """The least probability of an option that is named but not among the likeliest."""
 UNASKABLE, NO_OPTION, NOT_A_NUMBER = "cannot be asked", "no option at the beginning", "not a number"
-"""Why there is no verdict, where the same question to the same model meets the same again."""
+"""Reasons for a missing verdict that the same question to the same model meets again."""
 CUT_OFF = "the reply was cut off"
-"""Why there is no verdict, where only a greater length mends that."""
+"""Reason for a missing verdict that only a greater length mends."""
 SPENT, DOWN, QUOTA = "budget spent", "the server gave no answers", "the account has no quota left"
-"""Why a server is not asked any more."""
+"""Reasons to send a server no more requests."""
 _MARKS = re.compile(r"^[\W_]+|[\W_]+$")
 
 Likeliest = Sequence[Sequence[tuple[str, float]]]

@@ -32,7 +32,7 @@ _CLAIMS: MutableMapping[Tensor, RemovableHandle] = WeakTensorKeyDictionary()
 MOMENTS = ("state1", "state2", "absmax1", "absmax2")
 """Of AdamW in 8 bits: the codes of both moments, and the largest number of every 256 of them."""
 CONSTANT = ("qmap1", "qmap2")
-"""What the codes mean, which is the same for all tensors and is not saved."""
+"""Meanings of the codes, the same for all tensors, so they are left out of checkpoints."""
 
 
 def schedule_factor(config: OptimizerConfig, update: int, total: int) -> float:

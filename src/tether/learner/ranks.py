@@ -69,13 +69,15 @@ class Ranks:
     def __init__(self, store: Any = None, rank: int = 0, size: int = 1, timeout: float = 0) -> None:
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
         self.first = rank == 0
-        """Whether this is the rank that writes the run's files and speaks."""
+        """True on the rank that writes the run's files and logs."""
         self.mesh: Any = None
         """The ranks over which layers are cut, as torch's DeviceMesh; unset: weights are whole, and
         passes are a rank's own.
         """
         self.idle = False
-        """Whether this rank runs a pass for the others alone, of which nothing counts."""
+        """True while this rank runs a pass for the others alone. The results of this pass are
+        dropped.
+        """
         self.sums: Any = None
         """The group of processes that sums; unset: that of everything else."""
         self.desk = Path()

@@ -14,8 +14,7 @@ from tether.algorithms.token_batch import TokenBatch
 from tether.models.trunk import Role, forwards, has_adapters, setting
 
 GATED = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
-"""What a layer that treats every token by itself is made of in Llama and its kin; experts are
-not.
+"""Modules of a layer that treats every token by itself, in Llama and its kin. Experts are left out.
 """
 
 

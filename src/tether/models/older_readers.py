@@ -24,7 +24,7 @@ OLDER_CLASSES = {
     "PythonBackend": "PreTrainedTokenizer",
 }
 OWN_NAMES = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
-"""What a family calls its settings in transformers 4, besides the common names."""
+"""Names of a family's settings in transformers 4, besides the common names."""
 
 
 def write_for_older_readers(folder: Path, tokenizer: Any) -> None:

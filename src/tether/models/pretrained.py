@@ -354,7 +354,7 @@ def _check_kind(kind: str, values: Mapping[str, Any], config: ModelConfig) -> No
 
 
 UNPACKED = "mxfp4"
-"""How gpt-oss stores its experts: transformers unpacks them on any device."""
+"""Storage of gpt-oss's experts: transformers unpacks them on any device."""
 
 
 def _check_bits(values: Mapping[str, Any]) -> str | None:

@@ -225,7 +225,9 @@ def base_noted(stage: Path, digest: str | None = None) -> str | None:
 
 ROLE_KINDS, ROLE_DTYPES = ("policy", "reward", "process"), ("float32", "bfloat16")
 ENSEMBLE, OBJECTIVES = "ensemble.json", "objectives.json"
-"""What names several roles that score together: alike, or each for an objective of its own."""
+"""Files that name several roles which score together: members of an ensemble, or one role an
+objective.
+"""
 
 
 def save_ensemble(

@@ -32,9 +32,7 @@ GROUPED = "tether_grouped"
 SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Names that families give to the soft cap of their logits."""
 _PROVEN: dict[Any, Independence] = {}
-"""What was proven of a configuration under an attention function, in a type, on a kind of
-device.
-"""
+"""Results proven of a configuration under an attention function, in a type, on a kind of device."""
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -70,7 +70,7 @@ class Assigned:
     second: Conversation
     left: str
     before: Opinion | None = None
-    """What this person said of it and took back last, to start from."""
+    """This person's last opinion of the pair, taken back, to start from."""
     others: tuple[Opinion, ...] = ()
     """For an expert: the opinions of others, without names."""
     flags: tuple[str, ...] = ()

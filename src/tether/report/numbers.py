@@ -33,7 +33,7 @@ BOOKKEEPING = {
     "measured",
     "kl_noise",
 }
-"""What of a summary is no result, or one of many that the page draws."""
+"""Entries of a summary that are no result, or one of many that the page draws."""
 
 
 def has_interval(value: Estimate) -> bool:

@@ -24,14 +24,14 @@ Row = dict[str, Any]
 KL_KEYS = ("kl/policy_reference_k1", "reward/kl")
 LONGEST_TEXT, SHOWN_PAIRS = 4000, 4
 KINDS = {name: kind.makes for name, kind in STAGES.items()}
-"""What the stage of a section makes."""
+"""Result kind of each section's stage."""
 ROUND = {"labels", "asked", "labels_so_far", "gold_gain", "gold_after", "kl", "alarms"}
-"""What a loop's summary tells of every round."""
+"""Entries of a loop's summary for every round."""
 SUPERVISED = tuple(
     dict.fromkeys(kind.makes for kind in STAGES.values() if kind.trains and kind.makes != "policy")
 )
-"""What is learned from rows, those too that a policy made of its own samples before it learned from
-them.
+"""Kinds of stages that learn from rows. Rows that a policy made of its own samples before count
+too.
 """
 
 
@@ -47,7 +47,7 @@ class SubRun:
     manifest: Any = None
     alarms: Sequence[Row] = ()
     work: Sequence[Row] = ()
-    """When engine servers worked, by step."""
+    """Working times of engine servers, by step."""
     path: Path | None = None
 
     def estimate(self, key: str) -> Estimate | None:
@@ -112,7 +112,7 @@ class Journey:
     answers: Sequence[Row]
     notes: Sequence[str]
     recipe: Row = field(default_factory=dict)
-    """What was asked for on the command line."""
+    """Recipe with the overrides of the command line."""
 
     @property
     def supervised(self) -> list[SubRun]:

@@ -52,7 +52,7 @@ class ClassifierReward:
             model.config.pad_token_id = tokenizer.pad_token_id
         tokenizer.truncation_side = "left"
         self.reads_last = isinstance(setting(model, "score"), torch.nn.Module)
-        """Whether it is a decoder, whose score stands at the last token."""
+        """True for a decoder, whose score is read at the last token."""
         if self.reads_last:  # padding before a text would move its tokens to other positions
             tokenizer.padding_side = "right"
 

@@ -33,8 +33,8 @@ from tether.core.types import Json
 from tether.rewards.guard import OPEN_FILES, end_first, limit, restrict
 
 START_SECONDS = 120.0
-"""What a worker may take to import its libraries: minutes on a shared file system that is asked by
-many at once.
+"""Time limit for a worker to import its libraries. The import takes minutes on a shared file system
+under load.
 """
 OUT_OF_MEMORY = "out of memory"
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")

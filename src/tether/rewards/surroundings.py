@@ -28,8 +28,8 @@ CHANGED = (
 )
 _LOG = logging.getLogger("tether.rewards")
 _LEFT: dict[str, object] = {}
-"""What the functions of this process left that is not the run's, by the facet's name: the next call
-begins with these values.
+"""Values that the functions of this process left outside the run, by the facet's name. The next
+call begins with them.
 """
 
 _NAMED: set[tuple[str, str]] = set()

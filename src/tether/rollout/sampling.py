@@ -20,7 +20,7 @@ from tether.cpu.kernels import draw_tokens
 
 BLOCK = 256
 CPU_STRIP_ELEMENTS = 2**20
-"""How many logits are sampled from at a time on a CPU: the float32 copies then stay in its
+"""Number of logits that are sampled from at a time on a CPU. The float32 copies then stay in its
 caches.
 """
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -100,7 +100,7 @@ class ServedEngine:
         )
         self.context_length, self.policy_version = context_length, 0
         self.replaces = role.adapter is None and not ours
-        """Whether servers call all versions by one name, that of their base (in `bases`), and hold
+        """True if servers call all versions by one name, that of their base (in `bases`), and hold
         one of them.
         """
         self.merged = combined or self.replaces

@@ -30,7 +30,7 @@ NEEDED = {
     ),
     "/v1/unload_lora_adapter": "vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
 }
-"""What a server is started with that does this."""
+"""Requirements on a server for each path."""
 
 
 LIMIT = 2**63

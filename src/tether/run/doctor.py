@@ -51,7 +51,7 @@ from tether.stages.reference import role_digest
 from tether.stages.rollouts import Experience
 
 RESPONSES = 16
-"""How many samples a probe takes at least."""
+"""Least number of samples of a probe."""
 TOKENS = 32
 """At most, of a sample of a probe."""
 

@@ -334,7 +334,9 @@ class Writer:
         self.share: float | None = None
         before = None if any(carriers(self.role.model)) else read_change(Path(loaded.source))
         self.before = before.factors if before is not None else {}
-        """What was merged into the base's weights, where it is not beside them."""
+        """Factors of the change that was merged into the base's weights; empty if layers carry the
+        change beside their weights.
+        """
 
     @torch.no_grad()
     def write(self, folder: Path, dtype: torch.dtype, shard_size: str) -> Json:

@@ -97,8 +97,8 @@ def described(config: FunctionJudge | JudgeConfig) -> dict[str, str]:
 
 
 def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
-    """Whoever a recipe names to score answers, asked about all of them at once; what a language
-    model says is kept in `folder`.
+    """The judge that a recipe names, called on all answers at once. Replies of a language model are
+    stored in `folder`.
 
     Raises:
         RewardError: when it is asked, of a judge that scores nothing at all; the message has its

@@ -65,7 +65,7 @@ from tether.settings.judges import BY_KIND, AFunction, AModel, FunctionJudge, Ju
 Pair = tuple[int, int, int]
 """Prompt, response, later response: places in the answers."""
 Labelled = tuple[list[Comparison], Json]
-"""What was judged, and what the summary says of those who did."""
+"""Judged comparisons, and the summary's entries on the judges."""
 Answers = Sequence[Json]
 """Rows of `answers.jsonl`: id and prompt, with responses and what a reward model thinks of them."""
 SCORED = ("uncertain", "information", "disagreement")

@@ -26,7 +26,7 @@ from tether.run.stage import Context, run_stage
 CUTS = (2, 1, 3)
 """Steps of each start of the interrupted run."""
 TENSORS = "weights and optimizer"
-"""What is compared of a stage's files of tensors."""
+"""Name of the comparison of a stage's files of tensors."""
 CLOCKS = ("time", "memory/", "seconds", "peak_rss", "tokens_per_second")
 """Beginnings of the names of what no two runs have in common."""
 

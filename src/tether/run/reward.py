@@ -63,7 +63,7 @@ TAKEN = {
 }
 """Names that folders and columns have already, so that no objective can have them."""
 COUNTS = ("heldout_ties", "updates", "num_prompts", "num_pairs", "num_heldout_pairs", "skipped")
-"""What all members have in common."""
+"""Figures that all members share."""
 TEST_SEED = 15485863
 """Added to the seed by which the prompts of a test model are chosen: what is held out of them has
 the seed itself.

@@ -18,7 +18,7 @@ from tether.settings.config import Config
 from tether.settings.model import LoraConfig
 
 PACKAGED = Path(__file__).resolve().parent.parent / "recipes" / "quickstart"
-"""What `tether:NAME` means: demonstrations, prompts and held-out prompts that come with tether."""
+"""Meaning of `tether:NAME`: demonstrations, prompts and held-out prompts that come with tether."""
 
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][\w-]*$", max_length=50)]

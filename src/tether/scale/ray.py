@@ -31,7 +31,7 @@ from tether.core.errors import ConfigError, RunError
 from tether.servers.launch import end_group, free_port, start_bound
 
 Resources = Mapping[str, float]
-"""What a program needs of one machine, in Ray's words: CPU, GPU, memory, or names of the cluster's
+"""Needs of a program on one machine, in Ray's words: CPU, GPU, memory, or names of the cluster's
 own.
 """
 NAMESPACE = "tether"
@@ -117,7 +117,7 @@ class RayLauncher:
             )
         self.hosts: dict[str, Any] = {}
         self.ends: dict[str, Any] = {}
-        """What becomes the exit status of a started program."""
+        """Pending exit statuses of started programs."""
 
     def place(self, name: str) -> tuple[str, int]:
         if name not in self.hosts:

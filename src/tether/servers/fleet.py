@@ -66,19 +66,19 @@ class ServerState:
     since: float
     state: State = State.RESTARTING
     lived: bool = False
-    """Whether it ever answered."""
+    """True once the server has answered."""
     version: str = ""
     failures: int = 0
     inflight: int = 0
     most: int = 0
     """Requests at once, at most, since `usage` was asked."""
     began: float = 0.0
-    """When it last got a request while it had none."""
+    """Time of the last request that found the server idle."""
     heard: float = 0.0
-    """When it last answered."""
+    """Time of the last answer."""
     spans: deque[Span] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """When it had work and was done with it, since `usage` was asked; the last ones, for nobody may
-    ask.
+    """Spans of work since the last call of `usage`. Only the last spans are stored, for `usage` may
+    never be called.
     """
     tries: int = 0
     """Restarts since it last sampled."""

@@ -43,8 +43,8 @@ PAUSE = 0.05
 REFUSALS = 400, 401, 403, 413, 422
 """The statuses by which a server says that it understands, and does not do it."""
 FAILURES = httpx2.HTTPError, OSError, ValueError, LookupError, TypeError
-"""What an exchange with a server ends with if the machine or the network is to blame, or the answer
-is garbage.
+"""Errors of an exchange with a server for which the machine or the network is to blame, or the
+answer is garbage.
 """
 
 

@@ -15,7 +15,7 @@ Shape = Literal["texts", "messages"]
 
 
 GIVEN = "python:"
-"""What the name of a function begins with that a program handed over."""
+"""Beginning of the name of a function that a program handed over."""
 
 
 class CallLimits(Config):
@@ -226,4 +226,4 @@ class RewardServersConfig(ServersConfig):
 
 
 Combine = Literal["mean", "worst", "uncertainty"]
-"""How several opinions become one."""
+"""Ways to combine several opinions into one."""

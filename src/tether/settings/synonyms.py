@@ -37,4 +37,4 @@ KEYS = {word: tuple(targets.split()) for word, targets in _by_word(_TABLES["keys
 that is there.
 """
 NOTES = _by_word(_TABLES["notes"])
-"""What has no key of its own, and what to do instead."""
+"""Words without a key, and the advice for each."""

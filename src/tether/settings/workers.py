@@ -14,7 +14,7 @@ class ServersConfig(Config):
     """Number of servers that work for a run, their addresses, and the time limits for them."""
 
     prefix: ClassVar[str] = "server"
-    """What their names begin with."""
+    """Beginning of the servers' names."""
     servers: int = Field(default=1, ge=1, description="how many are started; they end with the run")
     addresses: tuple[str, ...] = Field(
         default=(),

@@ -45,7 +45,7 @@ class SamplingStage(Protocol):
     engine: Engine
     reward: RewardSource
     stopped: bool
-    """Whether the stage itself has ended the training."""
+    """True if the stage itself has ended the training."""
 
     def ordinals(self, number: int) -> range:
         """The places, among all prompts of the run, of those that step `number` may sample."""

@@ -54,7 +54,7 @@ PRESETS: dict[str, Json] = {
     }
     | {"kl": {"place": "loss", "estimator": "k2", "coefficient": 0.05}},
 }
-"""What each published method sets; everything else stands at the defaults below. Links:
+"""Settings of each published method. All other keys have the defaults below. Links:
 docs/algorithms.
 """
 

@@ -88,11 +88,11 @@ class PolicyGradient:
         self.reserves = 0
         """Prompts that earlier steps sampled beyond their own batches."""
         self.tethered = config.kl.coefficient > 0 or config.kl.mode != "fixed"
-        """Whether every answer's KL is needed; a report takes a part of them."""
+        """True if every answer's KL is needed. A report takes a part of them."""
         in_reward = config.kl.coefficient > 0 and config.kl.place != "loss"
         self.old_from_update = config.one_update and value is None and not in_reward
-        """Whether the update's own pass gives the old log-probabilities: nothing needs them before,
-        and nothing moves between.
+        """True if the update's own pass gives the old log-probabilities. They are then unneeded
+        before, and the policy is unchanged between.
         """
         self.shares_pass = (
             value is not None and value.model is policy.model and value.adapter == policy.adapter

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 AFTER = {"rollout": "scoring", "reward": "working out log-probabilities", "evaluate": "learning"}
-"""What follows on each phase of a step."""
+"""The phase that follows on each phase of a step."""
 
 
 class Clock:

@@ -33,7 +33,7 @@ from tether.models.trunk import Role
 from tether.settings.learner import SupervisedConfig
 
 HEADLINE = "loss", "accuracy"
-"""What of an evaluation is shown beside an update's metrics."""
+"""Figures of an evaluation that are shown beside an update's metrics."""
 Micro = TypeVar("Micro")
 Row_contra = TypeVar("Row_contra", contravariant=True)
 

@@ -48,7 +48,7 @@ _FOREIGN = {
     b"\x1f\x8b": "packed twice. Unpack it once",
     b"\x28\xb5\x2f\xfd": "packed twice. Unpack it once",
 }
-"""How files begin that are no text in UTF-8."""
+"""First bytes of files that are no text in UTF-8."""
 FREE_BYTES, MOST_GROWTH = 1 << 28, 200
 """Bytes that every packed file may grow to, and times its size that a larger one may."""
 _BINARY = "binary, or text in UTF-16 or UTF-32. Export it as JSON lines in UTF-8"

@@ -69,7 +69,7 @@ PAIR_COLUMNS = " ".join(
         *(" ".join(pair) for pair in _SCORES),
     )
 )
-"""What `read_pair` looks at beside `chosen` and `rejected`."""
+"""Columns that `read_pair` reads beside `chosen` and `rejected`."""
 
 
 def named_pair(row: Row) -> tuple[str, str] | None:
