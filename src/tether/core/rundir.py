@@ -255,10 +255,10 @@ class RunDirectory:
 
     @property
     def begun(self) -> bool:
-        """True if anything was made here: a step, a checkpoint, a stage. A run that failed earlier
-        may begin anew.
+        """True if anything was made here: pairs, a step, a checkpoint, a stage. A run that failed
+        earlier may begin anew.
         """
-        made = ("metrics.jsonl", "summary.json")
+        made = ("pairs.jsonl", "metrics.jsonl", "summary.json")
         inside = (folder for folder in self.path.glob("*/") if folder.name != ENGINE)
         return any((self.path / name).is_file() for name in made) or any(
             p.is_file() for f in inside for p in f.glob("**/*")

@@ -5,6 +5,7 @@ model.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -112,7 +113,8 @@ def save_weights(role: Role, folder: Path, *, merged: bool = False) -> None:
             role.causal_model.save_pretrained(folder / "model", state_dict=weights)
             return
         role.model.save_pretrained(folder, selected_adapters=[role.adapter])
-    if not (folder / "adapter").exists():
+    if role.adapter != "adapter":
+        shutil.rmtree(folder / "adapter", ignore_errors=True)
         (folder / role.adapter).rename(folder / "adapter")
     order_settings(folder / "adapter")
     (folder / "README.md").unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from tether.core.config import digest
 from tether.core.errors import DataError
 from tether.core.protocols import doing
 from tether.core.rundir import read_json, write_json
@@ -121,13 +122,15 @@ def usable_once(
     load: Callable[[], LoadedModel],
 ) -> list[Prompt]:
     """`usable_in` for a stage that does not open its model at every start: the file `note`
-    remembers which are left out.
+    remembers which are left out, of which prompts, and for which model.
 
     Raises:
         DataError: no prompt can be used.
     """
     before = read_json(note) if note.is_file() else {}
-    if before.get("max_new_tokens") == max_new_tokens:
+    settings = context.model.model_dump(mode="json")
+    made_of = digest([max_new_tokens, settings, [prompt.messages for prompt in prompts]])
+    if before.get("made_of") == made_of:
         faults = {int(place): reason for place, reason in before["faults"].items()}
     else:
         doing(context.progress, f"encoding {len(prompts):,} prompts")
@@ -137,7 +140,7 @@ def usable_once(
         write_json(
             note,
             {
-                "max_new_tokens": max_new_tokens,
+                "made_of": made_of,
                 "faults": {str(place): reason for place, reason in faults.items()},
             },
         )

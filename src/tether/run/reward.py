@@ -324,7 +324,9 @@ class RewardMembers:
             )
             stage = self._stage(one, number)
             split = split or stage.split(comparisons)
-            if not one.complete:
+            if one.complete:
+                drop_checkpoint(one)
+            else:
                 with shared_time(number, len(bars) if self.section.distill else count):
                     self._train(stage, split, one, bars[number])
             summaries.append(one.summary())

@@ -61,6 +61,8 @@ from tether.settings.model import LoraConfig
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.online_direct import best_and_worst
 
+SAMPLED = "sampling"
+"""The entry of a round's manifest with the counts of its sampling, written before the pairs."""
 Made = tuple[list[Json], Json]
 """Lines of pairs.jsonl, and what the summary says of the sampling."""
 
@@ -170,6 +172,7 @@ def train(
         if number and not one.complete and limit.over():
             break
         if one.complete:
+            drop_checkpoint(one)
             limit.before += one.summary()["seconds"]
         else:
             with limited_by(TimeLimit()):  # a round is whole
@@ -219,7 +222,7 @@ class _Round:
         loaded, policy = self._policy()
         note_machine(run, loaded)
         encoder = encoder_of(loaded)
-        if not path.is_file():
+        if not (path.is_file() and SAMPLED in read_json(run.path / "manifest.json")):
             doing(self.context.progress, f"sampling for round {self.number + 1}")
             engine = local_engine(policy, loaded, max_rows=self.section.engine_rows)
             spin = self.section.method == "spin"
@@ -229,7 +232,7 @@ class _Round:
                 else self._ordered(rows, engine)
             )
             counts["seconds"] = time.perf_counter() - start
-            run.update_manifest(sampling=counts)
+            run.update_manifest(**{SAMPLED: counts})
             write_jsonl(path, made)
             del engine  # with its copies of weights
         rankings = [_ranking(row, encoder) for row in read_jsonl(path)]
@@ -237,7 +240,7 @@ class _Round:
         pairs = [ranking for ranking in rankings if max(map(len, ranking.sequences)) <= most]
         split = Split(*split_by_group(pairs, config.heldout_fraction, config.seed), {})
         sampled = {
-            **read_json(run.path / "manifest.json")["sampling"],
+            **read_json(run.path / "manifest.json")[SAMPLED],
             "too_long": len(rankings) - len(pairs),
         }
         if not split.train:

@@ -7,6 +7,7 @@ its stages.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -199,9 +200,21 @@ def _opened(section: Section, context: Context) -> RunDirectory:
     local = [p for p in (section.data.paths if section.data else ()) if not p.startswith("hub:")]
     settings = {context.name: section, "model": context.model, "seed": context.seed}
     run = RunDirectory.open(context.folder, settings, data=file_digest(local))
-    if not run.complete:
+    if run.complete:
+        _tidy(run)
+    else:
         hold(context.folder)
     return run
+
+
+def _tidy(run: RunDirectory) -> None:
+    """Remove what a process that was killed right after its summary had still to remove."""
+    drop_checkpoint(run)
+    if (run.path / ".lock").exists():
+        # another process may have finished the stage this moment, or the folder is only readable
+        with contextlib.suppress(RunError, OSError):
+            hold(run.path)
+            release(run.path)
 
 
 def _finished(
@@ -287,13 +300,14 @@ def round_folder(root: Path, number: int | None) -> Path:
 
 
 def check_base(root: Path, folder: Path) -> None:
-    """A finished stage stands on the SFT model that is there now.
+    """A stage that has begun, or sampled answers, stands on the SFT model that is there now.
 
     Raises:
         RunError: it was trained on one that is gone.
     """
     start, own = (place / "manifest.json" for place in (root / "sft", folder))
-    if (folder / "summary.json").is_file() and start.is_file() and own.is_file():
+    begun = RunDirectory(folder).begun or (folder / "answers.jsonl").is_file()
+    if begun and start.is_file() and own.is_file():
         made = read_json(start).get("result", {}).get("digest")
         stood_on = read_json(own).get("model", {}).get("digest")
         if made and stood_on and made != stood_on:
