@@ -2,6 +2,11 @@
 returns.
 """
 
+import functools
+import operator
+import os
+import time
+
 import pytest
 import torch
 from peft import LoraConfig
@@ -397,3 +402,72 @@ def test_batches_and_passes():
     assert config.mini_batch == 64 and PPOConfig(batch_size=256).mini_batch == 128
     # the string cut: nothing to adapt
     assert PPOConfig(init_kl_coef=0.0).policy_config().kl.mode == "fixed"
+
+
+def batches(folder, tokenizer, collator):
+    """Batches of the numbers 0 to 5, two each, by a collator that may take 0.3 seconds."""
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    config = PPOConfig(batch_size=2, mini_batch_size=2)
+    trainer = PPOTrainer(
+        config, model, tokenizer=tokenizer, dataset=list(range(6)), data_collator=collator
+    )
+    trainer.collate.time_limit = trainer.collate.dump_after = 0.3
+    return list(trainer.dataloader)
+
+
+def raising(error):
+    def collator(rows):
+        raise error
+
+    return collator
+
+
+@pytest.mark.parametrize(
+    ("collator", "words"),
+    [
+        (raising(ValueError("no")), r"raising.collator \(test_ppo.py\) raised ValueError: no"),
+        (raising(SystemExit(0)), "raised SystemExit: 0"),
+        (lambda rows: os._exit(0), r"raised SystemExit: os._exit\(0\)"),
+        (
+            lambda rows: time.sleep(60),
+            r"gave no answer within 0.3 s, it was in <lambda> \(test_ppo",
+        ),
+        (lambda rows: (1 / 0 for _ in rows), "raised ZeroDivisionError.* while its generator was"),
+    ],
+)
+def test_a_collator_that_fails_is_named(folder, tokenizer, collator, words):
+    with pytest.raises(DataError, match=f"^the data_collator .*{words}"):
+        batches(folder, tokenizer, collator)
+
+
+def test_a_collator_stops_a_loop_as_a_key_does(folder, tokenizer):
+    with pytest.raises(KeyboardInterrupt):
+        batches(folder, tokenizer, raising(KeyboardInterrupt()))
+
+
+def test_a_batch_is_what_the_collator_made_and_a_generators_items(folder, tokenizer):
+    async def later(rows):
+        return tuple(rows)
+
+    plain = batches(folder, tokenizer, list)
+    assert sorted(functools.reduce(operator.iadd, plain, [])) == list(range(6))
+    assert batches(folder, tokenizer, iter) == plain
+    assert batches(folder, tokenizer, later) == [tuple(rows) for rows in plain]
+    huge = batches(folder, tokenizer, lambda rows: {"ids": [10**400 for _ in rows]})
+    assert huge == [{"ids": [10**400] * 2}] * 3
+
+
+def test_a_collator_leaves_the_process_as_it_was(folder, tokenizer):
+    def collator(rows):
+        torch.manual_seed(7)
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        os.environ["OF_THE_COLLATOR"] = "1"
+        return rows
+
+    torch.manual_seed(1)
+    plain, expected = batches(folder, tokenizer, list), torch.rand(2)
+    torch.manual_seed(1)
+    assert batches(folder, tokenizer, collator) == plain
+    assert torch.equal(torch.rand(2), expected) and torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32 and "OF_THE_COLLATOR" not in os.environ

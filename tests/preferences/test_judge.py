@@ -1,15 +1,19 @@
 """Labels and position bias on log-odds set by hand, and answers that try to be the judge."""
 
 import math
+import os
 import random
 import re
+import time
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.preferences.planted_judges import Planted, pair, parts
 
 from tether.core.protocols import ChatModel, Verdict
+from tether.core.stopping import Interrupted
 from tether.core.types import Annotation, Comparison, Prompt, assistant, user
 from tether.preferences.judge import (
     OPTIONS,
@@ -19,6 +23,7 @@ from tether.preferences.judge import (
     pair_question,
     score_question,
 )
+from tether.rewards import surroundings
 
 
 def sigmoid(x):
@@ -194,6 +199,76 @@ def test_each_comparison_may_have_a_rubric_of_its_own():
         [pair("one", "a", "b"), pair("two", "a", "b")]
     )
     assert ["rubric of one" in q[0].content for q in model.questions] == [True, True, False, False]
+
+
+class OddError(BaseException):
+    pass
+
+
+def raising(error):
+    def rubric(row):
+        raise error
+
+    return rubric
+
+
+@pytest.mark.parametrize(
+    ("rubric", "words"),
+    [
+        (raising(ValueError("no")), "raised ValueError: no"),
+        (raising(SystemExit(0)), "raised SystemExit: 0"),
+        (raising(OddError("no")), "raised OddError: no"),
+        (raising(RuntimeError("token=hf_abcdefghijkl")), "raised RuntimeError: token=***"),
+        (lambda row: os._exit(0), "raised SystemExit: os._exit(0)"),
+        (lambda row: (yield "x"), "returned generator, not a text"),
+        (lambda row: 10**400, "returned int, not a text"),
+        (lambda row: None, "returned NoneType, not a text"),
+        (lambda row: time.sleep(60), "gave no answer within 0.3 s, it was in <lambda>"),
+    ],
+)
+def test_a_rubric_that_fails_costs_its_comparison_and_is_named(rubric, words):
+    """The others are judged as without this one."""
+    rows = [pair(name, "good", "bad") for name in ("one", "two", "three")]
+    model = Planted(lambda first, second: GOOD[first] - GOOD[second])
+    judge = PairJudge(
+        model, lambda row: rubric(row) if row.prompt[-1].content == "two" else "Be kind."
+    )
+    judge.guarded.time_limit = judge.guarded.dump_after = 0.3
+    first, second, third = judge.judge(rows)
+    assert first.log_odds == third.log_odds == pytest.approx(3.0) and second.log_odds is None
+    assert second.reason.startswith("the rubric ") and "(test_judge.py)" in second.reason
+    assert words in second.reason and len(model.questions) == 4
+    assert len(judge.label(rows, [first, second, third])) == 2
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Interrupted("stopped")])
+def test_a_rubric_passes_on_what_stops_a_run(stop):
+    with pytest.raises(type(stop)):
+        PairJudge(Planted(lambda first, second: 0.0), raising(stop)).judge([pair("q", "a", "b")])
+
+
+def test_a_rubric_changes_neither_the_process_nor_the_comparison(caplog, monkeypatch):
+    monkeypatch.setattr(surroundings, "_LEFT", {})
+    monkeypatch.setattr(surroundings, "_NAMED", set())
+
+    def rubric(row):
+        torch.manual_seed(7)
+        torch.set_grad_enabled(False)
+        os.environ["OF_THE_RUBRIC"] = "1"
+        row.metadata.clear()
+        return "Be kind."
+
+    row = pair("q", "a", "b", metadata={"topic": "t"})
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    (label,) = (judge := PairJudge(Planted(lambda *_: 1.0), rubric)).label(
+        [row], judge.judge([row])
+    )
+    assert torch.equal(torch.rand(2), expected) and torch.is_grad_enabled()
+    assert "OF_THE_RUBRIC" not in os.environ and label.metadata["topic"] == "t"
+    (message,) = [record.message for record in caplog.records if "changed" in record.message]
+    assert message.startswith("the rubric ") and "environment variables" in message
 
 
 def test_scores_are_the_mean_digit():

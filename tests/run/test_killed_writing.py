@@ -2,17 +2,12 @@
 killed: no file more, none less, and each with the same bytes but for times.
 """
 
-import os
 import subprocess
 import sys
 
 import pytest
-from benchmarks.every_stage import differences, everything, recipe
-from tests.run.journeys import Killed
+from benchmarks.every_stage import differences, everything
 from tests.run.killed import RECIPES
-
-from tether.core.config import build
-from tether.run.recipe import Recipe, run_recipe
 
 
 @pytest.mark.slow

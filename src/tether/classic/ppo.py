@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,9 +23,10 @@ from tether.classic.models import (
     on_device,
 )
 from tether.classic.time import AnnouncedLimit, TimedLoader
-from tether.core.errors import ConfigError, DataError, ModelError
+from tether.core.errors import ConfigError, DataError, ModelError, RewardError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Json, Prompt, Rollout, Sampling, Score, StopReason, user
+from tether.core.watchdog import Watchdog
 from tether.data.batches import padded_tokens
 from tether.data.chat import ChatEncoder
 from tether.models.loading import pick_device
@@ -33,6 +34,7 @@ from tether.models.speech import eos_ids
 from tether.models.trunk import Role
 from tether.monitoring.doctor_log import check_update
 from tether.monitoring.watch import Watch
+from tether.rewards.calling import Guarded
 from tether.stages.policy_gradient import PolicyGradient
 
 PURE: Json = {
@@ -86,6 +88,8 @@ class PPOTrainer:
     Args:
         ref_model: None: a frozen copy of the model, or with an adapter the model without it.
         dataset: rows for `dataloader`; their `input_ids` become a list of tensors.
+        data_collator: makes a batch of rows, behind the guard of reward functions: it may take a
+            minute, and what it changes in the process is put back after each call.
     """
 
     def __init__(
@@ -106,12 +110,8 @@ class PPOTrainer:
             raise ConfigError("PPOTrainer needs the model's tokenizer: give tokenizer=...")
         torch.manual_seed(config.seed)
         self.warned_of_updates = False
-        self.config, self.tokenizer, self.dataset, self.data_collator = (
-            config,
-            tokenizer,
-            dataset,
-            data_collator or _lists,
-        )
+        self.config, self.tokenizer, self.dataset = config, tokenizer, dataset
+        self.collate = Guarded(data_collator or _lists, "the data_collator", Watchdog(None))
         self.current_device, self.current_step = pick_device("auto"), 0
         self.accelerator = SimpleNamespace(
             device=self.current_device, num_processes=1, is_main_process=True
@@ -167,7 +167,8 @@ class PPOTrainer:
         """Shuffled batches of the dataset, the last incomplete one dropped; none after the budget.
 
         Raises:
-            DataError: there is no dataset, or less than a batch.
+            DataError: there is no dataset, or less than a batch; from its iterator: data_collator
+                raised or hangs.
         """
         size = self.config.batch_size
         if len(self.dataset or ()) < size:
@@ -181,11 +182,20 @@ class PPOTrainer:
             size,
             shuffle=True,
             drop_last=True,
-            collate_fn=self.data_collator,
+            collate_fn=self._collated,
             generator=order,
         )
         loader.clock = self.clock
         return loader
+
+    def _collated(self, rows: list[Any]) -> Any:
+        """A batch; of a generator its items."""
+        try:
+            return self.collate(
+                lambda made, _: [*made] if isinstance(made, Iterator) else made, rows
+            )
+        except RewardError as error:
+            raise DataError(str(error)) from error
 
     def generate(
         self,

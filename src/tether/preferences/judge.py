@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tether.core.errors import RewardError
 from tether.core.protocols import ChatModel, PlacedAnswers, Told, Verdict, counting
+from tether.core.secrets import redact
 from tether.core.types import (
     Annotation,
     Comparison,
@@ -24,6 +27,7 @@ from tether.core.types import (
     assistant,
     user,
 )
+from tether.core.watchdog import Watchdog
 
 Rubric = str | Callable[[Comparison], str]
 """The criterion of a judge: words for all comparisons, or words for each of them."""
@@ -171,7 +175,9 @@ class PairJudge:
     """Labels comparisons.
 
     Args:
-        rubric: what makes an answer better, in plain words.
+        rubric: what makes an answer better, in plain words. A function of the comparison runs
+            behind the guard of rewards: a comparison for which it fails has no judgment, and the
+            reason names the function.
         temperature: divides the log-odds of the labels. Models are often too sure; the report of
             agreement fits a number.
     """
@@ -179,6 +185,19 @@ class PairJudge:
     def __init__(self, model: ChatModel, rubric: Rubric, *, temperature: float = 1.0) -> None:
         self.model, self.rubric, self.temperature = model, rubric, temperature
         self.name = model.name
+        if not isinstance(rubric, str):
+            from tether.rewards.calling import Guarded  # which loads torch
+
+            self.guarded = Guarded(rubric, "the rubric", Watchdog(None))
+
+    def _words(self, row: Comparison) -> str | Judgment:
+        """The rubric for a comparison, or why there is none."""
+        if isinstance(self.rubric, str):
+            return self.rubric
+        try:
+            return self.guarded(_text, deepcopy(row))
+        except RewardError as error:
+            return Judgment(None, None, 0.0, redact(str(error)))
 
     def judge(
         self, comparisons: Sequence[Comparison], *, told: Callable[[int], None] | None = None
@@ -186,19 +205,17 @@ class PairJudge:
         """A judgment of each comparison, from two questions; `told` hears how many questions have
         been answered so far.
         """
-        rubrics = [
-            self.rubric if isinstance(self.rubric, str) else self.rubric(row) for row in comparisons
-        ]
-        both = [
-            (row, words, swapped)
+        rubrics = [self._words(row) for row in comparisons]
+        questions = [
+            pair_question(row, words, swapped=swapped)
             for row, words in zip(comparisons, rubrics, strict=True)
+            if isinstance(words, str)
             for swapped in (False, True)
         ]
-        questions = [pair_question(row, words, swapped=swapped) for row, words, swapped in both]
-        verdicts = self.model.verdicts(questions, OPTIONS, told=counting(told))
+        verdicts = iter(self.model.verdicts(questions, OPTIONS, told=counting(told)))
         return [
-            _judgment(first, second)
-            for first, second in zip(verdicts[::2], verdicts[1::2], strict=True)
+            _judgment(next(verdicts), next(verdicts)) if isinstance(words, str) else words
+            for words in rubrics
         ]
 
     def label(
@@ -216,6 +233,12 @@ class PairJudge:
             for row, judgment in zip(comparisons, judgments, strict=True)
             if (probability := judgment.probability(self.temperature)) is not None
         ]
+
+
+def _text(returned: Any, source: str) -> str:
+    if not isinstance(returned, str):
+        raise RewardError(f"{source} returned {type(returned).__name__}, not a text")
+    return returned
 
 
 def _judgment(chosen_first: Verdict, chosen_second: Verdict) -> Judgment:
