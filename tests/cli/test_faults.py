@@ -213,6 +213,10 @@ def test_another_sft_model_beneath_a_finished_stage_is_noticed(written, tmp_path
     shutil.rmtree(tmp_path / "run" / "sft")
     code, told = tether("run", written, f"run={tmp_path}/run", "sft.optimizer.learning_rate=2e-2")
     assert code == 2 and "best_of_n was trained on another SFT model" in told
+    # the same while it is half done
+    (tmp_path / "run" / "best_of_n" / "summary.json").unlink()
+    code, told = tether("run", written, f"run={tmp_path}/run", "sft.optimizer.learning_rate=2e-2")
+    assert code == 2 and "best_of_n was trained on another SFT model" in told
     shutil.rmtree(tmp_path / "run" / "best_of_n")
     assert tether("run", written, f"run={tmp_path}/run", "sft.optimizer.learning_rate=2e-2") == (
         0,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tether.core.errors import ConfigError, MissingFileError, ModelError
 from tether.core.rundir import read_json, write_json
@@ -65,6 +66,20 @@ def test_a_saved_folder_gives_the_same_model_and_the_template_that_was_used(tmp_
         logprobs(Role(again.model), encoder_of(again)), logprobs(Role(loaded.model), encoder)
     )
     assert not list((tmp_path / "m").glob("*.bin"))  # safetensors only
+
+
+def test_a_role_that_is_saved_twice_is_the_later_one_and_leaves_nothing_else(tmp_path):
+    loaded = open_model(TINY, seed=1)
+    loaded.model = add_adapter(loaded.model, "policy", LoraConfig(rank=2), seed=0)
+    role = Role(loaded.model, "policy")
+    for value in (0.25, 0.5):
+        with torch.no_grad():
+            for parameter in role.parameters():
+                parameter.fill_(value)
+        save_trained(role, loaded, tmp_path, kind="policy")
+    weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert weights and all(bool((weight == 0.5).all()) for weight in weights.values())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "role.json"]
 
 
 def test_an_adapter_and_its_head_come_back_exactly_and_only_on_their_base(tmp_path):

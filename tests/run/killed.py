@@ -19,7 +19,8 @@ import torch
 from benchmarks.every_stage import loop_recipe, members_recipe, recipe
 
 from tether.core.config import build
-from tether.run.recipe import Recipe, run_recipe
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 
 RECIPES: Mapping[str, Callable[[Path, Path], dict[str, Any]]] = {
     "stages": recipe,

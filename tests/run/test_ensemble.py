@@ -249,6 +249,9 @@ def test_averaged_members_score_as_one_model_that_anything_can_load(tmp_path):
         found["reward"]["heldout_accuracy"]["count"] == 3
         and len(found["reward"]["ensemble"]["member_accuracy"]) == 3
     )
+    # the student's was of use until the model was saved
+    assert (folder / "student" / "summary.json").is_file()
+    assert not list(folder.rglob("checkpoints"))
     (role,), loaded = load_scorer(folder / "model", SETTINGS)
     base = open_model(SETTINGS).model
     for number in range(3):  # the mean of the members' weights, put into a model without adapters

@@ -8,10 +8,12 @@ from unittest import mock
 
 import pytest
 import torch
+from benchmarks.every_stage import differences, results
 from safetensors.torch import load_file
+from tests.run.journeys import Killed
 
-from tether.core.errors import ConfigError, DataError, RewardError
-from tether.core.rundir import RunDirectory, read_json, read_jsonl
+from tether.core.errors import ConfigError, DataError, RewardError, RunError
+from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_json
 from tether.core.types import Comparison, Demonstration, Prompt, Sampling, Score, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.data.sources import read
@@ -197,6 +199,60 @@ def test_killed_in_a_round_and_resumed_equals_uninterrupted(tmp_path):
     whole, cut = weights_of(tmp_path / "whole", 2), weights_of(tmp_path / "cut", 2)
     assert whole.keys() == cut.keys() and all(torch.equal(whole[key], cut[key]) for key in whole)
     assert not (tmp_path / "cut" / "round-02" / "checkpoints").exists()
+
+
+def cut_after_sampling(chosen, folder):
+    """A run that ends after the first round's pairs are written and before the first update."""
+    with pytest.raises(Killed), mock.patch.object(rounds.Direct, "fit", side_effect=Killed):
+        run_rounds(chosen, MODEL, folder, 0, reward=EvenReward, rows=PROMPTS)
+    assert (folder / "round-01" / "pairs.jsonl").is_file()
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_killed_after_sampling_and_resumed_equals_uninterrupted(noted, tmp_path):
+    """Also where the counts of the sampling were lost: it is done again."""
+    chosen = section()
+    run_rounds(chosen, MODEL, tmp_path / "whole", 0, reward=EvenReward, rows=PROMPTS)
+    cut_after_sampling(chosen, tmp_path / "cut")
+    manifest = tmp_path / "cut" / "round-01" / "manifest.json"
+    if not noted:
+        values = read_json(manifest)
+        del values["sampling"]
+        write_json(manifest, values)
+    before = (manifest.parent / "pairs.jsonl").stat().st_mtime_ns
+    run_rounds(chosen, MODEL, tmp_path / "cut", 0, reward=EvenReward, rows=PROMPTS)
+    assert differences(results(tmp_path / "whole"), results(tmp_path / "cut")) == []
+    assert ((manifest.parent / "pairs.jsonl").stat().st_mtime_ns == before) is noted
+    assert read_json(manifest)["sampling"]["pairs"] == len(rows_of(tmp_path / "whole", 1))
+
+
+def test_a_round_that_has_pairs_is_not_trained_with_other_settings(tmp_path):
+    cut_after_sampling(section(), tmp_path / "cut")
+    folder = tmp_path / "cut" / "round-01"
+    with pytest.raises(RunError, match=r"round-01 holds a run of another config: .*temperature"):
+        RunDirectory.open(
+            folder,
+            {"rounds": section(temperature=0.5), "model": MODEL, "seed": 0, "round": 1},
+        )
+
+
+def test_what_a_killed_end_left_goes_at_the_next_start(tmp_path):
+    """The process died between the summary and the removal of checkpoints and lock."""
+    chosen, root = section(rounds=1, direct={"checkpoint_every": 1}), tmp_path / "run"
+    with (
+        pytest.raises(Killed),
+        mock.patch.object(rounds, "drop_checkpoint", side_effect=Killed),
+    ):
+        run_rounds(chosen, MODEL, root, 0, reward=EvenReward, rows=PROMPTS)
+    assert list((root / "round-01" / "checkpoints").iterdir())
+    run_rounds(chosen, MODEL, root, 0, reward=EvenReward, rows=PROMPTS)
+    assert not (root / "round-01" / "checkpoints").exists()
+    for leftover in ("checkpoints/step-000001", ".lock"):
+        (root / leftover).mkdir(parents=True) if "/" in leftover else (root / leftover).touch()
+    before = (root / "summary.json").stat().st_mtime_ns
+    run_rounds(chosen, MODEL, root, 0, reward=EvenReward, rows=PROMPTS)
+    assert not (root / "checkpoints").exists() and not (root / ".lock").exists()
+    assert (root / "summary.json").stat().st_mtime_ns == before
 
 
 def test_spin_sets_demonstrations_over_the_policys_own_answers(tmp_path):

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 from benchmarks.every_stage import differences, results
-from tests.run.journeys import LETTERS, Killed, dying_after, journey, lines
+from tests.run.journeys import FEW, LETTERS, VALUES, Killed, dying_after, journey, lines
 
 import tether
 from tether.core.errors import DataError
@@ -175,6 +175,29 @@ def test_pairs_and_the_last_comparison_leave_them_out(tmp_path):
     assert [summary["quarantine"]["count"] for summary in summaries.values()] == [1, 1, 1]
     assert summaries["pairs"]["num_prompts"] == 8 and summaries["evaluate"]["num_prompts"] == 5
     assert len(lines(tmp_path / "run" / "evaluate" / "answers.jsonl")) == 5
+
+
+@pytest.mark.parametrize("stage", ["pairs", "rounds", "evaluate"])
+def test_data_that_were_mended_are_looked_at_anew(stage, tmp_path):
+    """A first start notes which prompts are left out; it ended since that was all of them."""
+    data = tmp_path / "prompts.jsonl"
+    data.write_text(json.dumps({"prompt": "x" * 2000}) + "\n", encoding="utf-8")
+    own = {"data": {"path": str(data)}, "max_new_tokens": 8}
+    sections = {
+        "pairs": {"judge": LETTERS, **own},
+        "rounds": {"reward_source": "random", "rounds": 1, **own},
+        "evaluate": {"judge": LETTERS, "temperature": 1.0, **own},
+    }
+    policy = {**VALUES["ppo"], "data": FEW["prompts"], "reward_source": "random"}
+    values = {"run": str(tmp_path / "run"), "model": VALUES["model"], stage: sections[stage]}
+    recipe = build(Recipe, values | ({"ppo": policy} if stage == "evaluate" else {}))
+    with pytest.raises(DataError, match="none of 1 prompts can be used"):
+        run_recipe(recipe)
+    data.write_text(
+        "".join(json.dumps({"prompt": f"a {n}"}) + "\n" for n in range(4)), encoding="utf-8"
+    )
+    summary = run_recipe(recipe)[stage]
+    assert summary["quarantine"]["count"] == 0
 
 
 def test_pairs_that_wait_need_no_model_to_know_them(tmp_path, monkeypatch):
