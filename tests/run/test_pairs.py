@@ -6,16 +6,25 @@ import json
 import math
 import zlib
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from sqlalchemy import select
-from tests.run.journeys import LETTERS, AlphabetJudge, collection, lines, numbered_prompts
+from tests.run.journeys import (
+    LETTERS,
+    AlphabetJudge,
+    Killed,
+    collection,
+    journey,
+    lines,
+    numbered_prompts,
+)
 
 from tether.core.errors import ConfigError, RewardError, RunError
 from tether.core.types import Comparison, assistant, user
 from tether.data.prepare import encode_comparisons
 from tether.data.sources import Quarantine, read
-from tether.models.tiny import tiny_tokenizer
+from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.preferences.annotators import in_true_order, true_orders
 from tether.preferences.answer_cache import CachedModel
 from tether.preferences.store import Store
@@ -334,6 +343,62 @@ def test_a_judge_by_principles_is_measured_against_people_first(tmp_path, monkey
     assert report["judge"] == "planted" and report["agreement"]["accuracy"]["value"] == 0.5
     assert len(labels) == 12 and all(c.chosen[0].content < c.rejected[0].content for c in labels)
     assert all(c.probability == pytest.approx(1 / (1 + math.exp(-0.5))) for c in labels)
+
+
+def test_another_judge_is_measured_again_and_the_same_is_not(tmp_path, monkeypatch):
+    people = tmp_path / "people.jsonl"
+    people.write_text('{"prompt": "q", "chosen": "yes", "rejected": "yesyes"}\n')
+    judge, seen = AlphabetJudge(1000), []
+
+    def measured(judge, files):
+        seen.append(judge.temperature)
+        return [], {"people.jsonl": {"agreement": len(seen)}}
+
+    monkeypatch.setattr(pairs, "configured", lambda config, folder: judge)
+    monkeypatch.setattr(pairs, "judge_files", measured)
+    asked = {"data": numbered_prompts(tmp_path), "agreement": str(people)}
+    for budget, temperature in ((0, 1.0), (0, 2.0), (0, 2.0), (1000, 2.0)):
+        judge.budget = budget
+        how = {**asked, "judge": {"model": "tiny", "temperature": temperature}}
+        if budget:
+            collected(tmp_path / "run", **how)
+        else:
+            with pytest.raises(RunError, match="without a label"):
+                collected(tmp_path / "run", **how)
+    assert seen == [1.0, 2.0]
+    assert json.loads((tmp_path / "run" / "judge.json").read_text())["agreement"] == 2
+
+
+def cut_before_judging(root, **section):
+    with pytest.raises(Killed), mock.patch.object(pairs._Collector, "judged", side_effect=Killed):
+        collected(root, **section)
+    return lines(root / "pairs" / "answers.jsonl")
+
+
+def test_answers_to_other_prompts_or_of_another_model_are_not_taken(tmp_path):
+    """Nothing was judged, so that data and model may still change; ids stay as they were."""
+    data, judge = tmp_path / "prompts.jsonl", {"judge": LETTERS, "prompts": 4, "labels": 6}
+
+    def write(*texts):
+        rows = ({"id": f"p{n}", "prompt": text} for n, text in enumerate(texts))
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write("one", "two", "three", "four")
+    asked = {"data": {"path": str(data)}, **judge}
+    cut_before_judging(tmp_path / "run", **asked)
+    write("one", "two", "drei", "vier")
+    _, labels = collected(tmp_path / "run", **asked)
+    _, fresh = collected(tmp_path / "fresh", **asked)
+    assert labels == fresh and {label.prompt[0].content for label in labels} & {"drei", "vier"}
+    cut_before_judging(tmp_path / "other", **asked)
+    model = {"source": str(tmp_path / "fine"), "dtype": "float32"}
+    tiny_model(1).save_pretrained(tmp_path / "fine")
+    tiny_tokenizer().save_pretrained(tmp_path / "fine")
+    recipe = journey(
+        tmp_path / "other", pairs=asked, sft=None, reward=None, ppo=None, evaluate=None, model=model
+    )
+    with pytest.raises(RunError, match=r"drawn otherwise, by .*'model': 'tiny'"):
+        run_recipe(recipe)
 
 
 @pytest.mark.parametrize("gold_difference", [0.4, -0.4])

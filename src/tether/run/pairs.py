@@ -27,6 +27,7 @@ from tether.core.protocols import RewardSource, count_of, doing
 from tether.core.rundir import (
     RunDirectory,
     append_jsonl,
+    file_digest,
     read_json,
     read_jsonl,
     write_json,
@@ -260,7 +261,12 @@ def _answered(
     path, progress = run.path / "answers.jsonl", context.progress
     answers = {row["id"]: row for row in read_jsonl(path)}
     _check_sampling(section, context, run.path / "sampling.json", begun=bool(answers))
-    missing = [(place, prompt) for place, prompt in prompts.items() if prompt.id not in answers]
+    missing = [
+        (place, prompt)
+        for place, prompt in prompts.items()
+        # of a first start, whose data had another prompt of this id
+        if prompt.id not in answers or answers[prompt.id]["prompt"] != prompt.text
+    ]
     if missing:
         role, loaded = policy()
         note_machine(run, loaded)
@@ -297,10 +303,15 @@ def _check_sampling(section: PairsSection, context: Context, note: Path, *, begu
     Raises:
         RunError: they were drawn otherwise.
     """
+    place = Path(context.policy or context.model.source)
+    inside = place.is_relative_to(context.root)  # which moves along with the run
     sampling = section.model_dump(
         include={"samples_per_prompt", "max_new_tokens", "temperature"}
-    ) | {"seed": context.seed}
-    if begun and note.is_file() and (before := read_json(note)) != sampling:
+    ) | {
+        "seed": context.seed,
+        "model": str(place.relative_to(context.root) if inside else place),
+    }
+    if begun and note.is_file() and sampling | (before := read_json(note)) != sampling:
         raise RunError(
             f"{note.parent} has answers that were drawn otherwise, by {before}. Choose "
             "another run directory"
@@ -440,9 +451,15 @@ class _Collector:
         model = configured(config, context.root)
         judge = PairJudge(model, read_rubric(config.rubric), temperature=config.temperature)
         agreement = context.root / "judge.json"
-        if section.agreement is not None and not agreement.is_file():
-            _, report = judge_files(judge, [section.agreement])
-            write_json(agreement, {"judge": judge.name, **next(iter(report.values()))})
+        if section.agreement is not None:
+            files = file_digest([section.agreement]).values()
+            made_of = digest([config.model_dump(mode="json"), *files])
+            before = read_json(agreement) if agreement.is_file() else {"made_of": None}
+            # a judge may change before anything is judged
+            if before.get("made_of", made_of) != made_of:
+                _, report = judge_files(judge, [section.agreement])
+                measured = next(iter(report.values()))
+                write_json(agreement, {"judge": judge.name, "made_of": made_of, **measured})
         rows = [self._pair(*pair) for pair in chosen]
         judgments = judged_pairs(judge, rows, context.progress)
         why = reasons(judgments)
