@@ -249,9 +249,6 @@ def test_averaged_members_score_as_one_model_that_anything_can_load(tmp_path):
         found["reward"]["heldout_accuracy"]["count"] == 3
         and len(found["reward"]["ensemble"]["member_accuracy"]) == 3
     )
-    # the student's was of use until the model was saved
-    assert (folder / "student" / "summary.json").is_file()
-    assert not list(folder.rglob("checkpoints"))
     (role,), loaded = load_scorer(folder / "model", SETTINGS)
     base = open_model(SETTINGS).model
     for number in range(3):  # the mean of the members' weights, put into a model without adapters
@@ -327,6 +324,16 @@ def test_a_student_says_what_its_teachers_said_together(tmp_path, combine):
     student = scores(folder / "model")
     off = (student - together).abs()  # of two held-out words a student may know less
     assert float(off.median()) < 0.05 and float(off.sort().values[:14].mean()) < 0.1
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_students_checkpoint_goes_when_its_model_is_saved(tmp_path, keep):
+    """Several were asked for, and stay."""
+    how = {"members": 2, "distill": "mean", "epochs": 1, "checkpoint_every": 1}
+    run_recipe(recipe(tmp_path, {**how, "keep_checkpoints": keep}), ("reward",))
+    left = {path.parent.name for path in (tmp_path / "run" / "reward").rglob("checkpoints")}
+    assert (tmp_path / "run" / "reward" / "student" / "summary.json").is_file()
+    assert left == (set() if keep == 1 else {"student", "member-0", "member-1"})
 
 
 def test_a_member_that_was_changed_is_noticed(ensemble, tmp_path):
