@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from benchmarks.every_stage import loop_recipe, members_recipe, recipe
-
 from tether.core.config import build
+
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
 
