@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from benchmarks.every_stage import loop_recipe, members_recipe, recipe
-from tether.core.config import build
 
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
+from tether.settings.reading import build
 
 RECIPES: Mapping[str, Callable[[Path, Path], dict[str, Any]]] = {
     "stages": recipe,

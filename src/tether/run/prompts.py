@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from tether.core.config import digest
+from tether.core.digest import digest
 from tether.core.errors import DataError
 from tether.core.protocols import doing
 from tether.core.rundir import read_json, write_json
