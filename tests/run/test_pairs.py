@@ -31,7 +31,7 @@ from tether.preferences.store import Store
 from tether.preferences.tables import TaskRow
 from tether.preferences.votes import Opinion
 from tether.preferences.work import Work
-from tether.run import pairs
+from tether.run import judging, pairs
 from tether.run.models import open_model
 from tether.run.pairs import WaitingError, comparisons_of, feedback_of
 from tether.run.roles import encoder_of, load_policy
@@ -355,7 +355,7 @@ def test_another_judge_is_measured_again_and_the_same_is_not(tmp_path, monkeypat
         return [], {"people.jsonl": {"agreement": len(seen)}}
 
     monkeypatch.setattr(pairs, "configured", lambda config, folder: judge)
-    monkeypatch.setattr(pairs, "judge_files", measured)
+    monkeypatch.setattr(judging, "judge_files", measured)
     asked = {"data": numbered_prompts(tmp_path), "agreement": str(people)}
     for budget, temperature in ((0, 1.0), (0, 2.0), (0, 2.0), (1000, 2.0)):
         judge.budget = budget

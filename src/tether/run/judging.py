@@ -16,6 +16,7 @@ import numpy as np
 from tether.core.digest import digest
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource
+from tether.core.rundir import file_digest, read_json, write_json
 from tether.core.types import Comparison, Conversation, Json, Prompt, Rollout, Sampling, StopReason
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import encode_rows
@@ -91,6 +92,18 @@ def judge_files(
             f"{judge.name} judged none of {len(every)} comparisons: {judgments[0].reason}"
         )
     return labels, report
+
+
+def measure_once(judge: PairJudge, settings: Json, file: str, note: Path) -> None:
+    """Leave in `note` what `judge_files` reports of a file, unless it is there of this judge and
+    this file: a judge may change before anything is judged.
+    """
+    made_of = digest([settings, *file_digest([file]).values()])
+    before = read_json(note) if note.is_file() else {"made_of": None}
+    if before.get("made_of", made_of) != made_of:
+        _, report = judge_files(judge, [file])
+        measured = next(iter(report.values()))
+        write_json(note, {"judge": judge.name, "made_of": made_of, **measured})
 
 
 def judged_pairs(

@@ -27,7 +27,6 @@ from tether.core.protocols import RewardSource, count_of, doing
 from tether.core.rundir import (
     RunDirectory,
     append_jsonl,
-    file_digest,
     read_json,
     read_jsonl,
     write_json,
@@ -55,7 +54,7 @@ from tether.preferences.judge import PairJudge
 from tether.preferences.pairs import PairsConfig, Response, Strategy, choose_pairs
 from tether.preferences.rows import turns_of, without_faults, write_rows
 from tether.run.judges import configured, text_judge
-from tether.run.judging import judge_files, judge_report, judged_pairs, reasons
+from tether.run.judging import judge_report, judged_pairs, measure_once, reasons
 from tether.run.online_sections import learned_reward
 from tether.run.prompts import usable_once
 from tether.run.roles import load_policy, local_engine
@@ -259,14 +258,11 @@ def _answered(
     the choice of pairs asks it.
     """
     path, progress = run.path / "answers.jsonl", context.progress
-    answers = {row["id"]: row for row in read_jsonl(path)}
+    texts = {prompt.id: prompt.text for prompt in prompts.values()}
+    # before anything is judged, the data may change, and have another prompt of this id
+    answers = {row["id"]: row for row in read_jsonl(path) if row["prompt"] == texts.get(row["id"])}
     _check_sampling(section, context, run.path / "sampling.json", begun=bool(answers))
-    missing = [
-        (place, prompt)
-        for place, prompt in prompts.items()
-        # of a first start, whose data had another prompt of this id
-        if prompt.id not in answers or answers[prompt.id]["prompt"] != prompt.text
-    ]
+    missing = [(place, prompt) for place, prompt in prompts.items() if prompt.id not in answers]
     if missing:
         role, loaded = policy()
         note_machine(run, loaded)
@@ -304,13 +300,11 @@ def _check_sampling(section: PairsSection, context: Context, note: Path, *, begu
         RunError: they were drawn otherwise.
     """
     place = Path(context.policy or context.model.source)
-    inside = place.is_relative_to(context.root)  # which moves along with the run
+    # a folder of the run moves along with the run
+    model = place.relative_to(context.root) if place.is_relative_to(context.root) else place
     sampling = section.model_dump(
         include={"samples_per_prompt", "max_new_tokens", "temperature"}
-    ) | {
-        "seed": context.seed,
-        "model": str(place.relative_to(context.root) if inside else place),
-    }
+    ) | {"seed": context.seed, "model": str(model)}
     if begun and note.is_file() and sampling | (before := read_json(note)) != sampling:
         raise RunError(
             f"{note.parent} has answers that were drawn otherwise, by {before}. Choose "
@@ -450,16 +444,9 @@ class _Collector:
         section, context, run = self.section, self.context, self.run
         model = configured(config, context.root)
         judge = PairJudge(model, read_rubric(config.rubric), temperature=config.temperature)
-        agreement = context.root / "judge.json"
         if section.agreement is not None:
-            files = file_digest([section.agreement]).values()
-            made_of = digest([config.model_dump(mode="json"), *files])
-            before = read_json(agreement) if agreement.is_file() else {"made_of": None}
-            # a judge may change before anything is judged
-            if before.get("made_of", made_of) != made_of:
-                _, report = judge_files(judge, [section.agreement])
-                measured = next(iter(report.values()))
-                write_json(agreement, {"judge": judge.name, "made_of": made_of, **measured})
+            settings = config.model_dump(mode="json")
+            measure_once(judge, settings, section.agreement, context.root / "judge.json")
         rows = [self._pair(*pair) for pair in chosen]
         judgments = judged_pairs(judge, rows, context.progress)
         why = reasons(judgments)
