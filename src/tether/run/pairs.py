@@ -299,12 +299,9 @@ def _check_sampling(section: PairsSection, context: Context, note: Path, *, begu
     Raises:
         RunError: they were drawn otherwise.
     """
-    place = Path(context.policy or context.model.source)
-    # a folder of the run moves along with the run
-    model = place.relative_to(context.root) if place.is_relative_to(context.root) else place
     sampling = section.model_dump(
         include={"samples_per_prompt", "max_new_tokens", "temperature"}
-    ) | {"seed": context.seed, "model": str(model)}
+    ) | {"seed": context.seed, "model": context.sampler}
     if begun and note.is_file() and sampling | (before := read_json(note)) != sampling:
         raise RunError(
             f"{note.parent} has answers that were drawn otherwise, by {before}. Choose "

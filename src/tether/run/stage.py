@@ -82,6 +82,14 @@ class Context:
         """The folder of the whole run."""
         return self.folder.parent if self.round is None else self.folder.parent.parent
 
+    @property
+    def sampler(self) -> str:
+        """The name of the model that answers; a folder of the run as seen from there, since it
+        moves along.
+        """
+        place = Path(self.policy or self.model.source)
+        return str(place.relative_to(self.root) if place.is_relative_to(self.root) else place)
+
     def load(self, run: RunDirectory) -> LoadedModel:
         """The model, whose digest is noted in the run."""
         loaded = open_model(self.model, seed=self.seed)
