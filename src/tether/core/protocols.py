@@ -289,3 +289,20 @@ class Announcer(Protocol):
     def note(self, line: str) -> None:
         """Show a sentence that stays."""
         ...
+
+
+MeasuredT_contra = TypeVar("MeasuredT_contra", contravariant=True)
+FigureT_co = TypeVar("FigureT_co", covariant=True)
+
+
+@runtime_checkable
+class Evaluator(Protocol[MeasuredT_contra, FigureT_co]):
+    """Measures a policy: figures by name, each an estimate with its interval.
+
+    `name` is a row's name in the table of evaluators. The same weights give the same figures at
+    every `step`, which only names the moment.
+    """
+
+    name: str
+
+    def __call__(self, policy: MeasuredT_contra, step: int) -> Mapping[str, FigureT_co]: ...

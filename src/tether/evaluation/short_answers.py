@@ -1,0 +1,49 @@
+"""Greedy answers to questions with one known answer: the share that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tether.core.protocols import RewardSource, count_of
+from tether.core.types import Prompt, Rollout, Sampling
+from tether.evaluation.suite import Figures, MeasuredPolicy
+from tether.evaluation.winrate import mean_estimate
+
+
+class ShortAnswers:
+    """Speaks core.protocols.Evaluator: `accuracy`, and `finished`, the share of answers that ended.
+
+    Args:
+        prompts: each with its own id and what the check needs in `metadata`.
+        check: 1 for the known answer, 0 for another; a check that failed counts as neither.
+    """
+
+    name = "short_answers"
+
+    def __init__(
+        self, prompts: Sequence[Prompt], check: RewardSource, *, max_new_tokens: int = 256
+    ) -> None:
+        self.prompts, self.check = list(prompts), check
+        self.max_new_tokens = max_new_tokens
+
+    def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
+        """Raises: ValueError: every check failed."""
+        answers = greedy_answers(policy, self.prompts, self.max_new_tokens)
+        scores = [score.value for score in self.check.score(answers)]
+        finished = [float(answer.finished) for answer in answers]
+        ids = [prompt.id for prompt in self.prompts]
+        columns = {"accuracy": scores, "finished": finished}
+        rows = {name: dict(zip(ids, column, strict=True)) for name, column in columns.items()}
+        return Figures({name: mean_estimate(column) for name, column in columns.items()}, rows)
+
+
+def greedy_answers(
+    policy: MeasuredPolicy, prompts: Sequence[Prompt], max_new_tokens: int
+) -> list[Rollout]:
+    """The likeliest answer to each prompt, token by token."""
+    groups = policy.engine.generate(
+        prompts,
+        Sampling(max_new_tokens, temperature=0.0),
+        progress=count_of("answering", len(prompts)),
+    )
+    return [group.rollouts[0] for group in groups]

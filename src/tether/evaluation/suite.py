@@ -1,0 +1,190 @@
+"""A list of evaluators before, along and after training, each compared with the start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NotRequired, TypedDict
+
+from tether.core.errors import ConfigError
+from tether.core.protocols import Engine, Evaluator, now_doing
+from tether.core.rundir import append_jsonl, read_jsonl
+from tether.data.chat import ChatEncoder
+from tether.evaluation.winrate import gain
+from tether.models.trunk import Role
+from tether.stats import Estimate, EstimateFields, without_interval
+
+FILE = "evaluations.jsonl"
+Moment = Literal["before", "along", "after"]
+Rows = Mapping[str, Mapping[str, float | None]]
+"""By figure: a value for each row's id; None where measuring the row failed."""
+
+
+@dataclass(frozen=True)
+class MeasuredPolicy:
+    """A policy as evaluators use it: its role gives log-probabilities, its engine answers."""
+
+    role: Role
+    encoder: ChatEncoder
+    engine: Engine
+
+
+PolicyEvaluator = Evaluator[MeasuredPolicy, Estimate]
+
+
+class Figures(dict[str, Estimate]):
+    """Estimates by name; with `rows`, what each figure is the mean of, so that two policies are
+    compared row by row.
+    """
+
+    def __init__(self, estimates: Mapping[str, Estimate], rows: Rows | None = None) -> None:
+        super().__init__(estimates)
+        self.rows: Rows = rows or {}
+
+
+class Change(TypedDict):
+    """How far a figure lies above that of the start; `paired` where the same rows were compared."""
+
+    difference: EstimateFields
+    paired: bool
+
+
+class Record(TypedDict):
+    """A line of evaluations.jsonl: what one evaluator measured at one moment."""
+
+    evaluator: str
+    moment: Moment
+    step: int
+    figures: dict[str, EstimateFields]
+    rows: dict[str, dict[str, float | None]]
+    change: NotRequired[dict[str, Change]]
+
+
+class Suite:
+    """Runs evaluators on a policy and remembers what each measured at the start.
+
+    Args:
+        folder: where evaluations.jsonl grows; a measure that stands there is not taken again, so an
+            interrupted run goes on. None: nothing is written.
+
+    Raises:
+        ConfigError: two evaluators have one name.
+    """
+
+    def __init__(self, evaluators: Sequence[PolicyEvaluator], folder: Path | None = None) -> None:
+        names = [evaluator.name for evaluator in evaluators]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"two evaluators are called {twice!r}. Name each once")
+        self.evaluators = list(evaluators)
+        self.file = None if folder is None else folder / FILE
+        self.records: list[Record] = []
+        if self.file is not None and self.file.is_file():
+            self.records = [_record(line) for line in read_jsonl(self.file)]
+
+    def before(self, policy: MeasuredPolicy) -> list[Record]:
+        """The start, with which all later measures are compared."""
+        return self._measure(policy, 0, "before")
+
+    def along(self, policy: MeasuredPolicy, step: int) -> list[Record]:
+        """A measure during training."""
+        return self._measure(policy, step, "along")
+
+    def after(self, policy: MeasuredPolicy, step: int) -> list[Record]:
+        """The result."""
+        return self._measure(policy, step, "after")
+
+    def _measure(self, policy: MeasuredPolicy, step: int, moment: Moment) -> list[Record]:
+        return [self._once(evaluator, policy, step, moment) for evaluator in self.evaluators]
+
+    def _once(
+        self, evaluator: PolicyEvaluator, policy: MeasuredPolicy, step: int, moment: Moment
+    ) -> Record:
+        own = (evaluator.name, moment, step)
+        if (done := self._taken(own)) is not None:
+            return done
+        now_doing(f"evaluating {evaluator.name}")
+        record = as_record(evaluator.name, moment, step, evaluator(policy, step))
+        start = next(
+            (
+                row
+                for row in self.records
+                if row["evaluator"] == evaluator.name and row["moment"] == "before"
+            ),
+            None,
+        )
+        if start is not None:
+            record["change"] = changes(start, record)
+        self.records.append(record)
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            append_jsonl(self.file, [record])
+        return record
+
+    def _taken(self, own: tuple[str, Moment, int]) -> Record | None:
+        return next(
+            (row for row in self.records if (row["evaluator"], row["moment"], row["step"]) == own),
+            None,
+        )
+
+
+def as_record(name: str, moment: Moment, step: int, measured: Mapping[str, Estimate]) -> Record:
+    """What an evaluator measured, as a line of the file."""
+    rows = measured.rows if isinstance(measured, Figures) else {}
+    return Record(
+        evaluator=name,
+        moment=moment,
+        step=step,
+        figures={figure: estimate.as_dict() for figure, estimate in measured.items()},
+        rows={figure: dict(values) for figure, values in rows.items()},
+    )
+
+
+def _record(line: Mapping[str, object]) -> Record:
+    return Record(**line)  # type: ignore[typeddict-item]  # a line that `as_record` wrote
+
+
+def changes(start: Record, now: Record) -> dict[str, Change]:
+    """How far each figure that both have lies above the start's.
+
+    The interval is over the rows where both measured the same ones; else of two independent
+    estimates, which is too wide rather than too narrow where the rows overlap.
+    """
+    result = {}
+    for name, fields in now["figures"].items():
+        if (first := start["figures"].get(name)) is None:
+            continue
+        own, other = (record["rows"].get(name) for record in (now, start))
+        paired = None
+        if own and other and own.keys() == other.keys():
+            paired = gain([other[row] for row in own], list(own.values()), list(own))
+        difference = apart(estimate_of(first), estimate_of(fields)) if paired is None else paired
+        result[name] = Change(difference=difference.as_dict(), paired=paired is not None)
+    return result
+
+
+def estimate_of(fields: EstimateFields) -> Estimate:
+    """The estimate that these fields were written from."""
+    value, low, high = fields["value"], fields["low"], fields["high"]
+    return Estimate(
+        math.nan if value is None else value,
+        -math.inf if low is None else low,
+        math.inf if high is None else high,
+        fields["count"],
+        fields.get("reason", ""),
+    )
+
+
+def apart(first: Estimate, second: Estimate) -> Estimate:
+    """The second less the first, from two independent estimates.
+
+    Equation: ``d − √((v_2 − l_2)² + (h_1 − v_1)²) … d + √((h_2 − v_2)² + (v_1 − l_1)²)``.
+    Paper: Zou and Donner 2008, https://doi.org/10.1002/sim.3095.
+    """
+    value, count = second.value - first.value, min(first.count, second.count)
+    if reason := first.reason or second.reason:
+        return without_interval(value, count, reason.partition(" ")[2].partition(" ")[2])
+    low = value - math.hypot(second.value - second.low, first.high - first.value)
+    high = value + math.hypot(second.high - second.value, first.value - first.low)
+    return Estimate(value, low, high, count)
