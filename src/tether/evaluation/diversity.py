@@ -39,16 +39,16 @@ class Diversity:
         tokens = [answer.response_ids for answer in answers]
         lengths = [float(len(ids)) for ids in tokens]
         figures = {
-            "distinct_1": distinct(words, 1),
-            "distinct_2": distinct(words, 2),
-            "adjusted_distinct": distinct(tokens, 1, vocabulary=policy.role.num_tokens),
+            "distinct_1": distinct_share(words, 1),
+            "distinct_2": distinct_share(words, 2),
+            "adjusted_distinct": distinct_share(tokens, 1, vocabulary=policy.role.num_tokens),
             "length": mean_estimate(lengths),
         }
         ids = [prompt.id for prompt in self.prompts]
         return Figures(figures, {"length": dict(zip(ids, lengths, strict=True))})
 
 
-def distinct(
+def distinct_share(
     texts: Sequence[Sequence[Hashable]], size: int, *, vocabulary: int | None = None
 ) -> Estimate:
     """The share of n-grams of all texts together that are different ones.

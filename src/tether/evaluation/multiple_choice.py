@@ -19,6 +19,7 @@ from tether.data.batches import batches_for
 from tether.data.chat import Encoded
 from tether.evaluation.calibration import expected_calibration_error
 from tether.evaluation.questions import Question
+from tether.evaluation.suite import Figures, MeasuredPolicy
 from tether.evaluation.sycophancy import in_accord
 from tether.models.trunk import Role
 from tether.stats import Array, Estimate, grouped_share, without_interval
@@ -182,3 +183,26 @@ def calibration_estimate(
     reach = student(count - 1, confidence) * float(signed.std(ddof=1)) / math.sqrt(count)
     least = float(in_accord(gaps, places.tolist()).mean()) - reach * math.sqrt(1 + 2 / math.pi)
     return Estimate(value, max(least, 0.0), value + reach, count)
+
+
+class MultipleChoice:
+    """Speaks core.protocols.Evaluator: `acc`, `acc_norm`, `acc_bytes`, `acc_tokens` and `ece`.
+
+    Args:
+        questions: all of which fit the model's context.
+    """
+
+    name = "multiple_choice"
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        self.questions = list(questions)
+
+    def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
+        encoder = policy.encoder
+        read = choice_likelihoods(policy.role, encoder.tokenizer, encoder.pad_id, self.questions)
+        ids = [question.id for question in self.questions]
+        rows = {
+            name: dict(zip(ids, column, strict=True))
+            for name, column in right_choices(self.questions, read).items()
+        }
+        return Figures(multiple_choice_figures(self.questions, read), rows)

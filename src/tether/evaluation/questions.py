@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tether.core.errors import DataError
@@ -19,7 +19,6 @@ from tether.data.formats.values import sequence
 from tether.data.sources import Quarantine, read_rows
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-Row = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +47,14 @@ def read_questions(
         MissingFileError, DataError: as `data.sources.read`; also when two layouts are mixed.
     """
     named = [sources] if isinstance(sources, str | Path) else sources
-    questions: list[Question] = []
-    for source in named:
-        for question in read_rows(source, _questions, quarantine, limit):
-            number = len(questions) + 1
-            questions.append(
-                Question(
-                    question.id or f"q{number}",
-                    question.context,
-                    question.choices,
-                    question.answer,
-                    question.layout,
-                )
-            )
+    read = [
+        question
+        for source in named
+        for question in read_rows(source, _questions, quarantine, limit)
+    ]
+    questions = [
+        replace(question, id=question.id or f"q{number}") for number, question in enumerate(read, 1)
+    ]
     layouts = sorted({question.layout for question in questions})
     if len(layouts) > 1:
         raise DataError(

@@ -107,9 +107,10 @@ def rank_policies(
     if (left == right).any():
         raise DataError(f"{first[int(np.argmax(left == right))]} is compared with itself")
     _check_connected(names, left, right, won)
-    strengths = _fit(len(names), left, right, won)
+    design = np.eye(len(names))[left] - np.eye(len(names))[right]
+    strengths = _fit(design, won)
     owner = np.arange(len(won)) if prompts is None else group_indices(prompts)
-    influences = _influences(strengths, left, right, won, owner)
+    influences = _influences(strengths, design, won, owner)
     order = np.argsort(-strengths, kind="stable")
     return PolicyRanking(
         tuple(names[place] for place in order.tolist()),
@@ -143,17 +144,18 @@ def _check_connected(
     )
 
 
-def _fit(count: int, left: NDArray[np.intp], right: NDArray[np.intp], won: Array) -> Array:
+def _fit(design: Array, won: Array) -> Array:
     """Strengths of mean 0, by Newton's method with halved steps."""
+    count = design.shape[1]
     strengths = np.zeros(count)
 
     def loss(values: Array) -> float:
-        odds = values[left] - values[right]
+        odds = design @ values
         return float((np.logaddexp(0.0, odds) - won * odds).sum())
 
     for _ in range(200):
-        score, information = _derivatives(strengths, left, right, won, np.zeros_like(left))
-        step = np.linalg.solve(information[0] + 1 / count, score[0])
+        rest, weight = _rest_and_weight(strengths, design, won)
+        step = np.linalg.solve((design.T * weight) @ design + 1 / count, rest @ design)
         size = 1.0
         while loss(strengths + size * step) > loss(strengths) + 1e-12 and size > 1e-6:
             size /= 2
@@ -163,39 +165,21 @@ def _fit(count: int, left: NDArray[np.intp], right: NDArray[np.intp], won: Array
     return strengths - strengths.mean()
 
 
-def _derivatives(
-    strengths: Array,
-    left: NDArray[np.intp],
-    right: NDArray[np.intp],
-    won: Array,
-    owner: NDArray[np.intp],
-) -> tuple[Array, Array]:
-    """Score (groups, policies) and information (groups, policies, policies) of each group."""
-    groups, count = int(owner.max()) + 1, len(strengths)
-    chance = 0.5 * (1.0 + np.tanh((strengths[left] - strengths[right]) / 2))
-    rest, weight = won - chance, chance * (1 - chance)
-    score = np.zeros((groups, count))
-    information = np.zeros((groups, count, count))
-    for side, other, sign in ((left, right, 1.0), (right, left, -1.0)):
-        np.add.at(score, (owner, side), sign * rest)
-        np.add.at(information, (owner, side, side), weight)
-        np.add.at(information, (owner, side, other), -weight)
-    return score, information
+def _rest_and_weight(strengths: Array, design: Array, won: Array) -> tuple[Array, Array]:
+    """What the fit does not explain of each comparison, and how much it tells."""
+    chance = 0.5 * (1.0 + np.tanh(design @ strengths / 2))
+    return won - chance, chance * (1 - chance)
 
 
-def _influences(
-    strengths: Array,
-    left: NDArray[np.intp],
-    right: NDArray[np.intp],
-    won: Array,
-    owner: NDArray[np.intp],
-) -> Array:
+def _influences(strengths: Array, design: Array, won: Array, owner: NDArray[np.intp]) -> Array:
     """By how much each group moves each strength, (groups, policies), with mean 0."""
-    score, information = _derivatives(strengths, left, right, won, owner)
-    count, groups = len(strengths), len(score)
+    groups, count = int(owner.max()) + 1, design.shape[1]
+    rest, weight = _rest_and_weight(strengths, design, won)
+    score, information = np.zeros((groups, count)), np.zeros((groups, count, count))
+    np.add.at(score, owner, rest[:, None] * design)
+    np.add.at(information, owner, weight[:, None, None] * design[:, :, None] * design[:, None])
     # 1/K makes the shift of all strengths, which nothing measures, solvable
-    without = information.sum(0) - information + 1 / count
-    without = without + 1e-9 * np.eye(count)
+    without = information.sum(0) - information + 1 / count + 1e-9 * np.eye(count)
     moved = np.linalg.solve(without, score[:, :, None])[:, :, 0]
     moved = moved - moved.mean(1, keepdims=True)
     return (groups - 1) / groups * (moved - moved.mean(0))

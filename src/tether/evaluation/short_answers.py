@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from tether.core.protocols import RewardSource, count_of
 from tether.core.types import Prompt, Rollout, Sampling
 from tether.evaluation.suite import Figures, MeasuredPolicy
-from tether.evaluation.winrate import mean_estimate
+from tether.evaluation.winrate import MaybeScores
+from tether.stats import Estimate, grouped_share
 
 
 class ShortAnswers:
@@ -34,7 +37,7 @@ class ShortAnswers:
         ids = [prompt.id for prompt in self.prompts]
         columns = {"accuracy": scores, "finished": finished}
         rows = {name: dict(zip(ids, column, strict=True)) for name, column in columns.items()}
-        return Figures({name: mean_estimate(column) for name, column in columns.items()}, rows)
+        return Figures({name: share_of_ones(column) for name, column in columns.items()}, rows)
 
 
 def greedy_answers(
@@ -47,3 +50,15 @@ def greedy_answers(
         progress=count_of("answering", len(prompts)),
     )
     return [group.rollouts[0] for group in groups]
+
+
+def share_of_ones(values: MaybeScores) -> Estimate:
+    """The share of ones among zeros and ones, with an interval also where all are alike.
+
+    Shapes: a value a row; a None, a check that failed, is dropped.
+    Raises: ``ValueError`` when none remains.
+    """
+    checked = [value for value in values if value is not None]
+    if not checked:
+        raise ValueError("nothing to estimate: every check failed")
+    return grouped_share(np.array(checked), None)

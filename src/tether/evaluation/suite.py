@@ -44,7 +44,7 @@ class Figures(dict[str, Estimate]):
         self.rows: Rows = rows or {}
 
 
-class Change(TypedDict):
+class FigureChange(TypedDict):
     """How far a figure lies above that of the start; `paired` where the same rows were compared."""
 
     difference: EstimateFields
@@ -59,7 +59,7 @@ class Record(TypedDict):
     step: int
     figures: dict[str, EstimateFields]
     rows: dict[str, dict[str, float | None]]
-    change: NotRequired[dict[str, Change]]
+    change: NotRequired[dict[str, FigureChange]]
 
 
 class Suite:
@@ -81,7 +81,8 @@ class Suite:
         self.file = None if folder is None else folder / FILE
         self.records: list[Record] = []
         if self.file is not None and self.file.is_file():
-            self.records = [_record(line) for line in read_jsonl(self.file)]
+            # lines that `as_record` wrote
+            self.records = [Record(**line) for line in read_jsonl(self.file)]
 
     def before(self, policy: MeasuredPolicy) -> list[Record]:
         """The start, with which all later measures are compared."""
@@ -101,32 +102,20 @@ class Suite:
     def _once(
         self, evaluator: PolicyEvaluator, policy: MeasuredPolicy, step: int, moment: Moment
     ) -> Record:
-        own = (evaluator.name, moment, step)
-        if (done := self._taken(own)) is not None:
-            return done
+        own = [record for record in self.records if record["evaluator"] == evaluator.name]
+        for record in own:
+            if (record["moment"], record["step"]) == (moment, step):
+                return record
         now_doing(f"evaluating {evaluator.name}")
         record = as_record(evaluator.name, moment, step, evaluator(policy, step))
-        start = next(
-            (
-                row
-                for row in self.records
-                if row["evaluator"] == evaluator.name and row["moment"] == "before"
-            ),
-            None,
-        )
-        if start is not None:
-            record["change"] = changes(start, record)
+        for start in own:
+            if start["moment"] == "before":
+                record["change"] = changes(start, record)
         self.records.append(record)
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             append_jsonl(self.file, [record])
         return record
-
-    def _taken(self, own: tuple[str, Moment, int]) -> Record | None:
-        return next(
-            (row for row in self.records if (row["evaluator"], row["moment"], row["step"]) == own),
-            None,
-        )
 
 
 def as_record(name: str, moment: Moment, step: int, measured: Mapping[str, Estimate]) -> Record:
@@ -141,11 +130,7 @@ def as_record(name: str, moment: Moment, step: int, measured: Mapping[str, Estim
     )
 
 
-def _record(line: Mapping[str, object]) -> Record:
-    return Record(**line)  # type: ignore[typeddict-item]  # a line that `as_record` wrote
-
-
-def changes(start: Record, now: Record) -> dict[str, Change]:
+def changes(start: Record, now: Record) -> dict[str, FigureChange]:
     """How far each figure that both have lies above the start's.
 
     The interval is over the rows where both measured the same ones; else of two independent
@@ -160,7 +145,7 @@ def changes(start: Record, now: Record) -> dict[str, Change]:
         if own and other and own.keys() == other.keys():
             paired = gain([other[row] for row in own], list(own.values()), list(own))
         difference = apart(estimate_of(first), estimate_of(fields)) if paired is None else paired
-        result[name] = Change(difference=difference.as_dict(), paired=paired is not None)
+        result[name] = FigureChange(difference=difference.as_dict(), paired=paired is not None)
     return result
 
 
