@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from tether import __version__
-from tether.cli import examine, journeys, judge, prefs, recipes, trained
+from tether.cli import evaluate, examine, journeys, judge, prefs, recipes, trained
 from tether.cli.terminal import log_to_terminal, print_error
 from tether.core import stopping
 from tether.core.errors import TetherError, database_fault, memory_error
@@ -97,7 +97,12 @@ for kind in STAGES.values():
         f"{kind.help}: the \\[{kind.name}] section of a recipe, as `tether run RECIPE "
         f"{kind.name}` does it."
     )
-    _add(kind.name.replace("_", "-"), journeys.stage(kind.name), help=where, short_help=kind.help)
+    words = {"help": where, "short_help": kind.help}
+    if kind.name == "evaluate":
+        words["help"] += " With --suite: a model measured by evaluators (docs/evaluate_suite.md)."
+        _add(kind.name, evaluate.evaluate, **words)
+    else:
+        _add(kind.name.replace("_", "-"), journeys.stage(kind.name), **words)
 for method, (section, key, value) in METHODS.items():
     where = f"{STAGES[section].help}: the \\[{section}] section of a recipe with {key} = {value!r}."
     shown = {

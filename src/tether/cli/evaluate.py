@@ -1,0 +1,76 @@
+"""`tether evaluate`: the [evaluate] section of a recipe, or a suite of evaluators on a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tether.cli.journeys import stage
+from tether.cli.options import BudgetMinutes, Output
+from tether.cli.progress import starting
+from tether.cli.tables import save, show_table
+from tether.cli.terminal import Terminal
+from tether.core.errors import ConfigError
+
+
+def evaluate(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE | MODEL",
+            help="A recipe; or with --suite a model folder, a hub id, or a run.",
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of the recipe."),
+    ] = None,
+    budget: BudgetMinutes = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(help="all, tax, manner, or names of evaluators joined by commas."),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Another model, which the same rows compare.")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PATH: the file of an evaluator; several times for several."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of a file.")] = None,
+    output: Output = None,
+) -> None:
+    """Judge policies as a recipe says, or measure a model by a suite of evaluators."""
+    if suite is None:
+        options = {"against": against, "data": data, "limit": limit, "output": output}
+        if idle := [name for name, value in options.items() if value]:
+            raise ConfigError(f"--{idle[0]} has no effect without --suite. Add --suite all")
+        stage("evaluate")(subject, overrides, budget)
+        return
+    if overrides or budget is not None:
+        raise ConfigError(
+            f"{overrides[0] if overrides else '--budget'} belongs to a recipe, and --suite "
+            "measures a model. Remove one of the two"
+        )
+    with starting():
+        from tether.report.numbers import bracketed
+        from tether.run.evaluators import evaluate_model
+
+    with Terminal(stderr=True).status("measuring"):
+        report = evaluate_model(subject, suite, against=against, data=data or (), limit=limit)
+    cells = []
+    for record in report["evaluators"]:
+        for figure, fields in record["figures"].items():
+            row = [record["evaluator"], figure, bracketed(fields), f"{fields['count']:,}"]
+            change = report["changes"].get(record["evaluator"], {}).get(figure)
+            if change is not None:
+                row += [bracketed(change["difference"]), "yes" if change["paired"] else "no"]
+            cells.append(row)
+    columns = ["evaluator", "figure", "value [95% interval]", "n"]
+    columns += [f"more than {against}", "same rows"] if against is not None else []
+    console = Terminal()
+    show_table(console, subject, cells, columns)
+    if count := report["left_out"].get("count"):
+        console.print(f"{count} rows are left out; the JSON of --output names them.")
+    save(console, output, report)
