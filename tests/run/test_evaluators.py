@@ -52,9 +52,9 @@ def test_a_suite_measures_a_model_beside_another(questions, tmp_path):
     output = tmp_path / "out.json"
     data = f"multiple_choice={questions}"
     words = ("--suite", "multiple_choice,manner", "--data", data, "--limit", 20, "-o", output)
-    result = run("test", *words, "--against", "test")
+    result = run("tiny", *words, "--against", "tiny")
     assert result.exit_code == 0, result.output
-    assert "refused_harmless" in result.output and "more than test" in result.output
+    assert "refused_harmless" in result.output and "more than tiny" in result.output
     report = json.loads(output.read_text(encoding="utf-8"))
     names = [record["evaluator"] for record in report["evaluators"]]
     assert names == ["multiple_choice", "refusal", "diversity"]
@@ -70,11 +70,13 @@ def test_a_suite_measures_a_model_beside_another(questions, tmp_path):
 def test_rows_that_do_not_fit_are_left_out_and_counted(questions, tmp_path):
     output = tmp_path / "out.json"
     suite = ("--suite", "multiple-choice", "--data", f"multiple-choice={questions}")
-    result = run("test", *suite, "-o", output)
+    result = run("tiny", *suite, "-o", output)
     assert result.exit_code == 0, result.output
-    assert "1 rows are left out" in result.output
+    assert "1 rows are left out: does not fit the model's context" in " ".join(
+        result.output.split()
+    )
     report = json.loads(output.read_text(encoding="utf-8"))
-    assert report["left_out"]["count"] == 1
+    assert report["left_out"]["tiny"]["count"] == 1
     assert report["evaluators"][0]["figures"]["acc"]["count"] == 20
 
 
@@ -83,7 +85,7 @@ def test_short_answers_are_checked(tmp_path):
     rows = [{"question": f"{n}+1?", "answer": f"So.\n#### {n + 1}"} for n in range(3)]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     pytest.importorskip("math_verify")
-    result = run("test", "--suite", "short_answers", "--data", f"short_answers={path}")
+    result = run("tiny", "--suite", "short_answers", "--data", f"short_answers={path}")
     assert result.exit_code == 0, result.output
     assert "accuracy" in result.output
 
@@ -98,7 +100,7 @@ def test_one_evaluator_more_is_a_file_and_a_row(tmp_path, monkeypatch):
 
     row = EvaluatorKind("empty answers", make, "prompts", ("tether:refusal_harmless",))
     monkeypatch.setitem(EVALUATORS, "silence", row)
-    result = run("test", "--suite", "silence", "--limit", 4)
+    result = run("tiny", "--suite", "silence", "--limit", 4)
     assert result.exit_code == 0, result.output
     assert "silence" in result.output and "empty" in result.output
 
@@ -123,8 +125,8 @@ def test_options_without_effect_and_missing_files_are_refused(tmp_path):
     with pytest.raises(MissingFileError):
         chosen_evaluators("diversity", [f"diversity={tmp_path / 'nowhere.jsonl'}"])
     for words in (
-        ("recipe.toml", "--against", "test"),
-        ("test", "ppo.steps=3", "--suite", "manner"),
+        ("recipe.toml", "--against", "tiny"),
+        ("tiny", "ppo.steps=3", "--suite", "manner"),
     ):
         result = run(*words)
         assert isinstance(result.exception, ConfigError), result.output

@@ -71,6 +71,6 @@ def evaluate(
     columns += [f"more than {against}", "same rows"] if against is not None else []
     console = Terminal()
     show_table(console, subject, cells, columns)
-    if count := report["left_out"].get("count"):
-        console.print(f"{count} rows are left out; the JSON of --output names them.")
+    for name, rows in report["left_out"].items():
+        console.print(f"{name}: {rows['count']} rows are left out: {', '.join(rows['reasons'])}")
     save(console, output, report)

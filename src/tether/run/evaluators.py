@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
 from tether.core.errors import ConfigError, DataError
-from tether.core.types import Problem, Prompt, Sampling
+from tether.core.types import Json, Problem, Prompt, Sampling
 from tether.data.sources import Quarantine, detect_format, read
 from tether.evaluation.diversity import Diversity
 from tether.evaluation.multiple_choice import MultipleChoice, check_question
@@ -169,7 +169,7 @@ class SuiteReport(TypedDict):
     evaluators: list[Record]
     base: list[Record]
     changes: dict[str, dict[str, FigureChange]]
-    left_out: dict[str, object]
+    left_out: dict[str, Json]
 
 
 def chosen_evaluators(suite: str, data: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -230,9 +230,9 @@ def evaluate_model(
             and `run.roles.load_policy`.
     """
     chosen = chosen_evaluators(suite, data)
-    quarantine = Quarantine()
-    now = _records(model, chosen, limit, quarantine)
-    base = [] if against is None else _records(against, chosen, limit, Quarantine())
+    aside = {name: Quarantine() for name in (model, against) if name is not None}
+    now = _records(model, chosen, limit, aside[model])
+    base = [] if against is None else _records(against, chosen, limit, aside[against])
     differences = {
         record["evaluator"]: changes(start, record)
         for start, record in zip(base, now, strict=False)
@@ -243,7 +243,7 @@ def evaluate_model(
         evaluators=now,
         base=base,
         changes=differences,
-        left_out=dict(quarantine.summary()) if quarantine.count else {},
+        left_out={name: rows.summary() for name, rows in aside.items() if rows.count},
     )
 
 
