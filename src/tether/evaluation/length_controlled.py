@@ -65,6 +65,14 @@ class _Rows(NamedTuple):
     prompts: NDArray[np.intp]
 
 
+class _Fitted(NamedTuple):
+    """The share at equal length, the coefficients, and C."""
+
+    rate: float
+    coefficients: Array
+    strength: float
+
+
 def length_controlled_win_rate(
     wins: MaybeScores,
     lengths: Sequence[int],
@@ -96,7 +104,8 @@ def length_controlled_win_rate(
     _check_overlap(rows)
     rows = rows if gamed is None else _with_gamed(rows, gamed)
     ones = np.ones(int(rows.prompts.max()) + 1)
-    rate, coefficients, strength = _controlled(rows, ones)
+    fitted = _controlled(rows, ones)
+    rate = fitted.rate
     names = ["length", *(["difficulty"] if difficulty is not None else []), "model"]
     number = len(np.unique(rows.prompts[rows.own]))
     judged = rows.wins[rows.own & ~np.isnan(rows.wins)]
@@ -112,8 +121,8 @@ def length_controlled_win_rate(
     else:
         low, high = _interval(rows, rate, confidence, seed)
         estimate = Estimate(rate, low, high, len(judged))
-    values = dict(zip(names, coefficients.tolist(), strict=True))
-    return LengthControlled(raw, estimate, values, strength)
+    values = dict(zip(names, fitted.coefficients.tolist(), strict=True))
+    return LengthControlled(raw, estimate, values, fitted.strength)
 
 
 def _rows(
@@ -169,10 +178,8 @@ def _with_gamed(rows: _Rows, gamed: GamedRows) -> _Rows:
     )
 
 
-def _controlled(
-    rows: _Rows, draws: Array, start: Array | None = None
-) -> tuple[float, Array, float]:
-    """The share at equal length, with each prompt counted `draws` times; coefficients; and C."""
+def _controlled(rows: _Rows, draws: Array, start: Array | None = None) -> _Fitted:
+    """The regression with each prompt counted `draws` times."""
     times = draws[rows.prompts]
     mean = np.average(rows.differences[rows.own], weights=times[rows.own])
     squares = times[rows.own] @ (rows.differences[rows.own] - mean) ** 2
@@ -190,7 +197,7 @@ def _controlled(
     level = features[rows.own].copy()
     level[:, 0] = 0.0
     rate = np.average(_sigmoid(level @ coefficients), weights=times[rows.own])
-    return float(rate), coefficients, strength
+    return _Fitted(float(rate), coefficients, strength)
 
 
 def _fit(
@@ -279,12 +286,12 @@ def _interval(rows: _Rows, rate: float, confidence: float, seed: int) -> tuple[f
 
     generator, number = np.random.default_rng(seed), int(rows.prompts.max()) + 1
     own = np.unique(rows.prompts[rows.own])
-    start = _controlled(rows, np.ones(number))[1]
+    start = _controlled(rows, np.ones(number)).coefficients
     rates = []
     for _ in range(REPLICATES):
         draws = np.ones(number)
         draws[own] = np.bincount(generator.integers(len(own), size=len(own)), minlength=len(own))
-        rates.append(_controlled(rows, draws, start)[0])
+        rates.append(_controlled(rows, draws, start).rate)
     error = float(np.std(logit(np.clip(rates, 1e-6, 1 - 1e-6)), ddof=1))
     reach = float(stdtrit(len(own) - 1, 0.5 + confidence / 2)) * error
     middle = float(logit(min(max(rate, 1e-6), 1 - 1e-6)))

@@ -100,7 +100,9 @@ def choice_likelihoods(
     role.train_mode(False)
     encoded = [encode_question(tokenizer, question) for question in questions]
     sequences = [sequence for choices in encoded for sequence in choices]
-    sums, tell, read = np.zeros(len(sequences)), count_of("reading choices", len(sequences)), 0
+    tell = count_of("reading choices", len(sequences))
+    sums = np.zeros(len(sequences))
+    read = 0
     for cut, batch in batches_for(role, sequences, pad_id, micro_batch_tokens):
         logprobs = batch.scatter(role.logprobs(batch)[0]).double().sum(-1)
         sums[cut] = logprobs.cpu().numpy()

@@ -151,7 +151,9 @@ def changes(start: Record, now: Record) -> dict[str, FigureChange]:
 
 def estimate_of(fields: EstimateFields) -> Estimate:
     """The estimate that these fields were written from."""
-    value, low, high = fields["value"], fields["low"], fields["high"]
+    value = fields["value"]
+    low = fields["low"]
+    high = fields["high"]
     return Estimate(
         math.nan if value is None else value,
         -math.inf if low is None else low,

@@ -186,8 +186,8 @@ def chosen_evaluators(suite: str, data: Sequence[str]) -> dict[str, tuple[str, .
     names = [name for word in words for name in SUITES.get(word, (word,))]
     files: dict[str, list[str]] = {}
     for entry in data:
-        name, separator, path = entry.partition("=")
-        if not separator or not path:
+        name, path = (*entry.split("=", 1), "")[:2]
+        if not path:
             raise ConfigError(f"--data is NAME=PATH, such as multiple_choice=arc.jsonl: {entry!r}")
         files.setdefault(name.strip().replace("-", "_"), []).append(path)
     if wrong := [name for name in (*names, *files) if name not in EVALUATORS]:

@@ -15,6 +15,19 @@ from tether.stats.means import FEWEST_GROUPS, grouped_mean, mean_interval
 Groups = Sequence[Hashable]
 
 
+class _Sums(NamedTuple):
+    """Of judged items the number and sums of y, f, y f and f²; of the others those of f alone."""
+
+    judged: Array
+    y: Array
+    f: Array
+    yf: Array
+    ff: Array
+    others: Array
+    g: Array
+    gg: Array
+
+
 class PredictionPowered(NamedTuple):
     """The corrected mean, the mean of people's judgments alone, and λ, the weight of the machine.
 
@@ -112,7 +125,7 @@ def _columns(
 def _group_sums(
     labels: Array, predictions: Array, judged: NDArray[np.bool_], owner: NDArray[np.intp]
 ) -> Array:
-    """(groups, 8): of judged items the number, Σy, Σf, Σyf, Σf²; of the others number, Σf, Σf²."""
+    """The columns of `_Sums`, a row a group."""
     ones, rest = judged.astype(np.float64), (~judged).astype(np.float64)
     columns = [ones, labels, predictions * ones, labels * predictions, predictions**2 * ones]
     columns += [rest, predictions * rest, predictions**2 * rest]
@@ -122,11 +135,13 @@ def _group_sums(
 
 def _corrected(sums: Array) -> tuple[Array, Array]:
     """The corrected mean and λ from rows of sums as `_group_sums` has them."""
-    n, y, f, yf, ff, more, g, gg = sums.T
-    total, pooled = n + more, np.maximum(n + more - 1, 1)
-    spread = (ff + gg - (f + g) ** 2 / total) / pooled
-    together = (yf - y * f / n) / n
-    usable = (more > 0) & (spread > 1e-15)
-    ratio = 1 + n / np.where(usable, more, 1)
-    weight = np.where(usable, together / np.where(usable, ratio * spread, 1), 0.0).clip(0, 1)
-    return (y - weight * f) / n + weight * g / np.where(usable, more, 1), weight
+    of = _Sums(*sums.T)
+    total = of.judged + of.others
+    together = (of.yf - of.y * of.f / of.judged) / of.judged
+    spread = of.ff + of.gg - (of.f + of.g) ** 2 / total
+    spread = spread / np.maximum(total - 1, 1)
+    usable = (of.others > 0) & (spread > 1e-15)
+    others = np.where(usable, of.others, 1)
+    least = np.where(usable, (1 + of.judged / others) * spread, 1)
+    weight = np.where(usable, together / least, 0.0).clip(0, 1)
+    return (of.y - weight * of.f) / of.judged + weight * of.g / others, weight
