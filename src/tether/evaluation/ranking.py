@@ -166,7 +166,7 @@ def _fit(design: Array, won: Array) -> Array:
 
 
 def _rest_and_weight(strengths: Array, design: Array, won: Array) -> tuple[Array, Array]:
-    """What the fit does not explain of each comparison, and how much it tells."""
+    """Residual and weight of each comparison."""
     chance = 0.5 * (1.0 + np.tanh(design @ strengths / 2))
     return won - chance, chance * (1 - chance)
 

@@ -45,7 +45,7 @@ class Figures(dict[str, Estimate]):
 
 
 class FigureChange(TypedDict):
-    """How far a figure lies above that of the start; `paired` where the same rows were compared."""
+    """Distance of a figure above that of the start; `paired` where the same rows were compared."""
 
     difference: EstimateFields
     paired: bool
@@ -119,7 +119,7 @@ class Suite:
 
 
 def as_record(name: str, moment: Moment, step: int, measured: Mapping[str, Estimate]) -> Record:
-    """What an evaluator measured, as a line of the file."""
+    """Figures and rows of an evaluator, as a line of the file."""
     rows = measured.rows if isinstance(measured, Figures) else {}
     return Record(
         evaluator=name,
@@ -131,7 +131,7 @@ def as_record(name: str, moment: Moment, step: int, measured: Mapping[str, Estim
 
 
 def changes(start: Record, now: Record) -> dict[str, FigureChange]:
-    """How far each figure that both have lies above the start's.
+    """Distance above the start of each figure that both have.
 
     The interval is over the rows where both measured the same ones; else of two independent
     estimates, which is too wide rather than too narrow where the rows overlap.

@@ -34,7 +34,7 @@ from tether.run.rows import DataConfig
 
 
 class Material(NamedTuple):
-    """What an evaluator is made of: a policy whose limits decide which rows it can take, the files
+    """Parts of an evaluator: a policy whose limits decide which rows it can take, the files
     it reads, and what is to be closed after use.
     """
 
@@ -162,7 +162,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 
 class SuiteReport(TypedDict):
-    """What a model measured; with `against`, how far it lies above another."""
+    """Figures of a model; with `against`, their distance above another model's."""
 
     model: str
     against: str | None
