@@ -14,7 +14,8 @@ from tether.evaluation.diversity import Diversity, distinct_share
 from tether.evaluation.refusal import Refusal, refuses
 from tether.evaluation.short_answers import ShortAnswers, share_of_ones
 from tether.evaluation.suite import MeasuredPolicy
-from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
+from tether.rewards.verifiable import VerifiableReward
+from tether.settings.rewards import VerifiableConfig
 from tether.stats import wilson_interval
 
 

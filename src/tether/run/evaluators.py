@@ -27,10 +27,11 @@ from tether.evaluation.suite import (
     as_record,
     changes,
 )
-from tether.rewards.verifiable import Kind, Mark, VerifiableConfig, VerifiableReward, problem_prompt
+from tether.rewards.verifiable import VerifiableReward, problem_prompt
 from tether.run.prompts import Row, faults_of, prompt_faults, usable_prompts, without
 from tether.run.roles import encoder_of, load_policy, local_engine
 from tether.run.rows import DataConfig
+from tether.settings.rewards import Kind, Mark, VerifiableConfig
 
 
 class Material(NamedTuple):
