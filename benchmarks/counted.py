@@ -171,6 +171,8 @@ class Bench:
         self.model = shape_model(LlamaConfig(**self.shape), torch.bfloat16, "sdpa")
         self.model.recompute = self.recipe.model.recompute
         self.encoder = ChatEncoder(tiny_tokenizer(), (1,), None, None)
+        # transformers makes the output layer before it ties it to the embeddings
+        self.live.peak = self.live.current
 
     def role(self, section: Any, name: str, head: ScalarHead | None = None) -> Role:
         """A role that learns, or a trained scorer: an adapter on the model, or all of it."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tether.cpu.attention import KERNEL_TILE
@@ -80,7 +80,13 @@ class _ShapeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, fused: bool) -> Tensor:
-        out = query.new_empty(*query.shape[:-1], value.shape[-1])
+        rows, heads, time, _ = query.shape
+        # a fused kernel writes the heads of a token side by side, as the next product reads them
+        out = (
+            query.new_empty(rows, time, heads, value.shape[-1]).transpose(1, 2)
+            if fused
+            else query.new_empty(rows, heads, time, value.shape[-1])
+        )
         inputs, per_query = (
             [query, key, value],
             query.new_empty(query.shape[:-1], dtype=torch.float32),
@@ -121,9 +127,9 @@ def _attend(
     return _ShapeAttention.apply(query, key, value, fused).transpose(1, 2), None
 
 
-for _name in (FUSED, TILED):
+for _name, _mask in ((FUSED, sdpa_mask), (TILED, eager_mask)):
     ALL_ATTENTION_FUNCTIONS.register(_name, partial(_attend, _name == FUSED))
-    ALL_MASK_ATTENTION_FUNCTIONS.register(_name, eager_mask)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_name, _mask)
 
 
 def shape_model(config: Any, dtype: torch.dtype, attention: str) -> Any:

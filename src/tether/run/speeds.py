@@ -12,12 +12,8 @@ from tether.rewards.learned import MICRO_BATCH_TOKENS
 from tether.run.devices import Device
 from tether.settings.judges import FunctionJudge
 
-PASS, TOKEN = (2500, 2500), (1000, 500)
-"""Small operations' worth of time of a forward pass, and of a token of all rows: at any size of
-model, and a layer.
-"""
 OPENING = 5e5
-"""The same of a stage's start: model, adapters and engine are made."""
+"""Small operations' worth of time of a stage's start: model, adapters and engine are made."""
 DISK, LOADING = 2e9, 0.005
 """Of adapters for servers: bytes a second of their folder, written once and read by each; seconds
 to load and probe one.
@@ -64,16 +60,12 @@ class Speeds:
         """
         body = self.parameters - self.head * (1 if self.tied else 2)
         products = 2 * passes * (body * tokens + self.head * counted) / self.device.products
-        return products + passes * cuts * self.starts(PASS)
+        return products + passes * cuts * (self.layers + 1) * self.device.layer_pass
 
-    def starts(self, operations: tuple[int, int]) -> float:
-        """Seconds to start small operations: so many, and so many a layer."""
-        once, layer = operations
-        return (once + layer * self.layers) * self.device.dispatch
-
-    def decoding(self, rows: int) -> float:
+    def decoding(self, rows: int, *, adapted: bool = False) -> float:
         """A token of all rows together."""
-        return max(self.trunk / self.device.bandwidth, self.passes(rows, rows)) + self.starts(TOKEN)
+        arithmetic = max(self.trunk / self.device.bandwidth, self.passes(rows, rows))
+        return arithmetic + (self.layers + 2) * self.device.layer_token(adapted)
 
     @property
     def opening(self) -> float:
