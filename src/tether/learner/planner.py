@@ -169,9 +169,11 @@ def largest_batch(cuts: Iterable[Sequence[Encoded]], document_tokens: int) -> To
     )
 
 
-def shape_batch(sequences: Sequence[Encoded], document_tokens: int = 0) -> TokenBatch:
-    """A micro-batch without contents."""
-    return make_batch(sequences, 0, document_tokens=document_tokens).to("meta")
+def shape_batch(
+    sequences: Sequence[Encoded], document_tokens: int = 0, capacity: int | None = None
+) -> TokenBatch:
+    """A micro-batch without contents; see `make_batch`."""
+    return make_batch(sequences, 0, capacity=capacity, document_tokens=document_tokens).to("meta")
 
 
 def measure_pass(model: Any, passed: Callable[[], Any], *, extra: Iterable[Tensor] = ()) -> int:

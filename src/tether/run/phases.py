@@ -162,21 +162,13 @@ class Planner:
 
     @phases.register
     def _sft(self, section: SFTSection) -> list[Phase]:
-        half, tokens = section.row_tokens // 2, section.batch_size * (self.prompt + self.answer)
-        # a guess: conversations fill half of what a packed row may hold
-        if self.rows.answer is None:
-            tokens = section.batch_size * half
+        tokens = section.batch_size * self._conversation(section)
         cuts = ceil(tokens / (section.row_tokens * section.rows_per_micro_batch))
         seconds = self.speeds.passes(
             tokens, tokens // 2, 3.0 if section.lora is False else 2.0, cuts
         )
-        return [
-            _update(
-                *self._trained(section, "sft"),
-                _rows(section.rows_per_micro_batch, half, half),
-                seconds,
-            )
-        ]
+        role, held = self._trained(section, "sft")
+        return [self._update(role, held, self._packed(section, role), seconds)]
 
     @phases.register
     def _reward(self, section: RewardSection) -> list[Phase]:
@@ -185,7 +177,7 @@ class Planner:
             held["kept states"] = int(section.keep_states_gb * 1e9)
         tokens = self._pair_tokens(section.prompts_per_update)
         seconds = self.speeds.passes(tokens, 0, 2.0, ceil(tokens / section.micro_batch_tokens))
-        return [_update(role, held, self._pairs(section, role), seconds)]
+        return [self._update(role, held, self._pairs(section, role), seconds)]
 
     @phases.register
     def _process(self, section: ProcessSection) -> list[Phase]:
@@ -195,14 +187,8 @@ class Planner:
         answer = 2 * self.prompt if self.rows.answer is None else self.answer
         length, tokens = self.prompt + answer, section.solutions_per_update * (self.prompt + answer)
         batch = _rows(max(1, section.micro_batch_tokens // length), self.prompt, answer)
-        return [
-            _update(
-                role,
-                held,
-                batch,
-                self.speeds.passes(tokens, 0, 2.0, ceil(tokens / section.micro_batch_tokens)),
-            )
-        ]
+        seconds = self.speeds.passes(tokens, 0, 2.0, ceil(tokens / section.micro_batch_tokens))
+        return [self._update(role, held, batch, seconds)]
 
     @phases.register
     def _direct(self, section: DirectSection | KTOSection) -> list[Phase]:
@@ -214,7 +200,7 @@ class Planner:
         seconds = self.speeds.passes(
             tokens, tokens // 2, 3.0 if section.needs_reference else 2.0, cuts
         )
-        return [_update(role, held, self._pairs(section, role), seconds)]
+        return [self._update(role, held, self._pairs(section, role), seconds)]
 
     @phases.register
     def _rounds(self, section: RoundsSection) -> list[Phase]:
@@ -302,7 +288,7 @@ class Planner:
                 self._samples(section, MICRO_BATCH_TOKENS, policy),
                 scoring_pass + moved / MICRO_BATCH_TOKENS,
             )
-            passes = _activations(value, lambda: value.scores(scoring))
+            passes = self._activations(value, lambda: value.scores(scoring))
             if section.reward_servers is None:
                 phases.append(Phase("reward", held | passes, seconds))
             else:
@@ -313,13 +299,15 @@ class Planner:
                 phases += [Phase("reward", {**held}, seconds / there), server]
         if evaluations:
             seconds = evaluations * forward_pass + moved / section.micro_batch_tokens
-            phases.append(Phase("evaluate", held | common | _activations(value, forward), seconds))
+            phases.append(
+                Phase("evaluate", held | common | self._activations(value, forward), seconds)
+            )
         seconds = (1 if gradient is None else gradient.epochs) * backward * forward_pass
         return [
             *phases,
             Phase(
                 "update",
-                held | common | _activations(value, lambda: forward().backward(), learns=True),
+                held | common | self._activations(value, lambda: forward().backward(), learns=True),
                 seconds,
             ),
         ]
@@ -392,14 +380,35 @@ class Planner:
         if role.adapter is not None:
             held[f"{name} adapter"] = planner.weight_bytes(parameters)
         held[f"{name} optimizer"] = planner.training_bytes(parameters, section.optimizer.kind)
-        if self.device.gpu:  # AdamW makes its numbers of all weights at once there
-            held[f"{name} optimizer's step"] = 4 * sum(
-                parameter.numel() for parameter in parameters
-            )
         if dict(section).get("heldout_fraction"):
             held[f"{name}, best so far"] = planner.weight_bytes(parameters)
         role.head = head and head.to("meta")
         return role, held
+
+    def _update(
+        self, role: Role, held: Mapping[str, int], batch: TokenBatch, seconds: float
+    ) -> Phase:
+        """The one phase of a role that learns from rows: log-probabilities, or with a head its
+        scores.
+        """
+
+        def learn() -> None:
+            (role.logprobs(batch)[0] if role.head is None else role.scores(batch)).sum().backward()
+
+        return Phase("update", {**held, **self._activations(role, learn, learns=True)}, seconds)
+
+    def _activations(
+        self, role: Role, work: Callable[[], Any], *, learns: bool = False
+    ) -> dict[str, int]:
+        """The most that is alive beside weights while a role does something; where it learns on a
+        GPU, also while AdamW works on all weights at once.
+        """
+        with torch.set_grad_enabled(learns):
+            extra = role.head.parameters() if role.head else ()
+            peak = planner.measure_pass(role.model, work, extra=extra)
+        if learns and self.device.gpu:
+            peak = max(peak, 4 * sum(p.numel() for p in role.parameters()))
+        return {"activations": peak}
 
     @property
     def _attention(self) -> str:
@@ -428,6 +437,24 @@ class Planner:
             **cache,
             "prefill and draw": max(drawing, prefill_bytes(role, prompts, self.prompt)),
         }
+
+    def _conversation(self, section: SFTSection) -> int:
+        """Tokens of one; of those that nobody has measured half of what a packed row holds: a
+        guess.
+        """
+        if self.rows.answer is None:
+            return section.row_tokens // 2
+        return min(self.prompt + self.answer, section.max_length)
+
+    def _packed(self, section: SFTSection, role: Role) -> TokenBatch:
+        """Micro-batch of full rows of conversations; one that is longer has a row of its own."""
+        length, room = self._conversation(section), section.row_tokens * section.packing
+        width, limit = max(length, room), role.document_tokens(room)
+        each = max(1, round(width / length))
+        count = min(section.batch_size, each * section.rows_per_micro_batch)
+        half = width // each // 2
+        rows = planner.shape_answers(count, half, 1, width // each - half)
+        return planner.shape_batch([one for row in rows for one in row], limit, room or None)
 
     def _pairs(self, section: RewardSection | DirectSection | KTOSection, role: Role) -> TokenBatch:
         """Micro-batch of prompts with their answers."""
@@ -472,24 +499,3 @@ def _rows(count: int, prompt: int, answer: int) -> TokenBatch:
     return planner.shape_batch(
         [s for one in planner.shape_answers(count, prompt, 1, answer) for s in one]
     )
-
-
-def _update(role: Role, held: Mapping[str, int], batch: TokenBatch, seconds: float) -> Phase:
-    """The one phase of a role that learns from rows: log-probabilities, or with a head its
-    scores.
-    """
-
-    def learn() -> None:
-        (role.logprobs(batch)[0] if role.head is None else role.scores(batch)).sum().backward()
-
-    return Phase("update", {**held, **_activations(role, learn, learns=True)}, seconds)
-
-
-def _activations(role: Role, work: Callable[[], Any], *, learns: bool = False) -> dict[str, int]:
-    """The most that is alive beside weights while a role does something."""
-    with torch.set_grad_enabled(learns):
-        return {
-            "activations": planner.measure_pass(
-                role.model, work, extra=role.head.parameters() if role.head else ()
-            )
-        }
