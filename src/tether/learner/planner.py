@@ -26,15 +26,17 @@ from tether.cpu.attention import KERNEL_TILE
 from tether.cpu.kernels import SHARES
 from tether.data.batches import COMMON, TokenBatch, make_batch, padded_tokens
 from tether.data.chat import Encoded
+from tether.learner.local import LocalLearner
 from tether.models.loading import add_adapter
+from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
 
 FUSED, TILED = "tether_shapes_fused", "tether_shapes_tiled"
 """Attention functions of shapes alone, with the memory of a GPU's fused kernel and with that of our
 grouped attention.
 """
-TRAINING_BYTES = 16
-"""Of a trainable weight beside itself: float32 master, its gradient, and Adam's two moments."""
+TRAINING_BYTES = 12
+"""Of a trainable weight beside itself, between updates: float32 master and Adam's two moments."""
 EIGHT_BIT_SAVES = 8 - (2 + 2 * 4 / 256)
 """Of the moments' 8 bytes, where they are held in 8 bits with a scale for every 256."""
 NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
@@ -177,15 +179,27 @@ def shape_batch(
 
 
 def measure_pass(model: Any, passed: Callable[[], Any], *, extra: Iterable[Tensor] = ()) -> int:
-    """The most bytes alive at once, beside weights, while a function runs over shapes; its
-    gradients are taken away again.
-    """
-    parameters = list(model.parameters())
-    with LiveBytes([*parameters, *model.buffers(), *extra]) as live:
+    """The most bytes alive at once, beside weights and `extra`, while a function runs over shapes."""
+    with LiveBytes([*model.parameters(), *model.buffers(), *extra]) as live:
         passed()
-    for parameter in parameters:
-        parameter.grad = None
     return live.peak
+
+
+def measure_learning(
+    model: Any, learned: Sequence[nn.Parameter], passed: Callable[[], Any], cuts: int, at_once: bool
+) -> int:
+    """`measure_pass` of the last of so many micro-batches of an update, or of its end, where AdamW
+    works on one weight after another or on all of them `at_once`.
+    """
+    learner = LocalLearner(learned, OptimizerConfig(learning_rate=1.0), 1)
+    sums = [torch.zeros_like(master) for master in learner.masters] if cuts > 1 else []
+    for master, gradient in zip(learner.masters, sums, strict=False):
+        master.grad = gradient
+    peak = measure_pass(model, passed, extra=[*learned, *learner.masters, *sums])
+    sizes = [4 * master.numel() for master in learner.masters]
+    for parameter in learned:
+        parameter.grad = None
+    return max(weight_bytes(sums) + peak, sum(sizes) + (sum if at_once else max)(sizes))
 
 
 def weight_bytes(tensors: Iterable[Tensor]) -> int:
@@ -213,8 +227,8 @@ def held_bytes(model: Any, quantize: str | None) -> int:
 
 
 def training_bytes(parameters: Iterable[nn.Parameter], kind: str = "adamw") -> int:
-    """Bytes that LocalLearner holds for these beside the weights themselves. A float32 weight is
-    its own master.
+    """Bytes that LocalLearner holds for these between updates, beside the weights themselves. A
+    float32 weight is its own master.
     """
     each = TRAINING_BYTES - (EIGHT_BIT_SAVES if kind == "adamw8bit" else 0)
     return int(sum(p.numel() * (each - (4 if p.dtype == torch.float32 else 0)) for p in parameters))

@@ -228,18 +228,23 @@ class Allowance(NamedTuple):
     free: int
 
 
-def allowance(device: torch.device) -> Allowance:
-    """The allowance on a device as it is now: a quarter of the machine's memory, a third of an
-    accelerator's.
+def share_of(accelerator: bool) -> int:
+    """Keys and values take the memory divided by this: a third of an accelerator's, a quarter of
+    the machine's.
     """
+    return 3 if accelerator else 4
+
+
+def allowance(device: torch.device) -> Allowance:
+    """The allowance on a device as it is now."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return Allowance(
-            total // 3,
+            total // share_of(True),
             free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device),
         )
     memory = psutil.virtual_memory()
-    return Allowance(memory.total // 4, memory.available)
+    return Allowance(memory.total // share_of(False), memory.available)
 
 
 def rows_that_fit(model: Any, capacity: int, wanted: int, allowed: Allowance) -> int:

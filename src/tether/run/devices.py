@@ -13,13 +13,16 @@ from torch.utils.benchmark import Timer
 from tether.core.errors import ConfigError
 from tether.models.loading import pick_device, pick_dtype
 
-EFFICIENCY, DECODING_EFFICIENCY = 0.34, 0.6
+EFFICIENCY, DECODING_EFFICIENCY = 0.32, 0.6
 """Shares of a GPU's product rate and bandwidth that large passes and decoding may reach."""
-LAYER_PASS, LAYER_TOKEN, ADAPTED = 3e-3, 1.25e-3, 1.8
-"""Of a GPU: seconds in which the host launches a layer's operations, in a pass of a micro-batch and
-in a decoding step; how many times as long a step takes with an adapter. Fitted to an H100 (torch
-2.11): 39, 40 and 53 ms a step of 64, 256 and 1,024 rows of 28 layers, 0.45 s for an update of
-16 x 1,024 tokens of them, 1.4 s for four micro-batches of 2 x 1,024 tokens of 32 layers.
+LAYER_PASS, LAYER_TOKEN, ADAPTED = 1.8e-3, 0.2e-3, 1.6
+"""Of a GPU: seconds beside the arithmetic that a layer takes in a pass of a micro-batch and in a
+decoding step, which is replayed as a graph; how many times as long that is with an adapter.
+
+Fitted, with the shares above, to an H100 (torch 2.11) within a quarter: 7.3, 11 and 24 ms a step
+of 64, 256 and 1,024 rows of 28 layers; 0.45 s for an update of 16 x 1,024 tokens of them; with
+32 layers of 7 billion weights 1.4 s for four micro-batches of 2 x 1,024 tokens, and 8 s for a step
+of PPO with 16 answers of 256 tokens. Without graphs LAYER_TOKEN is 1.25e-3.
 """
 
 

@@ -20,6 +20,7 @@ from tether.models.heads import ScalarHead
 from tether.models.loading import pick_dtype, plain_attention
 from tether.models.trunk import GROUPED, Role
 from tether.rewards.learned import MICRO_BATCH_TOKENS
+from tether.rollout.cache import share_of
 from tether.run.devices import Device
 from tether.run.engine_shapes import prefill_bytes, sampler_bytes
 from tether.run.engines import adapter_slots
@@ -149,6 +150,12 @@ class Planner:
         return self.rows.prompt
 
     @property
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest prompt and of the longest answer, as far as rows were measured."""
+        prompt, answer = self.rows.longest or (0, 0)
+        return max(prompt, self.prompt), max(answer, self.answer)
+
+    @property
     def answer(self) -> int:
         """Tokens of an answer in its rows; of those that nobody has measured as many as of a
         prompt: a guess.
@@ -168,7 +175,7 @@ class Planner:
             tokens, tokens // 2, 3.0 if section.lora is False else 2.0, cuts
         )
         role, held = self._trained(section, "sft")
-        return [self._update(role, held, self._packed(section, role), seconds)]
+        return [self._update(role, held, self._packed(section, role), seconds, cuts)]
 
     @phases.register
     def _reward(self, section: RewardSection) -> list[Phase]:
@@ -176,8 +183,9 @@ class Planner:
         if section.keep_states_gb:
             held["kept states"] = int(section.keep_states_gb * 1e9)
         tokens = self._pair_tokens(section.prompts_per_update)
-        seconds = self.speeds.passes(tokens, 0, 2.0, ceil(tokens / section.micro_batch_tokens))
-        return [self._update(role, held, self._pairs(section, role), seconds)]
+        cuts = ceil(tokens / section.micro_batch_tokens)
+        seconds = self.speeds.passes(tokens, 0, 2.0, cuts)
+        return [self._update(role, held, self._pairs(section, role), seconds, cuts)]
 
     @phases.register
     def _process(self, section: ProcessSection) -> list[Phase]:
@@ -187,8 +195,8 @@ class Planner:
         answer = 2 * self.prompt if self.rows.answer is None else self.answer
         length, tokens = self.prompt + answer, section.solutions_per_update * (self.prompt + answer)
         batch = _rows(max(1, section.micro_batch_tokens // length), self.prompt, answer)
-        seconds = self.speeds.passes(tokens, 0, 2.0, ceil(tokens / section.micro_batch_tokens))
-        return [self._update(role, held, batch, seconds)]
+        cuts = ceil(tokens / section.micro_batch_tokens)
+        return [self._update(role, held, batch, self.speeds.passes(tokens, 0, 2.0, cuts), cuts)]
 
     @phases.register
     def _direct(self, section: DirectSection | KTOSection) -> list[Phase]:
@@ -200,7 +208,7 @@ class Planner:
         seconds = self.speeds.passes(
             tokens, tokens // 2, 3.0 if section.needs_reference else 2.0, cuts
         )
-        return [self._update(role, held, self._pairs(section, role), seconds)]
+        return [self._update(role, held, self._pairs(section, role), seconds, cuts)]
 
     @phases.register
     def _rounds(self, section: RoundsSection) -> list[Phase]:
@@ -225,10 +233,8 @@ class Planner:
             "trunk": self.trunk,
             **({} if self.device.gpu else {"engine": self.trunk}),
         }
-        rows, model = (
-            section.engine_rows,
-            planner.shape_model(self.config, self.dtype, self._attention),
-        )
+        rows = self._rows_at_once(section.engine_rows, tokens)
+        model = planner.shape_model(self.config, self.dtype, self._attention)
         engine = self._engine(Role(model), rows, rows, Sampling(max_new_tokens=tokens))
         seconds = tokens * self.speeds.decoding(rows)
         if not isinstance(section, RoundsSection) and reads_answers(section.judge, section):
@@ -256,21 +262,20 @@ class Planner:
             )
 
         tokens, counted = self._tokens(section, policy)
-        cuts = max(
-            gradient.minibatches if gradient else 1, ceil(tokens / section.micro_batch_tokens)
-        )
+        parts = gradient.minibatches if gradient else 1
+        cuts = max(parts, ceil(tokens / section.micro_batch_tokens))
         forward_pass, scoring_pass = (
             self.speeds.passes(tokens, counted, 1.0, cuts),
             self.speeds.passes(tokens, 0, 1.0, cuts),
         )
         depth = policy.common_depth if shared else 0
+        # ids and masks of all micro-batches; the last step's stay until the next one's are made
+        held["batches"] = tokens * (64 + batch.ids.shape[1] * (batch.belongs is not None))
         common = {"common layers": tokens * self.hidden * size} if depth else {}
         saved = 1 - depth / self.layers
-        rows = min(section.engine_rows, section.prompts_per_step * section.samples_per_prompt)
-        steps = (
-            -(-section.prompts_per_step * section.samples_per_prompt // rows)
-            * section.max_new_tokens
-        )
+        answers = section.prompts_per_step * section.samples_per_prompt
+        rows = self._rows_at_once(min(section.engine_rows, answers), section.max_new_tokens)
+        steps = ceil(answers / rows) * section.max_new_tokens
         prefill = self.speeds.passes(section.prompts_per_step * self.prompt, 0)
         on_policy = gradient is None or (
             not critic
@@ -282,13 +287,14 @@ class Planner:
         moved = self.on_host * section.offload / LINK * tokens
         slots = rows if section.engine.kind == "local" else section.engine_rows
         engine = self._engine(policy, section.prompts_per_step, slots, section.sampling)
-        phases = self._rollout(section, held, engine, steps * self.speeds.decoding(rows) + prefill)
+        decoding = self.speeds.decoding(rows, adapted=section.lora is not False)
+        phases = self._rollout(section, held, engine, steps * decoding + prefill)
         if section.scorer is not None:
             scoring, seconds = (
                 self._samples(section, MICRO_BATCH_TOKENS, policy),
                 scoring_pass + moved / MICRO_BATCH_TOKENS,
             )
-            passes = self._activations(value, lambda: value.scores(scoring))
+            passes = _activations(value, lambda: value.scores(scoring))
             if section.reward_servers is None:
                 phases.append(Phase("reward", held | passes, seconds))
             else:
@@ -299,15 +305,13 @@ class Planner:
                 phases += [Phase("reward", {**held}, seconds / there), server]
         if evaluations:
             seconds = evaluations * forward_pass + moved / section.micro_batch_tokens
-            phases.append(
-                Phase("evaluate", held | common | self._activations(value, forward), seconds)
-            )
+            phases.append(Phase("evaluate", held | common | _activations(value, forward), seconds))
         seconds = (1 if gradient is None else gradient.epochs) * backward * forward_pass
         return [
             *phases,
             Phase(
                 "update",
-                held | common | self._activations(value, lambda: forward().backward(), learns=True),
+                held | common | self._learning(value, lambda: forward().backward(), cuts // parts),
                 seconds,
             ),
         ]
@@ -386,29 +390,21 @@ class Planner:
         return role, held
 
     def _update(
-        self, role: Role, held: Mapping[str, int], batch: TokenBatch, seconds: float
+        self, role: Role, held: Mapping[str, int], batch: TokenBatch, seconds: float, cuts: int
     ) -> Phase:
-        """The one phase of a role that learns from rows: log-probabilities, or with a head its
-        scores.
+        """The one phase of a role that learns from rows, in so many micro-batches:
+        log-probabilities, or with a head its scores.
         """
 
         def learn() -> None:
             (role.logprobs(batch)[0] if role.head is None else role.scores(batch)).sum().backward()
 
-        return Phase("update", {**held, **self._activations(role, learn, learns=True)}, seconds)
+        return Phase("update", {**held, **self._learning(role, learn, cuts)}, seconds)
 
-    def _activations(
-        self, role: Role, work: Callable[[], Any], *, learns: bool = False
-    ) -> dict[str, int]:
-        """The most that is alive beside weights while a role does something; where it learns on a
-        GPU, also while AdamW works on all weights at once.
-        """
-        with torch.set_grad_enabled(learns):
-            extra = role.head.parameters() if role.head else ()
-            peak = planner.measure_pass(role.model, work, extra=extra)
-        if learns and self.device.gpu:
-            peak = max(peak, 4 * sum(p.numel() for p in role.parameters()))
-        return {"activations": peak}
+    def _learning(self, role: Role, work: Callable[[], Any], cuts: int) -> dict[str, int]:
+        """The most that is alive beside weights while a role learns from so many micro-batches."""
+        how = {"cuts": cuts, "at_once": self.device.gpu}
+        return {"activations": planner.measure_learning(role.model, role.parameters(), work, **how)}
 
     @property
     def _attention(self) -> str:
@@ -422,21 +418,33 @@ class Planner:
         """Tokens of so many prompts, each once, and of the answers to them."""
         return round(prompts * (self.prompt + self.rows.answers * self.answer))
 
+    def _rows_at_once(self, rows: int, new_tokens: int) -> int:
+        """As many of the rows as the local engine decodes together: their cache has a share of the
+        memory.
+        """
+        places = self.longest[0] + new_tokens
+        one = cache_bytes(self.config, 1, places, self.dtype.itemsize)
+        return max(1, min(rows, int(self.device.memory) // share_of(self.device.gpu) // one))
+
     def _engine(self, role: Role, prompts: int, rows: int, sampling: Sampling) -> dict[str, int]:
         """Memory of the engine beside weights: its cache, and logits; on a GPU also the larger of
         prefill and draw.
         """
-        size = self.dtype.itemsize
-        cache = {
-            "cache": cache_bytes(self.config, rows, self.prompt + sampling.max_new_tokens, size)
-        }
+        size, places = self.dtype.itemsize, self.longest[0] + sampling.max_new_tokens
+        cache = {"cache": cache_bytes(self.config, rows, places, size)}
         if not self.device.gpu:
             return {**cache, "logits": rows * self.vocab * size}
         drawing = sampler_bytes(rows, self.vocab, self.dtype, sampling)
         return {
             **cache,
-            "prefill and draw": max(drawing, prefill_bytes(role, prompts, self.prompt)),
+            "prefill and draw": max(drawing, prefill_bytes(role, prompts, self.longest[0])),
         }
+
+    def _within(self, limit: int) -> tuple[int, int]:
+        """`longest` of rows of so many tokens at most: others are left out."""
+        prompt, answer = self.longest
+        answer = min(answer, limit - 1)
+        return min(prompt, limit - answer), answer
 
     def _conversation(self, section: SFTSection) -> int:
         """Tokens of one; of those that nobody has measured half of what a packed row holds: a
@@ -449,8 +457,9 @@ class Planner:
     def _packed(self, section: SFTSection, role: Role) -> TokenBatch:
         """Micro-batch of full rows of conversations; one that is longer has a row of its own."""
         length, room = self._conversation(section), section.row_tokens * section.packing
-        width, limit = max(length, room), role.document_tokens(room)
-        each = max(1, round(width / length))
+        longest = length if self.rows.answer is None else sum(self._within(section.max_length))
+        width, limit = max(longest, room), role.document_tokens(room)
+        each = max(1, round(room / length)) if width == room else 1
         count = min(section.batch_size, each * section.rows_per_micro_batch)
         half = width // each // 2
         rows = planner.shape_answers(count, half, 1, width // each - half)
@@ -464,6 +473,8 @@ class Planner:
             max(1, round(self.rows.answers)),
         )
         groups = planner.shape_answers(prompts, self.prompt, answers, self.answer)
+        prompt, answer = self._within(section.max_length)
+        groups[0] = planner.shape_answers(1, prompt, answers, answer)[0]
         cuts = cut_together(groups, budget, limit)
         return planner.largest_batch(([s for i in cut for s in groups[i]] for cut in cuts), limit)
 
@@ -474,6 +485,9 @@ class Planner:
         prompts = min(-(-section.prompts_per_step // parts), 2 + 2 * budget // self.prompt)
         groups = planner.shape_answers(
             prompts, self.prompt, section.samples_per_prompt, section.max_new_tokens
+        )
+        (groups[0],) = planner.shape_answers(
+            1, self.longest[0], section.samples_per_prompt, section.max_new_tokens
         )
         sequences, limit = [s for group in groups for s in group], role.document_tokens(budget)
         cuts = cut_batches(sequences, budget, document_tokens=limit)
@@ -499,3 +513,10 @@ def _rows(count: int, prompt: int, answer: int) -> TokenBatch:
     return planner.shape_batch(
         [s for one in planner.shape_answers(count, prompt, 1, answer) for s in one]
     )
+
+
+@torch.no_grad()
+def _activations(role: Role, work: Callable[[], Any]) -> dict[str, int]:
+    """The most that is alive beside weights while a role does something and learns nothing."""
+    extra = role.head.parameters() if role.head else ()
+    return {"activations": planner.measure_pass(role.model, work, extra=extra)}

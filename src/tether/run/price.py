@@ -455,8 +455,13 @@ def _measured(
     if not counts:
         how["limit"] = min(SAMPLE, data.limit or SAMPLE)
     groups, sides, prompts, answers, count = set[str](), set[int](), [], [], 0
+    longest: list[Conversation] = [(), ()]
     for count, row in enumerate(read(data.paths, kind, quarantine=Quarantine(keep=0), **how), 1):
         prompt, replies = _parts(row)
+        longest = [
+            max(pair, key=_letters)
+            for pair in zip(longest, (prompt, max(replies, key=_letters, default=())), strict=True)
+        ]
         groups.add(group_of(row))
         sides.update(hash((prompt, reply)) for reply in replies)
         if count <= SAMPLE:
@@ -466,9 +471,13 @@ def _measured(
         return RowSizes()
     answer = round(fmean(answers)) if answers else None
     own = len(groups) if kind in (Comparison, Feedback) else count
-    return RowSizes(
-        round(fmean(prompts)), answer, len(sides) / own or 2.0, count if counts else None, own
-    )
+    long = system + tokens(longest[0]), tokens(longest[1])
+    number = count if counts else None
+    return RowSizes(round(fmean(prompts)), answer, len(sides) / own or 2.0, number, own, long)
+
+
+def _letters(turns: Conversation) -> int:
+    return sum(len(turn.content) for turn in turns)
 
 
 def _parts(row: Any) -> tuple[Conversation, list[Conversation]]:

@@ -30,6 +30,8 @@ class RowSizes:
 
     answer: None: nobody has measured answers.
     answers: different answers to a prompt.
+    longest: tokens of the longest prompt and of the longest answer, by which memory is counted;
+        None: all are as long as the mean.
     count, groups: rows and the different prompts in them; None: nobody has counted them.
     """
 
@@ -38,6 +40,7 @@ class RowSizes:
     answers: float = 2.0
     count: int | None = None
     groups: int | None = None
+    longest: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,9 @@ class Speeds:
 
     def decoding(self, rows: int, *, adapted: bool = False) -> float:
         """A token of all rows together."""
-        arithmetic = max(self.trunk / self.device.bandwidth, self.passes(rows, rows))
+        # a GPU draws a token and reads the cache in the time of another pass
+        products = self.passes(rows, rows, 1.0 + self.device.gpu)
+        arithmetic = max(self.trunk / self.device.bandwidth, products)
         return arithmetic + (self.layers + 2) * self.device.layer_token(adapted)
 
     @property
