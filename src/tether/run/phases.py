@@ -14,13 +14,14 @@ import torch
 from tether.core.types import Sampling
 from tether.cpu.attention import pick_attention
 from tether.cpu.llama import cache_bytes
-from tether.data.batches import TokenBatch, cut_batches, cut_together
+from tether.data.batches import TokenBatch
 from tether.learner import planner
 from tether.models.heads import ScalarHead
 from tether.models.loading import pick_dtype, plain_attention
 from tether.models.trunk import GROUPED, Role
 from tether.rewards.learned import MICRO_BATCH_TOKENS
 from tether.rollout.cache import share_of
+from tether.run import shape_batches
 from tether.run.devices import Device
 from tether.run.engine_shapes import prefill_bytes, sampler_bytes
 from tether.run.engines import adapter_slots
@@ -149,19 +150,6 @@ class Planner:
         """Tokens of a prompt of the stage in hand."""
         return self.rows.prompt
 
-    @property
-    def longest(self) -> tuple[int, int]:
-        """Tokens of the longest prompt and of the longest answer, as far as rows were measured."""
-        prompt, answer = self.rows.longest or (0, 0)
-        return max(prompt, self.prompt), max(answer, self.answer)
-
-    @property
-    def answer(self) -> int:
-        """Tokens of an answer in its rows; of those that nobody has measured as many as of a
-        prompt: a guess.
-        """
-        return self.prompt if self.rows.answer is None else self.rows.answer
-
     @singledispatchmethod
     def phases(self, section: Any) -> list[Phase]:
         """The phases of a stage, by its section; what is not known has none."""
@@ -169,13 +157,17 @@ class Planner:
 
     @phases.register
     def _sft(self, section: SFTSection) -> list[Phase]:
-        tokens = section.batch_size * self._conversation(section)
+        tokens = section.batch_size * shape_batches.conversation_tokens(self.rows, section)
         cuts = ceil(tokens / (section.row_tokens * section.rows_per_micro_batch))
         seconds = self.speeds.passes(
             tokens, tokens // 2, 3.0 if section.lora is False else 2.0, cuts
         )
         role, held = self._trained(section, "sft")
-        return [self._update(role, held, self._packed(section, role), seconds, cuts)]
+        return [
+            self._update(
+                role, held, shape_batches.packed_batch(self.rows, section, role), seconds, cuts
+            )
+        ]
 
     @phases.register
     def _reward(self, section: RewardSection) -> list[Phase]:
@@ -185,16 +177,22 @@ class Planner:
         tokens = self._pair_tokens(section.prompts_per_update)
         cuts = ceil(tokens / section.micro_batch_tokens)
         seconds = self.speeds.passes(tokens, 0, 2.0, cuts)
-        return [self._update(role, held, self._pairs(section, role), seconds, cuts)]
+        return [
+            self._update(
+                role, held, shape_batches.pair_batch(self.rows, section, role), seconds, cuts
+            )
+        ]
 
     @phases.register
     def _process(self, section: ProcessSection) -> list[Phase]:
         role, held = self._trained(
             section, "reward", ScalarHead(self.hidden, outputs=section.outputs)
         )
-        answer = 2 * self.prompt if self.rows.answer is None else self.answer
+        answer = 2 * self.prompt if self.rows.answer is None else self.rows.answer_tokens
         length, tokens = self.prompt + answer, section.solutions_per_update * (self.prompt + answer)
-        batch = _rows(max(1, section.micro_batch_tokens // length), self.prompt, answer)
+        batch = shape_batches.row_batch(
+            max(1, section.micro_batch_tokens // length), self.prompt, answer
+        )
         cuts = ceil(tokens / section.micro_batch_tokens)
         return [self._update(role, held, batch, self.speeds.passes(tokens, 0, 2.0, cuts), cuts)]
 
@@ -208,7 +206,11 @@ class Planner:
         seconds = self.speeds.passes(
             tokens, tokens // 2, 3.0 if section.needs_reference else 2.0, cuts
         )
-        return [self._update(role, held, self._pairs(section, role), seconds, cuts)]
+        return [
+            self._update(
+                role, held, shape_batches.pair_batch(self.rows, section, role), seconds, cuts
+            )
+        ]
 
     @phases.register
     def _rounds(self, section: RoundsSection) -> list[Phase]:
@@ -249,7 +251,7 @@ class Planner:
         policy, held = self._trained(section, "policy")
         held |= self._beside(section, held, own_value)
         batch, size = (
-            self._samples(section, section.micro_batch_tokens, policy),
+            shape_batches.sample_batch(self.rows, section, section.micro_batch_tokens, policy),
             self.dtype.itemsize,
         )
         value = Role(policy.model, policy.adapter, ScalarHead(self.hidden).to("meta"))
@@ -291,7 +293,7 @@ class Planner:
         phases = self._rollout(section, held, engine, steps * decoding + prefill)
         if section.scorer is not None:
             scoring, seconds = (
-                self._samples(section, MICRO_BATCH_TOKENS, policy),
+                shape_batches.sample_batch(self.rows, section, MICRO_BATCH_TOKENS, policy),
                 scoring_pass + moved / MICRO_BATCH_TOKENS,
             )
             passes = _activations(value, lambda: value.scores(scoring))
@@ -416,13 +418,13 @@ class Planner:
 
     def _pair_tokens(self, prompts: int) -> int:
         """Tokens of so many prompts, each once, and of the answers to them."""
-        return round(prompts * (self.prompt + self.rows.answers * self.answer))
+        return round(prompts * (self.prompt + self.rows.answers * self.rows.answer_tokens))
 
     def _rows_at_once(self, rows: int, new_tokens: int) -> int:
         """As many of the rows as the local engine decodes together: their cache has a share of the
         memory.
         """
-        places = self.longest[0] + new_tokens
+        places = self.rows.longest_tokens[0] + new_tokens
         one = cache_bytes(self.config, 1, places, self.dtype.itemsize)
         return max(1, min(rows, int(self.device.memory) // share_of(self.device.gpu) // one))
 
@@ -430,68 +432,17 @@ class Planner:
         """Memory of the engine beside weights: its cache, and logits; on a GPU also the larger of
         prefill and draw.
         """
-        size, places = self.dtype.itemsize, self.longest[0] + sampling.max_new_tokens
+        size, places = self.dtype.itemsize, self.rows.longest_tokens[0] + sampling.max_new_tokens
         cache = {"cache": cache_bytes(self.config, rows, places, size)}
         if not self.device.gpu:
             return {**cache, "logits": rows * self.vocab * size}
         drawing = sampler_bytes(rows, self.vocab, self.dtype, sampling)
         return {
             **cache,
-            "prefill and draw": max(drawing, prefill_bytes(role, prompts, self.longest[0])),
+            "prefill and draw": max(
+                drawing, prefill_bytes(role, prompts, self.rows.longest_tokens[0])
+            ),
         }
-
-    def _within(self, limit: int) -> tuple[int, int]:
-        """`longest` of rows of so many tokens at most: others are left out."""
-        prompt, answer = self.longest
-        answer = min(answer, limit - 1)
-        return min(prompt, limit - answer), answer
-
-    def _conversation(self, section: SFTSection) -> int:
-        """Tokens of one; of those that nobody has measured half of what a packed row holds: a
-        guess.
-        """
-        if self.rows.answer is None:
-            return section.row_tokens // 2
-        return min(self.prompt + self.answer, section.max_length)
-
-    def _packed(self, section: SFTSection, role: Role) -> TokenBatch:
-        """Micro-batch of full rows of conversations; one that is longer has a row of its own."""
-        length, room = self._conversation(section), section.row_tokens * section.packing
-        longest = length if self.rows.answer is None else sum(self._within(section.max_length))
-        width, limit = max(longest, room), role.document_tokens(room)
-        each = max(1, round(room / length)) if width == room else 1
-        count = min(section.batch_size, each * section.rows_per_micro_batch)
-        half = width // each // 2
-        rows = planner.shape_answers(count, half, 1, width // each - half)
-        return planner.shape_batch([one for row in rows for one in row], limit, room or None)
-
-    def _pairs(self, section: RewardSection | DirectSection | KTOSection, role: Role) -> TokenBatch:
-        """Micro-batch of prompts with their answers."""
-        budget, limit = section.micro_batch_tokens, role.document_tokens(section.micro_batch_tokens)
-        prompts, answers = (
-            min(section.prompts_per_update, 2 + budget // self.prompt),
-            max(1, round(self.rows.answers)),
-        )
-        groups = planner.shape_answers(prompts, self.prompt, answers, self.answer)
-        prompt, answer = self._within(section.max_length)
-        groups[0] = planner.shape_answers(1, prompt, answers, answer)[0]
-        cuts = cut_together(groups, budget, limit)
-        return planner.largest_batch(([s for i in cut for s in groups[i]] for cut in cuts), limit)
-
-    def _samples(self, section: Any, budget: int, role: Role) -> TokenBatch:
-        """Micro-batch of a minibatch of samples."""
-        parts = section.minibatches if isinstance(section, PolicySection) else 1
-        # more would make no larger one
-        prompts = min(-(-section.prompts_per_step // parts), 2 + 2 * budget // self.prompt)
-        groups = planner.shape_answers(
-            prompts, self.prompt, section.samples_per_prompt, section.max_new_tokens
-        )
-        (groups[0],) = planner.shape_answers(
-            1, self.longest[0], section.samples_per_prompt, section.max_new_tokens
-        )
-        sequences, limit = [s for group in groups for s in group], role.document_tokens(budget)
-        cuts = cut_batches(sequences, budget, document_tokens=limit)
-        return planner.largest_batch(([sequences[i] for i in cut] for cut in cuts), limit)
 
     def _tokens(self, section: Any, policy: Role) -> tuple[int, int]:
         """Of a step: all that are read, where answers in one document share their prompt, and those
@@ -507,12 +458,6 @@ class Planner:
         return samples * (
             self.prompt + answers * section.max_new_tokens
         ) // answers, samples * section.max_new_tokens
-
-
-def _rows(count: int, prompt: int, answer: int) -> TokenBatch:
-    return planner.shape_batch(
-        [s for one in planner.shape_answers(count, prompt, 1, answer) for s in one]
-    )
 
 
 @torch.no_grad()

@@ -42,6 +42,23 @@ class RowSizes:
     groups: int | None = None
     longest: tuple[int, int] | None = None
 
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of an answer; of those that nobody has measured as many as of a prompt: a guess."""
+        return self.prompt if self.answer is None else self.answer
+
+    @property
+    def longest_tokens(self) -> tuple[int, int]:
+        """Tokens of the longest prompt and of the longest answer, as far as rows were measured."""
+        prompt, answer = self.longest or (0, 0)
+        return max(prompt, self.prompt), max(answer, self.answer_tokens)
+
+    def within(self, limit: int) -> tuple[int, int]:
+        """`longest_tokens` of rows of so many tokens at most: others are left out."""
+        prompt, answer = self.longest_tokens
+        answer = min(answer, limit - 1)
+        return min(prompt, limit - answer), answer
+
 
 @dataclass(frozen=True)
 class Speeds:
