@@ -48,6 +48,12 @@ from tether.stages.reward import RewardModeling
 from tether.stages.sft import SFT
 from tether.stages.supervised import headline, make_step
 
+SAMPLING = {
+    "prompts_per_step": 16,
+    "samples_per_prompt": 8,
+    "max_new_tokens": 16,
+    "engine_rows": 128,
+}
 META = torch.device("meta")
 TEMPLATE = 3
 """Tokens that the tiny model's template adds to a message."""
@@ -314,10 +320,11 @@ def count(
 
 
 def recipe_of(card: float, **sections: dict[str, Any]) -> BaseRecipe:
-    """A recipe with all stages at their defaults but for some keys; a card below 40 GB recomputes
-    layers.
+    """A recipe with all stages at their defaults but for some keys; short answers, which take few
+    steps here, and a card below 40 GB recomputes layers.
     """
     stages: dict[str, dict[str, Any]] = {name: {} for name in STAGES}
+    stages["ppo"] = stages["grpo"] = dict(SAMPLING)
     for name, values in sections.items():
         stages[name] = {**stages.get(name, {}), **values}
     model = {"source": "tiny", "recompute": card < 40, **stages.pop("model", {})}

@@ -15,7 +15,7 @@ import gc
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ from tether.rollout.local import LocalEngine
 from tether.run.devices import DECODING_EFFICIENCY, EFFICIENCY, Device, machine_for
 from tether.run.plan import SHAPES, plan
 from tether.run.recipe import Recipe
+from tether.run.speeds import RowSizes
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
 from tether.settings.reading import build
@@ -53,6 +54,9 @@ TINY = {
 }
 LORA = LoraConfig(rank=16, alpha=32, targets="all-linear")
 DEVICE = pick_device("auto")
+TEMPLATE = 3
+"""Tokens that the tiny model's template puts around a message."""
+GREETING = TEMPLATE + len("number 1024")
 
 
 def model_of(shape: str, small: bool) -> Any:
@@ -76,6 +80,9 @@ def encoder_of() -> ChatEncoder:
 
 def timed(work: Callable[[], Any], tries: int = 3) -> float:
     times = []
+    # without what the making of the model took
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     for _ in range(tries + 1):
         start = time.perf_counter()
         work()
@@ -104,17 +111,32 @@ def row(what: str, figure: str, limit: str, planned: float) -> None:
     print(f"| {what} | {figure} | {limit} | {planned:.1f} | {peak():.1f} |", flush=True)
 
 
-def planned(card: Device, shape: str, small: bool, **stage: dict[str, Any]) -> float | None:
-    """GB that the planner counts for a recipe of one stage; None, after a sentence, where the card
-    has less.
+def planned(
+    card: Device, shape: str, small: bool, rows: RowSizes, parts: Sequence[str] = (), **stage: Any
+) -> float | None:
+    """GB of tensors that the planner counts for a recipe of one stage; None, after a sentence,
+    where the card has less.
+
+    Args:
+        parts: what is measured of its rollout; none: the most of all phases is compared.
     """
+    (name,) = stage
+    sections = {"reward": {"lora": LORA.model_dump()}, **stage}
     made = plan(
-        build(Recipe, {"run": "unused", "model": {"source": "tiny"}, **stage}),
+        build(Recipe, {"run": "unused", "model": {"source": "tiny"}, **sections}),
         card,
         shape=None if small else shape,
+        sizes={name: rows},
+        stages=[name],
     )
     if made.fits or DEVICE.type != "cuda":
-        return made.peak / 1e9
+        phases = made.stages[0].phases
+        held = [
+            {**phase.bytes, "process": 0}
+            for phase in phases
+            if not parts or phase.name == "rollout"
+        ]
+        return max(sum(one[part] for part in parts or one) for one in held) / 1e9
     needed, there = made.peak / 1e9, card.memory / 1e9
     print(
         f"| {shape}, {next(iter(stage))} | left out: {needed:.0f} GB are needed, the card has "
@@ -124,7 +146,9 @@ def planned(card: Device, shape: str, small: bool, **stage: dict[str, Any]) -> f
 
 
 def begin() -> None:
-    """Give back what the last part took, and count the peak of memory anew."""
+    """Give back what the last part took, and count the peak of memory anew; to be called when no
+    name holds its model.
+    """
     gc.collect()
     if DEVICE.type == "cuda":
         torch.cuda.empty_cache()
@@ -141,14 +165,17 @@ def rollouts(card: Device, small: bool) -> None:
             "engine_rows": rows,
             "reward_source": "random",
         }
-        expected = planned(card, "qwen2.5-1.5b", small, grpo={**grpo, "micro_batch_tokens": 512})
+        begin()
+        grpo |= {"micro_batch_tokens": 512}
+        parts = "trunk", "cache", "prefill and draw"
+        parts = parts if card.gpu else ("trunk", "engine", "cache", "logits")
+        expected = planned(card, "qwen2.5-1.5b", small, RowSizes(GREETING), parts, grpo=grpo)
         if expected is None:
             continue
-        begin()
         model = model_of("qwen2.5-1.5b", small)
         weights = sum(p.numel() for p in model.parameters()) * 2
         engine = LocalEngine(Role(model), encoder_of(), max_rows=rows)
-        prompts = [Prompt((user(f"number {n}"),), str(n)) for n in range(rows)]
+        prompts = [Prompt((user(f"number {n:4}"),), str(n)) for n in range(rows)]
         seconds = timed(
             partial(engine.generate, prompts, Sampling(max_new_tokens=tokens), seed=1), 2
         )
@@ -160,6 +187,7 @@ def rollouts(card: Device, small: bool) -> None:
             f"{steps / seconds:.0%} of bandwidth",
             expected,
         )
+        del model, engine
 
 
 def update(card: Device, small: bool) -> None:
@@ -171,7 +199,8 @@ def update(card: Device, small: bool) -> None:
         "lora": LORA.model_dump(),
         "heldout_fraction": 0.0,
     }
-    expected = planned(card, "qwen2.5-1.5b", small, sft=sft)
+    halves = RowSizes(length // 2, length - length // 2)
+    expected = planned(card, "qwen2.5-1.5b", small, halves, sft=sft)
     if expected is None:
         return
     begin()
@@ -213,6 +242,10 @@ def fine_tuning(model: Any, width: int, response: int) -> Callable[[], Any]:
     return lambda: make_step(stage, learner, rows)
 
 
+def question(width: int, response: int, number: int) -> str:
+    return f"{'word ' * ((width - response) // 6)}{number:2}"
+
+
 def four_roles(model: Any, width: int, response: int) -> Callable[[], Any]:
     encoder, dim = encoder_of(), model.get_base_model().config.hidden_size
     model = add_adapter(model, "reward", LORA, seed=1)
@@ -235,9 +268,7 @@ def four_roles(model: Any, width: int, response: int) -> Callable[[], Any]:
         LocalEngine(policy, encoder, max_rows=16),
         encoder,
     )
-    prompts = [
-        Prompt((user("word " * ((width - response) // 6) + str(n)),), str(n)) for n in range(16)
-    ]
+    prompts = [Prompt((user(question(width, response, n)),), str(n)) for n in range(16)]
     return lambda: stage.step(prompts, 0)
 
 
@@ -248,20 +279,24 @@ def trunk(card: Device, small: bool) -> None:
     width, response = (96, 8) if small else (1024, 256)
     lora = LORA.model_dump()
     sft = {"row_tokens": width, "rows_per_micro_batch": 2, "max_length": width, "lora": lora}
+    sft |= {"batch_size": 8, "heldout_fraction": 0.0}
     ppo = {
         "prompts_per_step": 16,
+        "samples_per_prompt": 1,
         "max_new_tokens": response,
         "epochs": 1,
         "micro_batch_tokens": 2 * width,
         "lora": lora,
     }
     parts = {
-        "fine-tuning": ("sft", sft, fine_tuning),
-        "PPO, four roles,": ("ppo", {**ppo, "reward_source": "random"}, four_roles),
+        "fine-tuning": ("sft", sft, width - response, fine_tuning),
+        "PPO, four roles,": ("ppo", ppo, TEMPLATE + len(question(width, response, 0)), four_roles),
     }
-    for name, (stage, section, made) in parts.items():
+    for name, (stage, section, prompt, made) in parts.items():
         for shape in ("llama-2-7b", "qwen2.5-1.5b"):
-            expected = planned(card, shape, small, **{stage: section})
+            expected = planned(
+                card, shape, small, RowSizes(prompt, response), (), **{stage: section}
+            )
             if expected is None:
                 continue
             begin()

@@ -210,10 +210,10 @@ class _Decoding:
         if not groups or (len(free) < len(self.request) // REFILL and len(self.waiting) > groups):
             return
         budget = PREFILL_TOKENS.get(self.device.type, ACCELERATOR_PREFILL_TOKENS)
+        # every row of a pass has its own copy of the prefix, for which an accelerator needs room
+        shared = len(self.prefix) if self.device.type in PREFILL_TOKENS else 0
         while groups:
-            count = min(
-                groups, max(1, budget // (len(self.prompts[self.waiting[0]]) - len(self.prefix)))
-            )
+            count = min(groups, max(1, budget // (len(self.prompts[self.waiting[0]]) - shared)))
             self._enter(count, free[: count * self.num_samples])
             free, groups = free[count * self.num_samples :], groups - count
 
