@@ -295,10 +295,10 @@ def plan(
     if device.gpu:
         shares = (
             f"{devices.EFFICIENCY} of its products and {devices.DECODING_EFFICIENCY} of its "
-            "bandwidth"
+            "bandwidth, by its maker's data sheet"
         )
         console.print(
-            f"A GPU's times are not measured: they assume {shares}, by its maker's data sheet.",
+            f"A GPU's times are not measured: they assume {shares}, and the host of an H100.",
             highlight=False,
         )
     if made.fits:
