@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from transformers import LlamaConfig
 
-from tether.core.config import build
 from tether.core.errors import TrainingError
 from tether.core.types import Prompt, user
 from tether.data.chat import ChatEncoder, Encoded
@@ -42,6 +41,7 @@ from tether.run.phases import CUDA_CONTEXT
 from tether.run.plan import Plan, plan
 from tether.run.recipe import BaseRecipe, Recipe
 from tether.run.speeds import RowSizes
+from tether.settings.reading import build
 from tether.stages.direct import Direct
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reward import RewardModeling

@@ -10,11 +10,11 @@ from transformers import LlamaConfig
 from benchmarks import counted, gpu
 from tether.core.types import Prompt, Sampling, user
 from tether.learner.planner import shape_adapter, shape_model
-from tether.models.config import LoraConfig
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.run.plan import SHAPES
 from tether.run.speeds import RowSizes
+from tether.settings.model import LoraConfig
 
 SHALLOW = {
     name: {**SHAPES[name], "num_hidden_layers": 2}
