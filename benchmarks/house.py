@@ -126,8 +126,8 @@ def counts(package: Path = PACKAGE) -> dict[str, int]:
     ]
     return {
         "tokens": sum(map(tokens, sources.values())),
-        "tokens_in_ten_lines": round(
-            10 * sum(map(tokens, sources.values())) / sum(map(code_lines, sources.values()))
+        "tokens_in_100_lines": round(
+            100 * sum(map(tokens, sources.values())) / sum(map(code_lines, sources.values()))
         ),
         "public_names_twice": sum(len(paths) > 1 for paths in homes.values()),
         "vague_locals": sum(map(vague_locals, trees.values())),
