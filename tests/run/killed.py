@@ -2,21 +2,24 @@
 `python -m tests.run.killed RECIPE FOLDER`.
 
 Every start dies at the first change of a kind that no earlier start died at: one start after
-another, the run in FOLDER/cut is killed at all of them. The run in FOLDER/whole dies nowhere.
+another, the run in FOLDER/run is killed at all of them. A run of the same place that dies nowhere
+comes first, and FOLDER/whole.json has the digests of its files.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.every_stage import loop_recipe, members_recipe, recipe
+from benchmarks.every_stage import everything, loop_recipe, members_recipe, recipe
 
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
@@ -81,15 +84,18 @@ def main(name: str, folder: Path) -> None:
     torch.set_num_threads(1)
     deaths, modules = folder / "deaths.txt", folder / "modules.txt"
     deaths.touch()
-    whole, cut = (RECIPES[name](folder, folder / place) for place in ("whole", "cut"))
+    root = folder / "run"
+    values = RECIPES[name](folder, root)
 
     def once() -> None:
-        run_recipe(build(Recipe, whole))
+        run_recipe(build(Recipe, values))
+        (folder / "whole.json").write_text(json.dumps(everything(root)), encoding="utf-8")
+        shutil.rmtree(root)
         modules.write_text("\n".join(sys.modules), encoding="utf-8")
 
     def again() -> None:
-        die_at_changes(folder / "cut", deaths)
-        run_recipe(build(Recipe, cut))
+        die_at_changes(root, deaths)
+        run_recipe(build(Recipe, values))
 
     if in_a_copy(once):
         raise SystemExit("the run that is not killed fails")
