@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from benchmarks.every_stage import everything, loop_recipe, members_recipe, recipe
 
+from tether.core.locks import hold, release
 from tether.run.recipe import Recipe
 from tether.run.runner import run_recipe
 from tether.settings.reading import build
@@ -95,7 +96,11 @@ def main(name: str, folder: Path) -> None:
 
     def again() -> None:
         die_at_changes(root, deaths)
+        root.mkdir(exist_ok=True)
+        # as a command does, which removes what an earlier one had begun to write
+        hold(root)
         run_recipe(build(Recipe, values))
+        release(root)
 
     if in_a_copy(once):
         raise SystemExit("the run that is not killed fails")

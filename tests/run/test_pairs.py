@@ -21,6 +21,7 @@ from tests.run.journeys import (
 )
 
 from tether.core.errors import ConfigError, RewardError, RunError
+from tether.core.rundir import read_json
 from tether.core.types import Comparison, assistant, user
 from tether.data.prepare import encode_comparisons
 from tether.data.sources import Quarantine, read
@@ -389,6 +390,15 @@ def test_answers_to_other_prompts_or_of_another_model_are_not_taken(tmp_path):
     write("one", "two", "drei", "vier")
     _, labels = collected(tmp_path / "run", **asked)
     _, fresh = collected(tmp_path / "fresh", **asked)
+    manifests = [
+        read_json(tmp_path / name / "pairs" / "manifest.json") for name in ("run", "fresh")
+    ]
+    assert manifests[0]["model"] == manifests[1]["model"]
+    cut_before_judging(tmp_path / "whole", **asked)
+    collected(tmp_path / "whole", **asked)  # opens no model
+    assert (
+        read_json(tmp_path / "whole" / "pairs" / "manifest.json")["model"] == manifests[0]["model"]
+    )
     assert labels == fresh and {label.prompt[0].content for label in labels} & {"drei", "vier"}
     cut_before_judging(tmp_path / "other", **asked)
     model = {"source": str(tmp_path / "fine"), "dtype": "float32"}

@@ -247,9 +247,10 @@ class RunDirectory:
             "config_digest": digest(now),
             "folder": str(path),
         }
-        write_json(
-            run.path / "manifest.json", {**environment(), **start, "cwd": os.getcwd(), **manifest}
-        )
+        noted = run.path / "manifest.json"
+        # the model that has answered is not opened again
+        before = read_json(noted) if noted.is_file() and run.answered else {}
+        write_json(noted, {**before, **environment(), **start, "cwd": os.getcwd(), **manifest})
         write_json(stored, now)
         return run
 
@@ -263,6 +264,11 @@ class RunDirectory:
         return any((self.path / name).is_file() for name in made) or any(
             p.is_file() for f in inside for p in f.glob("**/*")
         )
+
+    @property
+    def answered(self) -> bool:
+        """True if a model has sampled answers here, whose pairs are not made yet."""
+        return (self.path / "answers.jsonl").is_file()
 
     @property
     def complete(self) -> bool:

@@ -278,7 +278,8 @@ def write_change(folder: Path, change: MergedChange) -> None:
         less = rank - len(down)
         tensors[f"{PREFIX}{name}.lora_A.weight"] = pad(down.cpu(), (0, 0, 0, less))
         tensors[f"{PREFIX}{name}.lora_B.weight"] = pad(up.cpu(), (0, less))
-    metadata = {"format": "pt", "stored": str(change.stored).removeprefix("torch.")}
+    # one entry: safetensors writes several in any order, and bytes would differ
+    metadata = {"stored": str(change.stored).removeprefix("torch.")}
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata=metadata)
 
 

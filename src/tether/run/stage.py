@@ -314,8 +314,8 @@ def check_base(root: Path, folder: Path) -> None:
         RunError: it was trained on one that is gone.
     """
     start, own = (place / "manifest.json" for place in (root / "sft", folder))
-    begun = RunDirectory(folder).begun or (folder / "answers.jsonl").is_file()
-    if begun and start.is_file() and own.is_file():
+    run = RunDirectory(folder)
+    if (run.begun or run.answered) and start.is_file() and own.is_file():
         made = read_json(start).get("result", {}).get("digest")
         stood_on = read_json(own).get("model", {}).get("digest")
         if made and stood_on and made != stood_on:
