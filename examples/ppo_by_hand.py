@@ -21,18 +21,15 @@ def train(source: str = "tiny", steps: int = 20, beta: float = 0.005) -> list[fl
     reference, policy = model.role(), model.role("policy", rank=8)
     value, engine = model.value(policy), model.engine(policy)
     learner = model.learner(policy, value, learning_rate=5e-3, updates=2 * steps)
-    prompts, sampling = (
-        model.prompts([f"Say {word}." for word in ("hello", "yes", "no", "why")]),
-        Sampling(16, 1.0),
-    )
+    prompts = model.prompts([f"Say {word}." for word in ("hello", "yes", "no", "why")])
+    sampling = Sampling(16, 1.0)
     history = []
 
     def forward(batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Log-probabilities and values of the response tokens, (responses, time), in one pass."""
         hidden = policy.hidden(batch)
-        return batch.scatter(policy.logprobs_of(hidden, batch)[0]), batch.scatter(
-            value.values_of(hidden, batch)
-        )
+        logprobs, _ = policy.logprobs_of(hidden, batch)
+        return batch.scatter(logprobs), batch.scatter(value.values_of(hidden, batch))
 
     for step in range(steps):
         places = range(step * len(prompts), (step + 1) * len(prompts))
@@ -40,7 +37,7 @@ def train(source: str = "tiny", steps: int = 20, beta: float = 0.005) -> list[fl
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         scores = torch.tensor([vowels(rollout.text) for rollout in rollouts])
         batch = model.batch(rollouts)
-        mask, count = batch.mask, int(batch.mask.sum())
+        mask, n = batch.mask, int(batch.mask.sum())
         with torch.no_grad():
             (old, values), ref = forward(batch), batch.scatter(reference.logprobs(batch)[0])
         rewards = -beta * (old - ref) * mask
@@ -50,20 +47,14 @@ def train(source: str = "tiny", steps: int = 20, beta: float = 0.005) -> list[fl
         advantages = whiten(advantages, mask)
         for _ in range(2):
             logprobs, predicted = forward(batch)
-            loss, _ = ppo_clip_loss(
-                logprobs, old, advantages, mask, clip_range=0.2, denominator=count
-            )
-            critic, _ = value_loss(
-                predicted, values, returns, mask, clip_range=0.2, denominator=count
-            )
+            loss, _ = ppo_clip_loss(logprobs, old, advantages, mask, clip_range=0.2, denominator=n)
+            critic, _ = value_loss(predicted, values, returns, mask, clip_range=0.2, denominator=n)
             learner.backward(loss + 0.1 * critic)
             learner.step()
         engine.update_weights(step + 1)
         history.append(float(scores.mean()))
-        print(
-            f"step {step + 1}: reward {history[-1]:.3f}, KL "
-            f"{float(((old - ref) * mask).sum(1).mean()):.2f} nats"
-        )
+        kl = float(((old - ref) * mask).sum(1).mean())
+        print(f"step {step + 1}: reward {history[-1]:.3f}, KL {kl:.2f} nats")
     return history
 
 

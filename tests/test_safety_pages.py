@@ -53,7 +53,8 @@ def hook(event, arguments):
         asked.append([event, str(arguments[1:])[:200]])
 sys.addaudithook(hook)
 from tether.settings.reading import build
-from tether.run.recipe import Recipe, run_recipe  # FIXME
+from tether.run.recipe import Recipe
+from tether.run.runner import run_recipe
 run_recipe(build(Recipe, json.loads(sys.argv[1])))
 print(json.dumps(asked))
 """

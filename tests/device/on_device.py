@@ -44,6 +44,7 @@ from tether.run.models import open_model
 from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, local_engine, save_trained
 from tether.run.runner import run_recipe
+from tether.run.speeds import RowSizes
 from tether.settings.engine import EngineConfig
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
@@ -700,7 +701,13 @@ def test_the_benchmark_of_a_card_runs_and_leaves_out_what_does_not_fit(capsys):
     table = capsys.readouterr().out
     assert table.count("tokens/s") == 2 and table.count("s a step") == 2
     assert (
-        gpu.planned(card, "llama-2-7b", False, sft={"row_tokens": 4096, "rows_per_micro_batch": 4})
+        gpu.planned(
+            card,
+            "llama-2-7b",
+            False,
+            RowSizes(),
+            sft={"row_tokens": 4096, "rows_per_micro_batch": 4},
+        )
         is None
     )
     assert "llama-2-7b, sft | left out: " in capsys.readouterr().out

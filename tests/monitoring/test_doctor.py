@@ -603,9 +603,9 @@ def test_a_recipe_is_examined_before_anything_is_trained(recipe, tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_long_damaged_log_with_huge_values_is_read_without_a_warning_of_numpys(recipe):
+def test_a_long_damaged_log_with_huge_values_is_read_without_a_warning_of_numpys(recipe, tmp_path):
     """2,000 steps; every number of one step near the largest of float64, three lines damaged."""
-    config, _ = recipe
+    config = recipe[0].model_copy(update={"run": str(tmp_path / "run")})
     run_recipe(config, ["ppo"])
     path = Path(f"{config.run}/ppo/metrics.jsonl")
     (row, *_) = [json.loads(line) for line in path.read_text().splitlines()]

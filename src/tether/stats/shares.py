@@ -115,6 +115,8 @@ def share_interval(
     inside = min(max(value, 0.0), 1.0)
     variance, groups, carriers = inside * (1 - inside), influence.equal, influence.carriers
     observed = influence.error**2 / variance if variance > 0 else 0.0
+    # observations that are all alike tell nothing of how they differ
+    spread = spread if spread > 0 else 1.0
     unseen = spread * max(1 / groups - 1 / trials, 0.0) / (2 * carriers + 1)
     wider = 1.0
     if carriers and trials > groups:
@@ -146,7 +148,8 @@ def grouped_share(
         return without_interval(
             value, count, f"groups differ: {unlike(sums / counts)} of {len(sums)}"
         )
-    spread = float(values.var()) / variance if np.ptp(values) else 1.0
+    # beyond what rounding leaves of equal values
+    spread = float(values.var()) / variance if np.ptp(values) > 1e-9 else 1.0
     influence = influence_on_mean(sums, counts)
     return Estimate(
         value, *share_interval(value, influence, count, spread=spread, confidence=confidence), count
