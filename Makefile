@@ -34,10 +34,11 @@ check test test-slow test-processors: export TOKENIZERS_PARALLELISM = false
 # Each of the many processes that tests start would compile tether's files anew.
 check test test-slow test-processors: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help quickstart test test-slow test-processors check audit bench peers clean FORCE gpu
+.PHONY: help quickstart labs test test-slow test-processors check audit bench peers clean FORCE gpu
 
 help:
 	@echo 'make quickstart   the whole journey on this machine: preferences, reward model, PPO, a report   [ARGS=...]'
+	@echo 'make labs         all labs, each with its time; pages in runs/labs/'
 	@echo 'make check        ruff, pyright, the floors of the house, the fast tests'
 	@echo 'make test         every test whose needs are met here, but the slow ones                  [PYTEST_ARGS=...]'
 	@echo 'make test-slow    the slow tests                                                          [PYTEST_ARGS=...]'
@@ -92,6 +93,10 @@ gpu: $(VENV)/.installed
 
 quickstart: $(VENV)/.runs
 	$(BIN)/tether quickstart $(ARGS)
+
+# The exercises of the textbooks: docs/labs.md.
+labs: $(VENV)/.runs
+	$(BIN)/tether lab all
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

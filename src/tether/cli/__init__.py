@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from tether import __version__
-from tether.cli import evaluate, examine, journeys, judge, prefs, recipes, trained
+from tether.cli import evaluate, examine, journeys, judge, labs, prefs, recipes, trained
 from tether.cli.terminal import log_to_terminal, print_error
 from tether.core import stopping
 from tether.core.errors import TetherError, database_fault, memory_error
@@ -66,6 +66,7 @@ PANELS = {
     "Look": "chat generate report export",
     "Run": "new recipes explain plan run resume doctor info engine rewards",
     "Research": "prove sycophancy",
+    "Learn": "lab",
 }
 """The commands of `tether --help`, in its order."""
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
@@ -119,6 +120,7 @@ for name, command in (
     ("info", examine.info), ("reward-bench", examine.reward_bench), ("sycophancy", examine.sycophancy),
     ("judge", judge.judge_pairs), ("constitution", judge.constitution),
     ("new", recipes.new), ("recipes", recipes.list_recipes), ("explain", recipes.explain_key),
+    ("lab", labs.lab),
 ):  # fmt: skip
     _add(name, command)
 data_app.command("inspect", cls=_Command)(examine.inspect)

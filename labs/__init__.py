@@ -1,0 +1,5 @@
+"""The labs: exercises of the textbooks, each done in a minute or two on a laptop (docs/labs.md)."""
+
+from tether.labs.lab import Lab, level, line, points
+
+__all__ = ["Lab", "level", "line", "points"]

@@ -1,0 +1,85 @@
+"""Every lab holds its bands, and leaves them when the thing that it teaches is broken."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tether.labs.lab import OutsideBandError
+
+FOLDER = Path(__file__).resolve().parents[2] / "labs"
+LABS = sorted(FOLDER.glob("[0-9][0-9]_*.py"))
+MOST_SECONDS = 10
+"""Labs that take longer are slow tests."""
+
+
+def seconds(path):
+    """The time that a lab states in its first cell."""
+    number, unit = re.search(r"\*\*Time:\*\* (\d+) (second|minute)", path.read_text()).groups()
+    return int(number) * {"second": 1, "minute": 60}[unit]
+
+
+def marked(path, *values, name):
+    slow = seconds(path) > MOST_SECONDS
+    return pytest.param(path, *values, id=name, marks=[pytest.mark.slow] * slow)
+
+
+def run(path, source, folder, monkeypatch):
+    """A lab's text as a program, with the folder as the place of its pages."""
+    monkeypatch.chdir(folder)
+    code = compile(source, str(path), "exec")
+    exec(code, {"__name__": "__main__", "__file__": str(path)})
+    return folder / "runs" / "labs" / f"{path.stem}.html"
+
+
+@pytest.mark.parametrize("path", [marked(path, name=path.stem) for path in LABS])
+def test_a_lab_holds_its_bands_and_leaves_a_page(path, tmp_path, monkeypatch):
+    page = run(path, path.read_text(), tmp_path, monkeypatch).read_text()
+    assert page.count("<figure") >= 1
+    assert "outside" not in page.partition("at-numbers")[2]
+    assert not re.search(r'(src|href)="(?!#|data:)', page), "the page needs no network"
+
+
+BROKEN = {
+    "01_bandit_and_clip": [
+        ("torch.full((1, 1), advantage)", "torch.full((1, 1), -advantage)", "slope"),
+        ("            clip_range=clip,\n            denominator=1,\n        )\n        (slope,)",
+         "            clip_range=1e6,\n            denominator=1,\n        )\n        (slope,)",
+         "ratio at rest"),
+        ("clip_range=clip,\n                denominator=16", "clip_range=1e6,\n                denominator=16",
+         "with the clip"),
+        ("reward - reward.mean(1, keepdim=True)", "reward.mean(1, keepdim=True) - reward",
+         "π with the clip"),
+    ],
+}  # fmt: skip
+"""By lab: what stands in it, what breaks it, and what the error must name."""
+
+
+@pytest.mark.parametrize(
+    ("path", "right", "wrong", "named"),
+    [
+        marked(FOLDER / f"{lab}.py", *change, name=f"{lab}-{number}")
+        for lab, changes in BROKEN.items()
+        for number, change in enumerate(changes)
+    ],
+)
+def test_a_broken_lab_leaves_its_bands(path, right, wrong, named, tmp_path, monkeypatch):
+    source = path.read_text()
+    assert source.count(right) == 1
+    with pytest.raises(OutsideBandError, match=re.escape(named)):
+        run(path, source.replace(right, wrong), tmp_path, monkeypatch)
+
+
+def test_every_lab_is_broken_somewhere():
+    assert [path.stem for path in LABS if path.stem not in BROKEN] == []
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_a_lab_has_all_parts(path):
+    source = path.read_text()
+    first = source.split("# %%\n")[0]
+    for part in ("# %% [markdown]\n# # ", "**Goal.**", "**Chapter:**", "**Time:**"):
+        assert part in first, part
+    for part in ("**Question to try.**", "look_at=", "lab.expect("):
+        assert part in source, part
+    assert f'Lab("{path.stem}")' in source
