@@ -35,3 +35,13 @@ def test_the_interval_of_the_gain_holds_what_it_should(count, drift):
 def test_a_kl_that_is_clearly_there_needs_no_excuse():
     assert vague(3.0, 0.5) == vague(3.0, None) == ""
     assert vague(0.2, 0.5) == "indistinguishable from 0" and "may be negative" in vague(-0.07, 0.1)
+
+
+@pytest.mark.parametrize("count", [250, 400])
+def test_a_loss_that_falls_steeply_once_ends_no_run(count):
+    """All weight lies on one size of the noise: the interval's search begins at its root."""
+    draw = random.Random(0)
+    falling = [0.1 + 5.6 * 0.95**step + draw.gauss(0, 0.001) for step in range(count)]
+    course = trend(falling)
+    assert course.last < course.first
+    assert "independent" in course.lacking or course.gain_noise > 0

@@ -156,6 +156,8 @@ def _half(weights: Array, scales: Array, freedom: int) -> float:
     low, high = quantile * float(scales.min()), quantile * float(scales.max())
     if high - low <= 1e-12 * high:
         return high
+    # where one scale has all the weight, it is an end, and the surplus there is 0 but for rounding
+    low, high = low * (1 - 1e-6), high * (1 + 1e-6)
 
     def surplus(size: float) -> float:
         return float(weights @ stdtr(freedom, -size / scales)) - 0.025
