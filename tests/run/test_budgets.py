@@ -226,9 +226,7 @@ def test_rounds_end_whole_and_go_on(tmp_path):
 
 
 def test_a_budget_of_the_whole_run_is_shared_by_expected_times(tmp_path):
-    """600 s, of which 60 for the evaluation that is not cut and 30 for the page: 510, shared 1 to 2
-    to 3.
-    """
+    """600 s, of which 30 for the page: 570, of which each has its share of the 660 s expected."""
     sections = {
         "sft": {"data": FEW["demonstrations"]},
         "grpo": {"data": FEW["prompts"], "function": {"call": "a:b"}},
@@ -248,12 +246,12 @@ def test_a_budget_of_the_whole_run_is_shared_by_expected_times(tmp_path):
     )
     clock = Clock()
     budgets = Budgets(made, [(name, None) for name in expected], price, clock, clock.now)
-    assert budgets.limit("sft", None).seconds == pytest.approx(85.0)
+    assert budgets.limit("sft", None).seconds == pytest.approx(570 * 100 / 660)
     clock.now += 10.0  # it needed less: the others have more
     assert budgets.limit("direct", None).seconds == pytest.approx(200.0)
     clock.now += 300.0  # and it took more
-    assert budgets.limit("grpo", None).seconds == pytest.approx(200.0)
-    assert not budgets.limit("evaluate", None).bounded
+    assert budgets.limit("grpo", None).seconds == pytest.approx(260 * 300 / 360)
+    assert budgets.limit("evaluate", None).seconds == pytest.approx(260.0)
 
 
 def test_a_limit_by_hand():
@@ -338,11 +336,16 @@ def test_python_takes_a_budget_for_a_stage_and_for_a_recipe(budget, tmp_path, mo
 
 @pytest.mark.parametrize(("seconds", "warned"), [(50.0, False), (70.0, True)])
 def test_a_budget_that_no_cut_can_keep_is_announced(tmp_path, seconds, warned):
-    """Two minutes, of which collecting and comparing take so many seconds each."""
+    """Two minutes, of which collecting and comparing 32 prompts take so many seconds each, and a
+    step of training ten.
+    """
     recipe = journey(tmp_path / "run", "budget=2")
     work = {"pairs": seconds, "ppo": 900.0, "evaluate": seconds}
-    stages = [StagePrice(name, "work", 10, s / 10, 0.0, 0.0, 10**9) for name, s in work.items()]
+    stages = [
+        StagePrice(name, "work", 90, s / 90, 0.0, 0.0, 10**9, prompts=None if name == "ppo" else 32)
+        for name, s in work.items()
+    ]
     lines = [line for line in budget_lines(recipe, Price(stages)) if "longer" in line]
     assert bool(lines) == warned
     if warned:
-        assert "pairs and evaluate cannot be cut, and take about 2 min. Give" in lines[0]
+        assert "about 2 min: each training makes one step" in lines[0]

@@ -260,6 +260,7 @@ def plan(
     with starting():
         from tether.run import devices
         from tether.run import plan as planner
+        from tether.run.overlaps import overlap_of
         from tether.run.price import Price, costs, row_sizes
         from tether.run.recipe import read_recipe
 
@@ -292,6 +293,8 @@ def plan(
     )
     for line in Price(costs(config, made, sizes)).lines():
         console.print(line, highlight=False, markup=False)
+    if shared := overlap_of(config):
+        console.print(shared, highlight=False, markup=False)
     if device.gpu:
         shares = (
             f"{devices.EFFICIENCY} of its products and {devices.DECODING_EFFICIENCY} of its "

@@ -4,10 +4,11 @@ count them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tether.core.types import Json, Prompt
 from tether.data.formats.fields import prompt_digest
 from tether.data.formats.registry import prompt_of
 
@@ -33,3 +34,18 @@ def read_seen(folder: Path) -> set[str] | None:
     """The digests in a model's folder; None where nothing is known of its training rows."""
     path = folder / FILE
     return set(path.read_text(encoding="utf-8").split()) if path.is_file() else None
+
+
+def shared_prompts(prompts: Sequence[Prompt], trained: Mapping[str, frozenset[str]]) -> Json:
+    """The number of prompts that stages were trained on, and the names of these stages; empty
+    where there is none.
+
+    Args:
+        trained: the digests of a stage's prompts, by its name.
+    """
+    digests = {digest_of(prompt) for prompt in prompts}
+    shared = {name: digests & own for name, own in trained.items() if digests & own}
+    if not shared:
+        return {}
+    count = len(frozenset().union(*shared.values()))
+    return {"count": count, "total": len(digests), "stages": list(shared)}

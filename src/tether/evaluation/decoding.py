@@ -47,9 +47,11 @@ def answers_at(
     *,
     num_samples: int,
     seed: int,
+    first: int = 0,
 ) -> list[Rollout]:
     """Answers to the prompts at another temperature, `num_samples` each; a greedy one, always the
-    same, is drawn once.
+    same, is drawn once. `first` is the place of the first prompt among all, by which answers are
+    drawn.
     """
     drawn = 1 if temperature == 0 else num_samples
     tell = count_of(f"held-out answers at temperature {temperature:g}", len(prompts) * drawn)
@@ -58,6 +60,7 @@ def answers_at(
         replace(sampling, temperature=temperature),
         num_samples=drawn,
         seed=seed,
+        ordinals=list(range(first, first + len(prompts))),
         progress=tell,
     )
     return [

@@ -434,7 +434,8 @@ def _doubts(journey: Journey) -> Iterator[str]:
             share, which = max((longer.value, "longer"), (1 - longer.value, "shorter"))
             yield words.format(stage=stage.name, which=which, share=percent(share))
         if ended := mapping(stage.summary.get("budget")):
-            yield WARNS["budget"].format(
+            answered = "-prompts" * (stage.section in ("pairs", "evaluate"))
+            yield WARNS[f"budget{answered}"].format(
                 stage=stage.name,
                 step=ended["ended_at"],
                 total=ended["total"],

@@ -12,11 +12,12 @@ from typing import Any
 from tether.core.budget import BUDGET, TimeLimit, is_short, logger, stays_short
 from tether.core.rundir import RunDirectory, is_control, read_json, read_jsonl, write_jsonl
 from tether.learner.checkpoint import complete_checkpoints
+from tether.run.fitting import FITTING
 from tether.run.online_sections import OnlineSection
 from tether.run.price import Price, StagePrice
 from tether.run.recipe import BaseRecipe
 from tether.run.rounds import RoundsSection
-from tether.run.rows import Section, TimedSection
+from tether.run.rows import PromptedSection, Section, TimedSection
 from tether.run.stage import round_folder
 
 Planned = tuple[str, int | None]
@@ -81,9 +82,7 @@ class Budgets:
         self.left = [other for other in self.left if other != planned]
 
     def _share(self, planned: Planned, whole: float) -> float:
-        """Seconds of a stage: what is left of the whole, shared by the expected times; collecting
-        and comparing are not cut.
-        """
+        """Seconds of a stage: what is left of the whole, shared by the expected times."""
         left = whole - sum(self.before.values()) - (self.clock() - self.began) - self.price.closing
         later = [other for other in self.left if other != planned]
         fixed = sum(
@@ -125,6 +124,8 @@ def seconds_of(folder: Path) -> float:
     """
     if (folder / "summary.json").is_file():
         return float(read_json(folder / "summary.json").get("seconds", 0.0))
+    if (folder / FITTING).is_file():
+        return float(read_json(folder / FITTING)["spent"])
     whole = complete_checkpoints(folder / "checkpoints")
     values = read_json(whole[-1] / "state.json") if whole else {}
     return float(values.get(BUDGET, {}).get("spent", 0.0))
@@ -137,6 +138,8 @@ def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
     Where more time cannot be used, a line says why.
     """
     before: Mapping[str, Any] = run.summary().get(BUDGET) or {}
+    if isinstance(section, PromptedSection):
+        return _answers_more(run, section, limit, before)
     if (
         not before
         or (limit.minutes and limit.minutes <= before["minutes"])
@@ -157,6 +160,24 @@ def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
     _forget_end(run, section, before["ended_at"])
     (run.path / "summary.json").unlink()
     return True
+
+
+def _answers_more(
+    run: RunDirectory, section: PromptedSection, limit: TimeLimit, before: Mapping[str, Any]
+) -> bool:
+    """False: a stage that answered as many prompts as fitted keeps them, and a line says so where
+    the budget is larger now.
+    """
+    if before and (not limit.minutes or limit.minutes > before["minutes"]):
+        logger.warning(
+            "%s keeps its answers to %d of %d prompts, which its budget of %g minutes allowed. To "
+            "answer more, start anew with run=PATH.",
+            run.path,
+            before["ended_at"],
+            before["total"],
+            before["minutes"],
+        )
+    return False
 
 
 def _stood_on(folder: Path) -> bool:

@@ -12,29 +12,33 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from tether.core.budget import time_limit
 from tether.core.errors import ConfigError
+from tether.core.protocols import Engine
 from tether.core.rundir import RunDirectory, read_json, write_json, write_jsonl
 from tether.core.types import Json, Prompt, Rollout, Sampling, Score
+from tether.data.seen import shared_prompts
 from tether.evaluation.decoding import answers_at, control, other_temperatures
 from tether.evaluation.likelihood import kl_to_reference
 from tether.evaluation.sycophancy import PremisePair, Sycophancy
 from tether.evaluation.winrate import mean_estimate
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
+from tether.run.fitting import FITTING, Fitting, seconds_an_answer
 from tether.run.judges import TextJudge, described, text_judge
 from tether.run.models import open_model
 from tether.run.online_sections import SycophancyConfig
 from tether.run.prompts import usable_once, usable_premises
 from tether.run.roles import encoder_of, load_policy, local_engine
-from tether.run.rows import Section
+from tether.run.rows import PromptedSection
 from tether.run.stage import Context
 from tether.settings.judges import BY_KIND, AFunction, AModel
 
@@ -42,7 +46,7 @@ SEED = 104729
 """Added to the run's: held-out answers share no randomness with those of training."""
 
 
-class EvaluationSection(Section):
+class EvaluationSection(PromptedSection):
     """The judge, and the answers that it judges. Lengths are in tokens."""
 
     judge: Annotated[AFunction | AModel, BY_KIND] = Field(
@@ -85,7 +89,11 @@ def train(
         context.root / context.name / "left_out.json",
     )
     rows = usable_once(context, rows, sampling.max_new_tokens, note, load)
-    asked = _Asked(section, context, rows, text_judge(section.judge, context.root), sampling)
+    note = context.root / context.name / FITTING
+    fitting = Fitting(time_limit(), note, len(rows))
+    rows = fitting.order(rows, context.seed)
+    judge = text_judge(section.judge, context.root)
+    asked = _Asked(section, context, rows, judge, sampling, fitting)
     before = asked.answers("before", context.root / context.name / "before", None)
     after = {
         name: asked.answers(name, run.path / name, folder)
@@ -97,7 +105,13 @@ def train(
         previous = read_json(context.earlier[-1] / context.name / name / "answers.json")
         results[name]["gold_gain_of_round"] = asked.gained(previous, answers)["gold_gain"]
     write_jsonl(run.path / "answers.jsonl", asked.rows(before, after))
-    return {"policies": results, "num_prompts": len(rows), "seconds": time.perf_counter() - start}
+    shared = shared_prompts(asked.distinct, context.trained)
+    return {
+        "policies": results,
+        "num_prompts": len(asked.distinct),
+        **({"trained_on": shared} if shared else {}),
+        "seconds": time.perf_counter() - start,
+    }
 
 
 def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Sampling:
@@ -115,6 +129,10 @@ def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Samplin
     return replace(trained or Sampling(), **own)
 
 
+_Block = tuple[dict[float, list[Rollout]], list[float | None]]
+"""Answers by temperature, and the KL of those at the temperature of training."""
+
+
 class _Asked:
     """Held-out prompts, who answers them how, and what the judge says; the same answers are judged
     once.
@@ -127,45 +145,50 @@ class _Asked:
         prompts: Sequence[Prompt],
         judge: TextJudge,
         sampling: Sampling,
+        fitting: Fitting,
     ) -> None:
         self.section, self.context, self.judge = section, context, judge
-        self.prompts = [prompt for prompt in prompts for _ in range(section.samples)]
-        self.distinct, self.groups = prompts, [prompt.id for prompt in self.prompts]
-        self.sampling = sampling
+        self.sampling, self.fitting = sampling, fitting
         self._scores: dict[tuple[str, ...], list[Score]] = {}
         self.premises: list[PremisePair] | None = None
         self.steps = 0
+        self._take(prompts)
+
+    def _take(self, prompts: Sequence[Prompt]) -> None:
+        """The prompts that all sides answer."""
+        self.prompts = [prompt for prompt in prompts for _ in range(self.section.samples)]
+        self.distinct, self.groups = prompts, [prompt.id for prompt in self.prompts]
+
+    @property
+    def temperatures(self) -> list[float]:
+        """All temperatures at which both sides answer, that of training first."""
+        own = self.sampling.temperature
+        return [own, *other_temperatures(self.sampling, self.section.temperatures)]
 
     def answers(self, name: str, folder: Path, policy: Path | None) -> dict[str, Any]:
         """A policy's answers, kept in `folder`: texts, KL from the start, lengths, and `decoded` at
         other temperatures.
         """
         if not (folder / "answers.json").is_file():
-            context, section = self.context, self.section
+            context, begun = self.context, self.fitting.clock()
             role, loaded = load_policy(
                 str(policy or context.model.source), context.model, context.seed
             )
-            engine, others = (
-                local_engine(role, loaded, max_rows=section.engine_rows),
-                section.temperatures,
-            )
-            how: dict[str, Any] = {"num_samples": section.samples, "seed": context.seed + SEED}
-            sampled: dict[float, list[Rollout]] = {}
-            temperatures = [self.sampling.temperature, *other_temperatures(self.sampling, others)]
-            for temperature in temperatures:
-                sampled[temperature] = answers_at(
-                    temperature, engine, self.distinct, self.sampling, **how
-                )
-                self._step(len(temperatures))
-            rollouts = sampled.pop(self.sampling.temperature)
+            engine = local_engine(role, loaded, max_rows=self.section.engine_rows)
             # the trunk without its adapter is the start
             shared = role.adapter is not None or policy is None
-            reference = Role(
-                role.model if shared else open_model(context.model, seed=context.seed).model
-            )
-            moved = kl_to_reference(
-                role, reference, rollouts, encoder_of(loaded), self.sampling.temperature
-            )
+            start = cache(lambda: open_model(context.model, seed=context.seed).model)
+            opening = self.fitting.clock() - begun
+
+            def answered(prompts: Sequence[Prompt], first: int) -> _Block:
+                sampled = {t: self._sampled(t, engine, prompts, first) for t in self.temperatures}
+                how = encoder_of(loaded), self.sampling.temperature
+                reference = Role(role.model if shared else start())
+                moved = kl_to_reference(role, reference, sampled[self.sampling.temperature], *how)
+                return sampled, list(moved)
+
+            sampled, moved = self._fitted(answered, opening)
+            rollouts = sampled.pop(self.sampling.temperature)
             kl = {"kl": mean_estimate(moved, self.groups).as_dict()}
             decoded = {f"{temperature:g}": _texts(rows) for temperature, rows in sampled.items()}
             premises = self._premises(role, loaded)
@@ -175,11 +198,58 @@ class _Asked:
             )
         return read_json(folder / "answers.json")
 
-    def _step(self, temperatures: int) -> None:
+    def _sampled(
+        self, temperature: float, engine: Engine, prompts: Sequence[Prompt], first: int
+    ) -> list[Rollout]:
+        how: dict[str, Any] = {"num_samples": self.section.samples, "first": first}
+        how["seed"] = self.context.seed + SEED
+        rollouts = answers_at(temperature, engine, prompts, self.sampling, **how)
+        if self.fitting.count is not None:
+            self._step()
+        return rollouts
+
+    def _fitted(
+        self, answered: Callable[[Sequence[Prompt], int], _Block], opening: float
+    ) -> _Block:
+        """The answers to all prompts. Of the first side, with a budget, to as many as fit, those of
+        the other sides and the judge's time included.
+
+        Args:
+            opening: seconds in which a side was loaded.
+        """
+        fitting, done, each, judging = self.fitting, 0, 0.0, 0.0
+        if fitting.count is not None:
+            return answered(self.distinct, 0)
+        sampled: dict[float, list[Rollout]] = {t: [] for t in self.temperatures}
+        moved: list[float | None] = []
+        sides, most = 1 + len(self.context.policies), self.section.engine_rows
+        started = fitting.clock()
+        while size := fitting.next(done, each, max(1, most // self.section.samples)):
+            begun = fitting.clock()
+            part, further = answered(self.distinct[done : done + size], done)
+            for temperature, rollouts in part.items():
+                sampled[temperature] += rollouts
+            moved, done, now = [*moved, *further], done + size, fitting.clock()
+            if not judging:
+                texts = [rollout.text for rollout in sampled[self.sampling.temperature]]
+                judging = seconds_an_answer(self.judge, self.prompts, texts, fitting.clock)
+                judging *= self.section.samples * len(self.temperatures)
+                started += fitting.clock() - now
+            sampling = (now - begun) / size
+            later = (sides - 1) * (opening + now - started) + sides * judging * done
+            fitting.reserve, each = later, sides * (sampling + judging)
+        fitting.close(done)
+        self._take(self.distinct[:done])
+        for _ in self.temperatures:
+            self._step()
+        return sampled, moved
+
+    def _step(self) -> None:
         """One more temperature of one more model is sampled."""
         self.steps += 1
         if self.context.progress is not None:
-            self.context.progress(self.steps, temperatures * (1 + len(self.context.policies)), {})
+            sides = 1 + len(self.context.policies)
+            self.context.progress(self.steps, len(self.temperatures) * sides, {})
 
     def _premises(self, role: Role, loaded: LoadedModel) -> Json:
         """Dependence of a model's answers on the asker, if the section asks for this measure."""

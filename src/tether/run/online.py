@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,7 @@ from tether.rollout.ahead import AheadEngine
 from tether.rollout.drawn import score_ids
 from tether.rollout.served import probe_ids
 from tether.run.engines import served_engine
+from tether.run.fitting import measured_prompts
 from tether.run.judges import described, score_judge
 from tether.run.models import open_model
 from tether.run.online_sections import (
@@ -62,6 +64,8 @@ from tether.stages.heldout import HeldOut, held_out_split
 from tether.stages.online_direct import OnlineDirect, OnlineDirectConfig
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
+
+_LOG = logging.getLogger("tether.data")
 
 
 class PPOSection(PolicySection):
@@ -381,8 +385,11 @@ def _held_out(
     from the training's.
     """
     assert section.evaluate is not None
+    note = context.folder / "measured_prompts.json"
+    most = section.evaluate.prompts
+    count = here().once(lambda: measured_prompts(time_limit(), note, most))
     if section.evaluate.data is None:
-        return held_out_split(rows, section.evaluate.prompts)
+        return held_out_split(rows, count)
     trained = {prompt.messages for prompt in rows}
     name, whole = f"{context.name}-evaluate", calls_functions(section)
     others, unread = context.read(section.evaluate.data, section.kind or Prompt, name, whole=whole)
@@ -394,4 +401,7 @@ def _held_out(
             f"{context.name}.evaluate.data has {len(fresh)} prompts that are not "
             "trained on; at least two are needed"
         )
-    return rows, list(fresh.values())[: section.evaluate.prompts]
+    if shared := sum(prompt.messages in trained for prompt in others):
+        words = "[%s.evaluate]: %d of %d prompts are trained on, and are left out."
+        _LOG.warning(words, context.name, shared, len(others))
+    return rows, list(fresh.values())[:count]

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
+from tether.core.budget import time_limit
 from tether.core.digest import digest
 from tether.core.errors import ConfigError, DataError, RunError, TetherError
 from tether.core.protocols import RewardSource, count_of, doing
@@ -53,12 +54,13 @@ from tether.preferences.constitution import read_rubric
 from tether.preferences.judge import PairJudge
 from tether.preferences.pairs import PairsConfig, Response, Strategy, choose_pairs
 from tether.preferences.rows import turns_of, without_faults, write_rows
+from tether.run.fitting import FITTING, Fitting, seconds_an_answer
 from tether.run.judges import configured, text_judge
 from tether.run.judging import judge_report, judged_pairs, measure_once, reasons
 from tether.run.online_sections import learned_reward
 from tether.run.prompts import usable_once
 from tether.run.roles import load_policy, local_engine
-from tether.run.rows import Section
+from tether.run.rows import PromptedSection
 from tether.run.stage import Context, note_machine
 from tether.settings.judges import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig
 
@@ -73,7 +75,7 @@ SCORED = ("uncertain", "information", "disagreement")
 MOST_FAILED = 0.1
 
 
-class PairsSection(Section):
+class PairsSection(PromptedSection):
     """Prompts to answer, number of answers, and judge of the pairs. Lengths are in tokens."""
 
     prompts: int | None = Field(
@@ -183,15 +185,15 @@ def train(
         )
     )
     note, load = run.path / "left_out.json", lambda: policy()[1]
-    prompts = _asked(
-        section, context, usable_once(context, rows, section.max_new_tokens, note, load)
-    )
+    usable = usable_once(context, rows, section.max_new_tokens, note, load)
+    prompts = _asked(section, context, usable)
     answers = _answered(section, context, prompts, run, policy)
+    prompts = {place: prompt for place, prompt in prompts.items() if prompt.id in answers}
+    kept = [without_faults(answers[p.id], context.quarantine) for p in prompts.values()]
     policy.cache_clear()  # the judge may need the memory
-    chosen = None if section.labels is None else _chosen(section, context, answers, run)
-    comparisons, summary = _Collector(section, context, [*prompts.values()], answers, run).judged(
-        chosen
-    )
+    chosen = None if section.labels is None else _chosen(section, context, kept, run)
+    collector = _Collector(section, context, [*prompts.values()], kept, run)
+    comparisons, summary = collector.judged(chosen)
     if not comparisons:
         raise RunError(
             f"{run.path}: no pair has a verdict of more than half: ask more people, or "
@@ -253,16 +255,18 @@ def _answered(
     prompts: dict[int, Prompt],
     run: RunDirectory,
     policy: Callable[[], tuple[Role, LoadedModel]],
-) -> Answers:
-    """Answers prompt by prompt, written as they come; scored by the last round's reward model if
-    the choice of pairs asks it.
+) -> dict[str, Json]:
+    """Answers prompt by prompt, by the prompts' ids, written as they come; scored by the last
+    round's reward model if the choice of pairs asks it. With a budget, as many as fit.
     """
     path, progress = run.path / "answers.jsonl", context.progress
     texts = {prompt.id: prompt.text for prompt in prompts.values()}
     # before anything is judged, the data may change, and have another prompt of this id
     answers = {row["id"]: row for row in read_jsonl(path) if row["prompt"] == texts.get(row["id"])}
     _check_sampling(section, context, run.path / "sampling.json", begun=bool(answers))
-    missing = [(place, prompt) for place, prompt in prompts.items() if prompt.id not in answers]
+    fitting = Fitting(time_limit(), run.path / FITTING, len(prompts))
+    order = fitting.order(list(prompts.items()), context.seed)
+    missing = [(place, prompt) for place, prompt in order if prompt.id not in answers]
     if missing:
         role, loaded = policy()
         note_machine(run, loaded)
@@ -274,9 +278,12 @@ def _answered(
             else None
         )
         doing(progress, "sampling")
-        chunk = max(1, section.engine_rows // section.samples_per_prompt) * 2
-        for start in range(0, len(missing), chunk):
-            places, part = zip(*missing[start : start + chunk], strict=True)
+        turns = 2 if fitting.count is not None else 1
+        chunk = max(1, section.engine_rows // section.samples_per_prompt) * turns
+        each = judging = 0.0
+        while missing and (size := fitting.next(len(answers), each + judging, chunk)):
+            begun, (places, part) = fitting.clock(), zip(*missing[:size], strict=True)
+            missing = missing[size:]
             tell = count_of("sampling", len(part) * section.samples_per_prompt)
             how: dict[str, Any] = {
                 "num_samples": section.samples_per_prompt,
@@ -289,7 +296,31 @@ def _answered(
             answers |= {row["id"]: row for row in fresh}
             if progress is not None:
                 progress(len(answers), len(prompts), {})
-    return [without_faults(answers[prompt.id], context.quarantine) for prompt in prompts.values()]
+            each = (fitting.clock() - begun) / size
+            if fitting.count is None and not judging:
+                judging = _judging(section, context, part, fresh)
+            fitting.keep(len(answers))
+            fitting.reserve = judging * len(answers)
+    fitting.close(len(answers))
+    return answers
+
+
+def _judging(
+    section: PairsSection, context: Context, prompts: Sequence[Prompt], answers: Answers
+) -> float:
+    """Seconds in which a function judges the answers to one prompt; 0 for other judges, whose time
+    is not measured.
+    """
+    if not isinstance(section.judge, FunctionJudge):
+        return 0.0
+    judge = text_judge(section.judge, context.root)
+    sides = [
+        (prompt, text)
+        for prompt, row in zip(prompts, answers, strict=True)
+        for text in row["responses"]
+    ]
+    asked, texts = zip(*sides, strict=True)
+    return section.samples_per_prompt * seconds_an_answer(judge, asked, texts, time_limit().clock)
 
 
 def _check_sampling(section: PairsSection, context: Context, note: Path, *, begun: bool) -> None:

@@ -137,11 +137,12 @@ class Planner:
             learning = section.direct if isinstance(section, RoundsSection) else section
             rate = learning.optimizer.learning_rate if isinstance(section, Learning) else None
             if phases := self.phases(section):
-                once, controls, each = 0.0, 0.0, 0.0
+                once, decoded, chosen, each = 0.0, 0.0, 0.0, 0.0
                 if isinstance(section, OnlineSection) and section.evaluate is not None:
-                    once, controls = self.speeds.measurement(section, self.prompt)
+                    once, decoded, chosen = self.speeds.measurement(section, self.prompt)
                     each = once / section.evaluate.every
-                before, after = self.speeds.opening + once + controls, self.speeds.saving + controls
+                before = self.speeds.opening + once + decoded + chosen
+                after = self.speeds.saving + decoded
                 plans.append(StagePlan(name, phases, rate, before, each, after))
         return plans
 

@@ -35,6 +35,7 @@ from tether.models.pretrained import resolve, tokenizer_of
 from tether.report.numbers import duration, gigabytes
 from tether.run.devices import Device, machine_for
 from tether.run.evaluate import EvaluationSection
+from tether.run.fitting import LEAST
 from tether.run.online_sections import OnlineSection
 from tether.run.pairs import PairsSection
 from tether.run.phases import Planner
@@ -42,7 +43,7 @@ from tether.run.plan import Plan, plan, shape_config
 from tether.run.recipe import BaseRecipe
 from tether.run.reward import RewardSection
 from tether.run.rounds import RoundsSection
-from tether.run.rows import DataConfig, Section, TimedSection
+from tether.run.rows import DataConfig, PromptedSection, Section, TimedSection
 from tether.run.speeds import RowSizes
 from tether.run.supervised import SupervisedSection
 from tether.settings.model import TINY, ModelConfig
@@ -76,7 +77,7 @@ class StagePrice:
     """A stage: its work in words, steps that are left, seconds of one and of what is beside them,
     and bytes at the peak.
 
-    steps None: nobody has counted the rows.
+    steps None: nobody has counted the rows. prompts: of a stage that answers prompts alone.
     """
 
     name: str
@@ -87,6 +88,7 @@ class StagePrice:
     after: float
     memory: int
     rounds: int = 1
+    prompts: int | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -222,22 +224,35 @@ def budget_lines(recipe: BaseRecipe, price: Price) -> Iterator[str]:
         if minutes := _own_budget(recipe, stage.name):
             yield f"{stage.name}: its budget ends it after {minutes:g} min, at a whole step."
     if recipe.budget is not None:
+        names = " and ".join(
+            stage.name
+            for stage in price.stages
+            if isinstance(recipe.section(stage.name), PromptedSection)
+        )
+        fewer = f"; {names} answer as many prompts as fit" if names else ""
         yield (
             f"The budget ends the whole run after {recipe.budget.minutes:g} min, each training "
-            "at a whole step."
+            f"at a whole step{fewer}."
         )
-        uncut = [
-            stage
-            for stage in price.stages
-            if not isinstance(recipe.section(stage.name), TimedSection)
-        ]
-        seconds = sum(stage.seconds or 0.0 for stage in uncut)
-        if seconds > 60 * recipe.budget.minutes:
-            names = " and ".join(stage.name for stage in uncut)
+        least = sum(_least(recipe, stage) for stage in price.stages) + price.closing
+        if least > 60 * recipe.budget.minutes:
+            answered = f", and {names} answer {LEAST} prompts" if names else ""
             yield (
-                f"It will take longer than that: {names} cannot be cut, and take about "
-                f"{duration(seconds)}. Give them fewer prompts."
+                f"It will take longer than that, about {duration(least)}: each training makes "
+                f"one step at least{answered}."
             )
+
+
+def _least(recipe: BaseRecipe, stage: StagePrice) -> float:
+    """Seconds below which no budget brings a stage."""
+    if stage.seconds is None:
+        return 0.0
+    section, steps = recipe.section(stage.name), stage.steps or 0
+    if isinstance(section, PromptedSection):
+        steps = min(steps, ceil(steps * LEAST / stage.prompts)) if stage.prompts else steps
+    elif isinstance(section, TimedSection):
+        steps = min(1, steps)
+    return stage.rounds * (stage.before + steps * stage.step + stage.after)
 
 
 def _shorter(
@@ -293,7 +308,15 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
             steps = max(0, steps - steps_done(Path(recipe.run) / stage.name))
         prices.append(
             StagePrice(
-                stage.name, work, steps, step + stage.each, stage.before, after, stage.peak, rounds
+                stage.name,
+                work,
+                steps,
+                step + stage.each,
+                stage.before,
+                after,
+                stage.peak,
+                rounds,
+                _prompts(section, rows),
             )
         )
     return prices
@@ -366,13 +389,13 @@ def _answering(
     """Of a stage that samples and learns nothing: turns of as many answers as are drawn at once."""
     models = 1
     if isinstance(section, PairsSection):
-        answers, prompts = section.samples_per_prompt, section.prompts or rows.count
+        answers = section.samples_per_prompt
     else:
-        answers, prompts, models = (
-            section.samples * (1 + len(section.temperatures)),
-            rows.count,
+        answers, models = (
+            section.samples * _temperatures(recipe, section),
             1 + len(recipe.policies),
         )
+    prompts = _prompts(section, rows)
     of = f" of {models} models" if models > 1 else ""
     work = f"{prompts or 'all'} prompts × {answers} answers{of}"
     return (
@@ -380,6 +403,23 @@ def _answering(
         None if prompts is None else models * ceil(prompts * answers / section.engine_rows),
         None,
     )
+
+
+def _prompts(section: Section, rows: RowSizes) -> int | None:
+    """Prompts that a stage answers which trains nothing; None of other stages, and of rows that
+    nobody has counted.
+    """
+    if not isinstance(section, PromptedSection):
+        return None
+    return dict(section).get("prompts") or rows.count
+
+
+def _temperatures(recipe: BaseRecipe, section: EvaluationSection) -> int:
+    """Temperatures at which each side answers."""
+    policies = map(recipe.section, (*recipe.policies, "pairs"))
+    own = [section.temperature]
+    own += [one.sampling.temperature for one in policies if hasattr(one, "sampling")]
+    return len({next((t for t in own if t is not None), None), *section.temperatures})
 
 
 def _trainings(section: Any) -> int:

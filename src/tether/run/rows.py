@@ -151,6 +151,18 @@ class TimedSection(Section):
     )
 
 
+class PromptedSection(TimedSection):
+    """The settings of a stage that answers prompts and trains nothing: with less time it answers
+    fewer of them.
+    """
+
+    budget: Budget = Field(
+        default=None,
+        description="minutes of this stage, in which it answers as many of its prompts as fit, at "
+        "least 32; may change from start to start",
+    )
+
+
 def load_rows(
     data: DataConfig, kind: type, quarantine: Quarantine, *, whole: bool = False
 ) -> list[Any]:

@@ -24,6 +24,7 @@ from tether.run.evaluate import EvaluationSection, sampling_of
 from tether.run.launching import placed
 from tether.run.models import check_libraries, on_folder
 from tether.run.online_sections import reward_model_of
+from tether.run.overlaps import trained_prompts, warn_of_overlap
 from tether.run.pairs import comparisons_of, feedback_of
 from tether.run.price import show_price
 from tether.run.ranks import together
@@ -78,6 +79,8 @@ def run_recipe(
             sampling_of(section, _sampling(recipe))
         if section.scorer and reward_model_of(section) is None:
             check_test_judge(name, section, recipe.section(section.scorer))
+    if "evaluate" in names and not (root / "evaluate" / "summary.json").is_file():
+        warn_of_overlap(recipe)
     root.mkdir(parents=True, exist_ok=True)
     price = show_price(recipe, names, progress)
     if watches(recipe.learner):
@@ -168,6 +171,7 @@ def stands_on(
             if (place / n / "summary.json").is_file()
         }
         more["sampling"] = _sampling(recipe)
+        more["trained"] = trained_prompts(recipe)
     return Context(recipe.kind(name).name, place / name, model, recipe.seed, scorer, **more)
 
 

@@ -104,9 +104,9 @@ class Speeds:
         read = answers * (prompt + tokens)
         return self.passes(read, answers * tokens, 1.0, ceil(read / MICRO_BATCH_TOKENS))
 
-    def measurement(self, section: Any, prompt: int) -> tuple[float, float]:
-        """One measurement of a stage on held-out prompts; and the controls beside the first: other
-        decoding, best of n.
+    def measurement(self, section: Any, prompt: int) -> tuple[float, float, float]:
+        """One measurement of a stage on held-out prompts; and the controls: other decoding, before
+        and after the training, and best of n, before it.
         """
         evaluate, tokens, reads = (
             section.evaluate,
@@ -122,9 +122,9 @@ class Speeds:
             )
 
         once = answered(evaluate.prompts * evaluate.samples_per_prompt)
-        return once, answered(min(64, evaluate.prompts) * max(evaluate.best_of, default=0)) + len(
-            evaluate.temperatures
-        ) * once
+        others = {*evaluate.temperatures} - {evaluate.temperature or section.temperature}
+        chosen = answered(min(64, evaluate.prompts) * max(evaluate.best_of, default=0))
+        return once, len(others) * once, chosen
 
 
 def reads_answers(judge: Any, section: Any) -> bool:

@@ -59,6 +59,8 @@ class Context:
         policy: the folder of the policy that answers to collect pairs; unset: the model.
         policies, sampling: the folders of trained policies by name, and their sampling, to compare
             them with the model.
+        trained: the digests of the prompts in the rows of each stage that trains, to count those
+            that an evaluation shares with them.
         quarantine: rows and prompts that the stage cannot use, for its summary.
     """
 
@@ -74,6 +76,7 @@ class Context:
     policy: Path | None = None
     policies: Mapping[str, Path] = field(default_factory=dict)
     sampling: Sampling | None = None
+    trained: Mapping[str, frozenset[str]] = field(default_factory=dict)
     progress: Progress | None = None
     quarantine: Quarantine = field(default_factory=Quarantine)
 

@@ -65,7 +65,11 @@ def _totals(recipe: BaseRecipe, root: Path, number: int | None) -> dict[str, Any
         **{name: summary for name, summary in done.items() if name not in policies},
         "arms": {name.removeprefix(f"{first}-"): summary for name, summary in policies.items()},
         first: policies[first],
-        "evaluation": {key: verdict[key] for key in ("seconds", "num_prompts")},
+        "evaluation": {
+            key: verdict[key]
+            for key in ("seconds", "num_prompts", "budget", "trained_on")
+            if key in verdict
+        },
         "seconds": seconds + verdict["seconds"],
         "peak_rss_bytes": max(
             summary.get("peak_rss_bytes", 0) for summary in (*done.values(), verdict)

@@ -1,0 +1,166 @@
+"""Stages that answer prompts within a budget, by a clock that is set by hand."""
+
+import json
+
+import pytest
+from tests.run.test_budgets import Clock, recipe
+
+from tether.core.budget import TimeLimit
+from tether.core.errors import RewardError
+from tether.core.types import Score
+from tether.run.fitting import Fitting, measured_prompts, seconds_an_answer
+from tether.run.price import Price, StagePrice, budget_lines
+from tether.run.runner import run_recipe
+
+CLOCK = Clock()
+PER_ANSWER = 0.25
+
+
+def slow(prompts, responses):
+    """A judge that takes a quarter of a second of the clock for an answer."""
+    CLOCK.now += PER_ANSWER * len(responses)
+    return [float(len(response)) for response in responses]
+
+
+@pytest.fixture
+def expected(monkeypatch):
+    """A price by which pairs and evaluation take as long as the clock will say."""
+
+    def priced(recipe, names):
+        return Price([StagePrice(name, "work", 8, 10.0, 0.0, 0.0, 0) for name in names])
+
+    monkeypatch.setattr("tether.run.price.priced", priced)
+
+
+def fitting(tmp_path, seconds, total, **how):
+    clock = Clock()
+    limit = TimeLimit(seconds, minutes=seconds / 60, clock=clock, **how)
+    return Fitting(limit, tmp_path / "fitting.json", total), clock
+
+
+def test_as_many_prompts_as_fit_by_hand(tmp_path):
+    """100 s: 32 prompts took 48, so 34 more fit in the 52 that are left at 1.5 s each; half of the
+    34 at once.
+    """
+    made, clock = fitting(tmp_path, 100.0, 200)
+    assert made.next(0, 0.0, 20) == 20 and made.next(20, 9.9, 20) == 12
+    clock.now += 48.0
+    assert made.next(32, 1.5, 100) == 34 and made.next(32, 1.5, 17) == 17
+    made.reserve = 40.0
+    assert made.next(32, 1.5, 100) == 8
+    clock.now += 60.0
+    assert made.next(40, 1.5, 100) == 0
+
+
+def test_a_start_that_goes_on_has_the_same_prompts(tmp_path):
+    made, clock = fitting(tmp_path, 100.0, 50)
+    order = made.order(range(50), seed=3)
+    assert sorted(order) == list(range(50)) and order != list(range(50))
+    clock.now += 70.0
+    made.close(33)
+    again, _ = fitting(tmp_path, 1e6, 50)
+    assert again.order(range(50), seed=3) == order[:33]
+    assert again.limit.before == 70.0
+    ended = again.limit.summary()["budget"]
+    assert (ended["ended_at"], ended["total"]) == (33, 50)
+    assert ended["minutes"] == pytest.approx(100 / 60)
+
+
+def test_without_a_budget_all_are_answered_in_their_order(tmp_path):
+    made = Fitting(TimeLimit(clock=Clock()), tmp_path / "fitting.json", 40)
+    assert made.order(range(40), seed=3) == list(range(40)) and made.next(0, 9.0, 64) == 40
+    made.close(40)
+    assert not made.limit.summary() and not list(tmp_path.iterdir())
+
+
+def test_a_judge_is_timed_without_its_first_call():
+    calls = []
+
+    def judge(prompts, responses):
+        calls.append(len(responses))
+        CLOCK.now += 100.0 if len(calls) == 1 else 0.5 * len(responses)
+        return [Score(1.0)] * len(responses)
+
+    assert seconds_an_answer(judge, range(40), ["a"] * 40, CLOCK) == 0.5 and calls == [16, 16]
+
+    def broken(prompts, responses):
+        raise RewardError("none")
+
+    assert seconds_an_answer(broken, range(4), ["a"] * 4, CLOCK) == 0.0
+
+
+def test_held_out_prompts_of_a_training_fit_its_time(tmp_path):
+    """100 s, and 60 for a measurement of 128 prompts: 0.15 x 100 / 60 of them, 32."""
+    limit = TimeLimit(100.0, after=60.0, clock=Clock())
+    assert measured_prompts(limit, tmp_path / "note.json", 128) == 32
+    assert measured_prompts(TimeLimit(clock=Clock()), tmp_path / "note.json", 128) == 32
+    assert measured_prompts(TimeLimit(clock=Clock()), tmp_path / "other.json", 128) == 128
+    tiny = TimeLimit(1.0, after=60.0, clock=Clock())
+    assert measured_prompts(tiny, tmp_path / "least.json", 128) == 16
+
+
+def whole(tmp_path, minutes):
+    judge = {"call": "tests.run.test_fitting:slow"}
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"Tell me about number {n}.\n" for n in range(100, 220)))
+    data = {"path": str(path)}
+    return recipe(
+        tmp_path / f"run-{minutes}",
+        pairs={"data": data, "samples_per_prompt": 2, "max_new_tokens": 4, "judge": judge},
+        direct={"prompts_per_update": 8, "epochs": 1},
+        evaluate={
+            "data": data,
+            "judge": judge,
+            "max_new_tokens": 4,
+            "temperature": 1.0,
+            "temperatures": [0.0],
+        },
+        budget=minutes,
+    )
+
+
+def test_pairs_and_evaluation_end_a_whole_run_in_time(tmp_path, expected):
+    """An answer costs a quarter of a second of the judge's time and nothing else: pairs of 120
+    prompts 60 s, the evaluation 120. A run of two minutes answers fewer, and names how many.
+    """
+    began = CLOCK.now
+    results = run_recipe(whole(tmp_path, 2), None, None, clock=CLOCK)
+    assert 100 <= CLOCK.now - began <= 132
+    for name in ("pairs", "evaluate"):
+        ended = results[name]["budget"]
+        assert 32 <= ended["ended_at"] < ended["total"] == 120
+        assert results[name]["num_prompts"] == ended["ended_at"]
+    rows = (tmp_path / "run-2" / "evaluate" / "answers.jsonl").read_text().splitlines()
+    prompts = [json.loads(row)["prompt"] for row in rows]
+    assert len(set(prompts)) == len(prompts) == results["evaluate"]["num_prompts"]
+    assert prompts != sorted(prompts)
+    large = run_recipe(whole(tmp_path, 60), None, None, clock=CLOCK)
+    assert "budget" not in large["pairs"] and large["evaluate"]["num_prompts"] == 120
+
+
+def test_the_price_says_what_a_budget_does_to_prompts(tmp_path):
+    """32 of 120 prompts are 4 of 12 turns, 40 s of 120; with one step of ten and 2 s of the page 92
+    s at least.
+    """
+    made = whole(tmp_path, 1)
+    stages = [
+        StagePrice("pairs", "", 12, 10.0, 0.0, 0.0, 0, prompts=120),
+        StagePrice("direct", "", 5, 10.0, 0.0, 0.0, 0),
+        StagePrice("evaluate", "", 12, 10.0, 0.0, 0.0, 0, prompts=120),
+    ]
+    lines = list(budget_lines(made, Price(stages, closing=2.0)))
+    assert lines == [
+        "The budget ends the whole run after 1 min, each training at a whole step; pairs and "
+        "evaluate answer as many prompts as fit.",
+        "It will take longer than that, about 92 s: each training makes one step at least, and "
+        "pairs and evaluate answer 32 prompts.",
+    ]
+
+
+def test_few_prompts_are_named_on_the_page(tmp_path, expected):
+    import tether
+
+    run_recipe(whole(tmp_path, 2), None, None, clock=CLOCK)
+    tether.load(tmp_path / "run-2").report()
+    page = (tmp_path / "run-2" / "report.html").read_text(encoding="utf-8")
+    assert "prompts, drawn at random: its budget was 2 minutes." in page
