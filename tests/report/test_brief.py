@@ -38,7 +38,7 @@ def test_gold_with_a_control_is_result_interval_control(tmp_path):
         run_of(tmp_path / "run", summary, judge={"name": "mine.py:good", "says": ""}), "a command"
     )
     assert found.headline == (
-        "Better than any decoding of the model before, judged by gold (mine.py:good)."
+        "Better than any decoding of the model before, judged by mine.py:good."
     )
     interval, control, kl = found.sentences
     assert "70.0% of 150" in interval and "60.0% to 80.0%" in interval

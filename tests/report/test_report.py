@@ -826,7 +826,7 @@ def test_a_reward_of_ones_own_is_no_proxy(tmp_path: Path, synthetic: Any) -> Non
         run / "grpo" / "metrics.jsonl",
         [{k: v for k, v in row.items() if k[:4] != "gold"} for row in rows],
     )
-    assert "Not judged by gold" in Page(write_report(run)).text
+    assert "Not judged by a:b" in Page(write_report(run)).text
 
 
 def test_few_are_counted_and_no_percentages(tmp_path: Path, synthetic: Any) -> None:
@@ -880,7 +880,8 @@ def test_facts_stand_at_the_top_and_the_judge_is_named(tmp_path: Path, synthetic
         "2026-01-02 03:04:05 UTC",
     ):
         assert words in page.text, words
-    assert "Here it is mine.py:score, which says of itself: “One for please.”" in page.text
+    said = "The judge is mine.py:score, which says of itself: “One for please.” Nothing is trained"
+    assert said in page.text
 
 
 def test_a_stage_of_a_run_is_told_of_on_the_runs_page(tmp_path: Path, synthetic: Any) -> None:

@@ -37,7 +37,7 @@ SHOWN = (
     ("eval_accuracy", "held-out accuracy {:.2f}"),
     ("reward/proxy", "proxy {:+.2f}"),
     ("kl/policy_reference_k1", "KL {:z.1f}"),
-    ("gold/score", "gold {:.2f}"),
+    ("gold/score", "judge {:.2f}"),
     ("heldout/score", "held out {:.2f}"),
     ("response/stop_rate", "ended {:.0%}"),
 )

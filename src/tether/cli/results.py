@@ -30,6 +30,7 @@ from tether.report.tiles import (
     pair_rounds,
     round_rows,
 )
+from tether.report.wording import Wording, wording_of
 from tether.run.stage import remembered
 from tether.settings.rewards import GIVEN
 
@@ -49,11 +50,13 @@ def show_run(console: Console, run: Path) -> None:
     if loop := read_loop(run):
         # a file or a pipe has no edge
         wide = console if console.is_terminal else Terminal(width=170)
-        show_table(wide, "rounds", round_rows(loop), ROUND_COLUMNS)
+        columns = [*map(Wording(loop.judge or "gold").label, ROUND_COLUMNS)]
+        show_table(wide, "rounds", round_rows(loop), columns)
         show_conclusion(console, loop_conclusion(loop))
     else:
         journey = read_journey(run)
-        show_table(console, "policies", arm_table(journey.compared), ARM_COLUMNS)
+        columns = [*map(wording_of(journey).label, ARM_COLUMNS)]
+        show_table(console, "policies", arm_table(journey.compared), columns)
         show_conclusion(console, brief(journey))
 
 

@@ -14,6 +14,8 @@ from tether.report.reading import Journey, Row, SubRun, finite, mapping, present
 from tether.settings.synonyms import METHODS
 
 NAMES, GOLD, PARTS = SENTENCES["methods"], SENTENCES["gold"], SENTENCES["parts"]
+CALLED_GOLD = re.compile(r"\bgold\b", re.IGNORECASE)
+"""In the name of a judge."""
 IDLE = 0.1
 """Share of a step that the learner may wait and yet be the one that takes the time."""
 VERSIONS = ("tether", "Python", "torch", "transformers", "peft")
@@ -187,6 +189,10 @@ def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[
         GOLD["what"],
         *([GOLD["says" if says else "name"].format(name=name, says=says)] if name else []),
     ]
+    if name and not CALLED_GOLD.search(name):
+        maximised = {mapping(arm.settings.get("function")).get("call") for arm in journey.arms}
+        words = "judge-is-reward" if name in maximised else "judge-says" if says else "judge"
+        sentences = [GOLD[words].format(name=name, says=says)]
     return sentences, [
         (part, PARTS[part])
         for part in names

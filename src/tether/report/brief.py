@@ -20,6 +20,7 @@ from tether.report.narrative import (
 )
 from tether.report.numbers import SENTENCES, bracketed, centre, decimal, interval, percent, signed
 from tether.report.reading import Journey, SubRun, estimate, mapping, printable
+from tether.report.wording import wording_of
 
 SAYS = SENTENCES["brief"]
 
@@ -42,7 +43,7 @@ def brief(journey: Journey, how: str = "") -> Conclusion:
         whole.tone,
         headline,
         [
-            *_measured(policy),
+            *map(wording_of(journey).sentence, _measured(journey, policy)),
             *_controlled(policy, how),
             *filter(None, (kl_sentence(policy),)),
         ],
@@ -57,7 +58,11 @@ def is_judged(policy: SubRun) -> bool:
 
 def _judge(journey: Journey, policy: SubRun) -> str:
     if gold_gain(policy) or policy.estimate("gold_win_rate"):
-        name = printable(judge_of(journey)[0], 60)
+        name, wording = printable(judge_of(journey)[0], 60), wording_of(journey)
+        if wording.is_reward:
+            return SAYS["own-judge"].format(name=name)
+        if not wording.is_gold:
+            return name
         return SAYS["gold-named" if name else "gold"].format(name=name)
     measured = heldout_gain(policy)
     return SAYS[
@@ -69,17 +74,18 @@ def _judge(journey: Journey, policy: SubRun) -> str:
     ]
 
 
-def _measured(policy: SubRun) -> Iterator[str]:
+def _measured(journey: Journey, policy: SubRun) -> Iterator[str]:
     """Measured results, with their 95% intervals."""
     if rate := policy.estimate("gold_win_rate"):
         count = f"{rate.count:,} comparisons" if rate.count else "comparisons"
         of = SAYS["interval"].format(interval=bounds) if (bounds := interval(rate, percent)) else ""
-        won = centre(rate, percent)
+        shown = centre(rate, percent)
         # of few the count stands there already
-        share = f"{won} comparisons" if " of " in won else f"{won} of {count}"
-        yield SAYS["won"].format(share=share, interval=of)
+        share = f"{shown} comparisons" if " of " in shown else f"{shown} of {count}"
+        won = SAYS["won-trained-on" if journey.trained_on else "won"]
+        yield won.format(share=share, interval=of, **journey.trained_on)
     elif gain := gold_gain(policy):
-        yield SAYS["gold-gain"].format(gain=bracketed(gain, signed))
+        yield journey.held_out_words(SAYS["gold-gain"]).format(gain=bracketed(gain, signed))
     elif measured := heldout_gain(policy):
         show = percent if measured.checked else decimal
         ends = {"before": centre(measured.before, show), "after": centre(measured.after, show)}

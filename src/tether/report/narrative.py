@@ -33,11 +33,13 @@ from tether.report.reading import (
     SubRun,
     estimate,
     finite,
+    listed,
     mapping,
     present,
     printable,
     trend_of,
 )
+from tether.report.wording import Wording, wording_of, wording_of_labels
 from tether.stats import Estimate, grouped_mean, vague, without_interval
 
 ENOUGH_PROMPTS = 10
@@ -278,7 +280,8 @@ def conclusion(journey: Journey) -> Conclusion:
     sentences += [*_part_sentences(gold_parts(policy, journey.answers)), *_price(policy, reward)]
     sentences += [SAYS["facts"]] if tone == "good" and gain else []
     warnings += [*_distrust(policy, gain), *_alarms(policy), *_doubts(journey)]
-    return Conclusion(tone, headline, sentences, warnings)
+    said = wording_of(journey).sentence
+    return Conclusion(tone, said(headline), [*map(said, sentences)], [*map(said, warnings)])
 
 
 def _opening(
@@ -298,7 +301,8 @@ def _opening(
             else "win-rate-no-interval"
         )
         name = "win-rate-few" if few(rate, percent) else "win-rate"
-        sentence = SAYS[name].format(rate=centre(rate, percent), count=count, interval=bounds)
+        words = journey.held_out_words(SAYS[name])
+        sentence = words.format(rate=centre(rate, percent), count=count, interval=bounds)
         return BETTER[side(rate, 0.5)], [sentence, *([SAYS[unclear]] if unclear else [])], True
     if gain:
         tone, headline = BETTER[side(gain, 0)]
@@ -423,9 +427,15 @@ def _doubts(journey: Journey) -> Iterator[str]:
     """A reward model that is no better than a coin, a stage that hardly learned, and rows and
     updates that it left out.
     """
+    if shared := journey.trained_on:
+        stages = " and ".join(f"[{printable(name, 60)}]" for name in listed(shared.get("stages")))
+        yield WARNS["trained-on"].format(**{**shared, "stages": stages})
+    if wording_of(journey).is_reward:
+        yield WARNS["judge-is-reward"].format(name=wording_of(journey).name)
     accuracy = journey.stage("reward").estimate("gold_accuracy")
     if accuracy and has_interval(accuracy) and not side(accuracy, 0.5):
-        yield WARNS["reward"].format(accuracy=_of(accuracy))
+        words = wording_of_labels(journey).sentence(WARNS["reward"])
+        yield words.format(accuracy=_of(accuracy))
     for stage in journey.stages:
         if (made := finite(stage.summary.get("updates"))) and made < ENOUGH_UPDATES:
             yield WARNS["few-updates"].format(stage=stage.name, updates=plural(made, "update"))
@@ -469,7 +479,7 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
         sentences += _losses(sft, "sft-training")
     for key, pairs in (
         ("heldout_accuracy", "held-out pairs"),
-        ("gold_accuracy", "pairs labelled by gold"),
+        ("gold_accuracy", wording_of_labels(journey).sentence("pairs labelled by gold")),
     ):
         if accuracy := reward.estimate(key):
             bounds = _bounds(accuracy, percent)
@@ -551,4 +561,6 @@ def loop_conclusion(loop: LoopRun) -> Conclusion:
     warnings = [
         says["lost"].format(place=place) for place, gain in gains if gain and side(gain, 0) < 0
     ]
-    return Conclusion(tone, f"{title}: {words[0].lower()}{words[1:]}", sentences, warnings)
+    said = Wording(loop.judge or "gold").sentence
+    headline = f"{title}: {words[0].lower()}{words[1:]}"
+    return Conclusion(tone, said(headline), [*map(said, sentences)], warnings)

@@ -35,6 +35,7 @@ from tether.report.reading import (
     read_journey,
     read_loop,
 )
+from tether.report.wording import Wording, wording_of, wording_of_labels
 
 HERE = Path(__file__).resolve().parent
 
@@ -95,7 +96,10 @@ def _journey_page(journey: Journey, run: Path) -> str:
     policy = journey.judged
     parts, control = gold_parts(policy, journey.answers), control_of(policy.summary)
     groups_text, groups = answer_groups(journey.answers)
+    wording, labels = wording_of(journey), wording_of_labels(journey)
+    groups_text = wording.label(journey.held_out_words(groups_text))
     drawn, blocks = _figures(journey, parts), _blocks(journey)
+    drawn = {name: wording.plots(plots) for name, plots in drawn.items()}
     decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control))
     supervised, compared = list(_supervised(journey)), bool(decoded[1] or parts or groups)
     contents = [("at-verdict", "Verdict"), *[("at-answers", "Before and after")] * compared]
@@ -110,7 +114,13 @@ def _journey_page(journey: Journey, run: Path) -> str:
         about=about.facts(journey, run),
         contents=contents,
         verdict=conclusion(journey),
-        tiles=tiles.tiles(journey),
+        tiles=[
+            tile._replace(name=own.label(tile.name))
+            for tile in tiles.tiles(journey)
+            for own in (labels if tile.name.startswith("reward model") else wording,)
+        ],
+        judge=wording.label("gold"),
+        held_out="" if journey.trained_on else "held-out ",
         compared=compared,
         gold=about.who_judged(journey, [part.name for part in parts]),
         decoded=decoded,
@@ -118,7 +128,10 @@ def _journey_page(journey: Journey, run: Path) -> str:
         policies=journey.arms,
         supervised=supervised,
         round_columns=tiles.ROUND_OF_PAIRS,
-        arms=(tiles.ARM_COLUMNS, tiles.arm_table(journey.compared)),
+        arms=(
+            [*map(wording.label, tiles.ARM_COLUMNS)],
+            tiles.arm_table(journey.compared),
+        ),
         groups_text=groups_text,
         groups=groups,
         samples=[] if groups else training_samples(journey.stage("policy")),
@@ -156,10 +169,14 @@ def _supervised(journey: Journey) -> Iterator[Learned]:
             facts = tiles.reward_facts(
                 reward.summary if stage is reward else {}, pairs.summary if stage is pairs else {}
             )
+        wording = wording_of_labels(journey)
         yield Learned(
             stage,
-            drawn,
-            facts,
+            wording.plots(drawn),
+            [
+                fact._replace(name=wording.label(fact.name), detail=wording.label(fact.detail))
+                for fact in facts
+            ],
             tiles.pair_rounds(stage),
             training_samples(stage) if stage.kind == "rounds" else [],
         )
@@ -192,11 +209,13 @@ def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
 
 
 def _loop_page(rounds: LoopRun) -> str:
+    wording = Wording(rounds.judge or "gold")
+    drawn = {"rounds": wording.plots(figures.loop_figures(rounds))}
     return fill_template(
-        HERE / "loop.html", rounds.name, {"rounds": figures.loop_figures(rounds)}, rounds.notes,
+        HERE / "loop.html", rounds.name, drawn, rounds.notes,
         title="Preferences, round by round",
         verdict=loop_conclusion(rounds),
-        rounds=(tiles.ROUND_COLUMNS, tiles.round_rows(rounds)),
+        rounds=([*map(wording.label, tiles.ROUND_COLUMNS)], tiles.round_rows(rounds)),
         samples=training_samples(rounds.last),
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -136,6 +137,20 @@ class Journey:
         return own and not any(arm.judged_by_gold for arm in self.arms)
 
     @property
+    def trained_on(self) -> Row:
+        """The number of prompts of [evaluate] that stages were trained on, as its summary has it;
+        empty without any.
+        """
+        own = (stage.summary.get("trained_on") for stage in self.stages if stage.name == "evaluate")
+        return next((mapping(one) for one in own if one), {})
+
+    def held_out_words(self, text: str) -> str:
+        """A sentence on the answers that [evaluate] judged, which are not called held-out where
+        their prompts were trained on.
+        """
+        return re.sub(r"\b(on )?held-out ", r"\1", text) if self.trained_on else text
+
+    @property
     def asked_for_gold(self) -> bool:
         """True if the recipe names a judge of answers."""
         judges = [mapping(arm.settings.get("evaluate")).get("judge") for arm in self.arms]
@@ -172,12 +187,15 @@ class Journey:
 
 @dataclass(frozen=True, slots=True)
 class LoopRun:
-    """A loop's rounds as its summary has them, and the run of the last policy."""
+    """A loop's rounds as its summary has them, the run of the last policy, and the function that
+    judges answers, empty where a recipe names none.
+    """
 
     name: str
     rounds: Sequence[Row]
     last: SubRun
     notes: Sequence[str]
+    judge: str = ""
 
 
 def read_journey(run: Path) -> Journey:
@@ -266,9 +284,11 @@ def read_loop(run: Path) -> LoopRun | None:
         or not all(mapping(one).keys() >= ROUND for one in rounds)
     ):
         return None
-    return LoopRun(
-        run.resolve().name, rounds, read_sub_run((run / summary["policy"]).parent, notes), notes
-    )
+    last, recipe = read_sub_run((run / summary["policy"]).parent, notes), run / "command.json"
+    config = mapping(json_of(recipe, notes)) if recipe.is_file() else {}
+    evaluate = mapping(mapping(config.get("config")).get("evaluate"))
+    judge = printable(mapping(evaluate.get("judge")).get("call") or "", 60)
+    return LoopRun(run.resolve().name, rounds, last, notes, judge)
 
 
 def turn(stage: SubRun) -> tuple[int, str]:

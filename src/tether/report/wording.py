@@ -1,0 +1,96 @@
+"""The judge's name in the page's own sentences. They are written for a judge that is called gold;
+of another judge they name the function or the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from tether.report.about import CALLED_GOLD, judge_of
+from tether.report.plotting import Axis, Plot
+from tether.report.reading import Journey, mapping, printable
+
+LONGER = (
+    (r"\b([Tt])he gold score\b", r"\1he score by {name}"),
+    (r"\bby the gold score\b", r"by {name}"),
+    (r"\b[Gg]old win rate\b", r"win rate by {name}"),
+    (r"\b[Gg]old gain\b", r"gain by {name}"),
+    (r"\b[Gg]old score\b", r"score by {name}"),
+)
+"""Phrases in which the name of a judge stands elsewhere than the word gold."""
+JUDGE = "the judge"
+"""The word where the name is not known, or too long: in labels of numbers and figures."""
+
+
+class Wording(NamedTuple):
+    """A run's judge: its name, empty where nobody knows it, and whether training maximises it."""
+
+    name: str = "gold"
+    is_reward: bool = False
+
+    @property
+    def is_gold(self) -> bool:
+        """True for a judge that is called so."""
+        return bool(CALLED_GOLD.search(self.name))
+
+    def sentence(self, text: str) -> str:
+        """One of the page's own sentences, with the judge's name."""
+        return self._said(text, self.name or JUDGE)
+
+    def label(self, text: str) -> str:
+        """The name of a number, a column or an axis."""
+        return self._said(text, JUDGE)
+
+    def plots(self, plots: Sequence[Plot]) -> list[Plot]:
+        """Figures whose titles, captions, axes and lines are labels."""
+
+        def axis(one: Axis) -> Axis:
+            return replace(one, title=self.label(one.title))
+
+        return [
+            replace(
+                plot,
+                title=self.label(plot.title),
+                caption=self.label(plot.caption),
+                traces=[one._replace(name=self.label(one.name)) for one in plot.traces],
+                x=axis(plot.x),
+                y=axis(plot.y),
+                right=None if plot.right is None else axis(plot.right),
+            )
+            for plot in plots
+        ]
+
+    def _said(self, text: str, name: str) -> str:
+        if self.is_gold:
+            return text
+        for pattern, words in LONGER:
+            text = re.sub(pattern, lambda m, w=words: m.expand(w).replace("{name}", name), text)
+        return CALLED_GOLD.sub(
+            lambda found: JUDGE.capitalize() if (name, found[0]) == (JUDGE, "Gold") else name, text
+        )
+
+
+def wording_of(journey: Journey) -> Wording:
+    """The judge of a run's answers: by its manifests, or else by its recipe."""
+    name = printable(judge_of(journey)[0], 60)
+    if not name:
+        judges = [mapping(journey.recipe.get("evaluate")).get("judge")]
+        judges += [mapping(arm.settings.get("evaluate")).get("judge") for arm in journey.arms]
+        name = next(filter(None, map(_call, judges)), "")
+    rewards = {_call(arm.settings.get("function")) for arm in journey.arms}
+    unknown = not name and any(policy.judged_by_gold for policy in journey.policies)
+    return Wording("gold" if unknown else name, bool(name) and name in rewards)
+
+
+def wording_of_labels(journey: Journey) -> Wording:
+    """The judge whose scores simulated annotators vote by."""
+    name = _call(journey.stage("pairs").settings.get("judge"))
+    return Wording(name or "gold")
+
+
+def _call(judge: object) -> str:
+    """The function that a table of settings names; empty where it names none."""
+    return printable(mapping(judge).get("call") or "", 60)
