@@ -26,8 +26,9 @@ from tether.models.loading import pick_dtype
 from tether.run.devices import gpu
 from tether.run.phases import Phase, StagePlan
 from tether.run.plan import SHAPES, Plan
-from tether.run.price import costs, row_sizes
+from tether.run.price import costs
 from tether.run.recipe import Recipe, read_recipe
+from tether.run.sizes import row_sizes
 from tether.settings.reading import build
 from tether.settings.synonyms import METHODS
 

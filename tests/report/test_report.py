@@ -20,9 +20,10 @@ import pytest
 from tether.core.errors import MissingFileError, RunError, TetherError
 from tether.report.answers import answer_groups
 from tether.report.figures import timeline_figures
-from tether.report.narrative import conclusion, gold_parts
+from tether.report.narrative import conclusion
 from tether.report.numbers import bracketed, decimal, has_interval, percent, side, signed
 from tether.report.page import write_report
+from tether.report.parts import gold_parts
 from tether.report.plotting import Trace, axis, envelope, framed
 from tether.report.reading import estimate, printable, read_journey, series
 from tether.stats import grouped_share, wilson_interval

@@ -14,8 +14,9 @@ from tether.cli import app
 from tether.run.devices import Device
 from tether.run.phases import Phase, StagePlan
 from tether.run.plan import Plan
-from tether.run.price import Price, StagePrice, costs, priced, row_sizes
+from tether.run.price import Price, StagePrice, costs, priced
 from tether.run.recipe import Recipe
+from tether.run.sizes import row_sizes
 from tether.run.speeds import RowSizes
 from tether.settings.reading import build
 

@@ -261,8 +261,9 @@ def plan(
         from tether.run import devices
         from tether.run import plan as planner
         from tether.run.overlaps import overlap_of
-        from tether.run.price import Price, costs, row_sizes
+        from tether.run.price import Price, costs
         from tether.run.recipe import read_recipe
+        from tether.run.sizes import row_sizes
 
         config = read_recipe(recipe, overrides or ())
     console = Terminal()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tether.core.protocols import RewardSource
 from tether.core.rundir import write_jsonl
-from tether.core.types import Comparison, Conversation, Demonstration, Json
+from tether.core.types import Comparison, Conversation, Demonstration, Json, RolloutGroup, Score
 from tether.data.formats.json_rows import fault
 from tether.data.formats.messages import read_message
 from tether.data.sources import Quarantine
@@ -62,3 +63,21 @@ def without_faults(row: Json, quarantine: Quarantine) -> Json:
 def write_rows(path: str | Path, records: Iterable[Comparison | Demonstration]) -> None:
     """All of them, or the file as it was before."""
     write_jsonl(path, map(record_row, records))
+
+
+def answer_rows(groups: Sequence[RolloutGroup], scorer: RewardSource | None) -> Iterator[Json]:
+    """A row for each prompt with its answers, and what a reward model gives them."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    scores = iter([Score(None)] * len(rollouts) if scorer is None else scorer.score(rollouts))
+    for group in groups:
+        own = [next(scores) for _ in group.rollouts]
+        row = {
+            "id": group.prompt.id,
+            "prompt": group.prompt.text,
+            "responses": [rollout.text for rollout in group.rollouts],
+        }
+        members = [
+            [value for name, value in sorted(s.parts.items()) if name.startswith("member_")]
+            for s in own
+        ]
+        yield {**row, "scores": [score.value for score in own], "members": members}

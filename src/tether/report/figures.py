@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from tether.report.narrative import Part
 from tether.report.numbers import SENTENCES, bracketed, duration, has_interval, percent, thousands
+from tether.report.parts import Part
 from tether.report.plotting import (
     BLUE,
     CHARTS,

@@ -6,10 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from tether.report.numbers import (
     SENTENCES,
@@ -25,22 +22,21 @@ from tether.report.numbers import (
     side,
     signed,
 )
+from tether.report.parts import Part, gold_parts
 from tether.report.reading import (
     KL_KEYS,
     Journey,
     LoopRun,
-    Row,
     SubRun,
     estimate,
     finite,
-    listed,
     mapping,
     present,
     printable,
     trend_of,
 )
-from tether.report.wording import Wording, wording_of, wording_of_labels
-from tether.stats import Estimate, grouped_mean, vague, without_interval
+from tether.report.wording import Wording, judge_doubts, wording_of, wording_of_labels
+from tether.stats import Estimate, vague, without_interval
 
 ENOUGH_PROMPTS = 10
 ENOUGH_UPDATES = 10
@@ -83,27 +79,6 @@ class Conclusion:
     headline: str
     sentences: Sequence[str]
     warnings: Sequence[str]
-
-
-class Part(NamedTuple):
-    """One part of the gold score before and after; `noise` is how far off its change may be, where
-    answers show it.
-    """
-
-    name: str
-    before: float
-    after: float
-    noise: float | None
-
-    @property
-    def change(self) -> float:
-        return self.after - self.before
-
-    @property
-    def direction(self) -> int:
-        """+1 risen, -1 fallen, 0 no clear change."""
-        floor = 0.01 * max(abs(self.before), abs(self.after)) if self.noise is None else self.noise
-        return (self.change > floor) - (self.change < -floor)
 
 
 class HeldOutGain(NamedTuple):
@@ -168,44 +143,6 @@ def spent_kl(policy: SubRun) -> Estimate | None:
         return Estimate(kl, kl - noise, kl + noise, 0)
     never_recorded = "kl" in policy.summary and "kl_noise" not in policy.summary
     return estimate(kl) if never_recorded else without_interval(kl, 0, "steps")
-
-
-def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
-    """The parts of the gold score in a policy's summary, with the noise of its evaluated
-    answers.
-    """
-    changes: dict[str, dict[str, list[float]]] = {}
-    for index, answer in enumerate(answers):
-        before, after = (mapping(answer.get(f"parts_{side}")) for side in ("before", "after"))
-        for name in before:
-            ends = finite(before[name]), finite(after.get(name))
-            if ends[0] is not None and ends[1] is not None:
-                prompt = str(answer.get("id", index))
-                changes.setdefault(printable(name, 60), {}).setdefault(prompt, []).append(
-                    ends[1] - ends[0]
-                )
-    parts = []
-    for raw, stored in mapping(policy.summary.get("gold_parts")).items():
-        name, (start, end) = (
-            printable(raw, 60),
-            (finite(mapping(stored).get(key)) for key in ("before", "after")),
-        )
-        parts += (
-            []
-            if start is None or end is None
-            else [Part(name, start, end, _noise(changes.get(name, {})))]
-        )
-    return parts
-
-
-def _noise(changes: Mapping[str, Sequence[float]]) -> float | None:
-    """The longer side of the 95% interval of the mean change, over prompts; infinite of too few,
-    None where none is known.
-    """
-    if not changes:
-        return None
-    moved = grouped_mean(np.array(list(map(fmean, changes.values()))), None)
-    return max(moved.high - moved.value, moved.value - moved.low)
 
 
 def control_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -280,8 +217,8 @@ def conclusion(journey: Journey) -> Conclusion:
     sentences += [*_part_sentences(gold_parts(policy, journey.answers)), *_price(policy, reward)]
     sentences += [SAYS["facts"]] if tone == "good" and gain else []
     warnings += [*_distrust(policy, gain), *_alarms(policy), *_doubts(journey)]
-    said = wording_of(journey).sentence
-    return Conclusion(tone, said(headline), [*map(said, sentences)], [*map(said, warnings)])
+    named = wording_of(journey).sentence
+    return Conclusion(tone, named(headline), [*map(named, sentences)], [*map(named, warnings)])
 
 
 def _opening(
@@ -427,11 +364,7 @@ def _doubts(journey: Journey) -> Iterator[str]:
     """A reward model that is no better than a coin, a stage that hardly learned, and rows and
     updates that it left out.
     """
-    if shared := journey.trained_on:
-        stages = " and ".join(f"[{printable(name, 60)}]" for name in listed(shared.get("stages")))
-        yield WARNS["trained-on"].format(**{**shared, "stages": stages})
-    if wording_of(journey).is_reward:
-        yield WARNS["judge-is-reward"].format(name=wording_of(journey).name)
+    yield from judge_doubts(journey)
     accuracy = journey.stage("reward").estimate("gold_accuracy")
     if accuracy and has_interval(accuracy) and not side(accuracy, 0.5):
         words = wording_of_labels(journey).sentence(WARNS["reward"])
@@ -561,6 +494,6 @@ def loop_conclusion(loop: LoopRun) -> Conclusion:
     warnings = [
         says["lost"].format(place=place) for place, gain in gains if gain and side(gain, 0) < 0
     ]
-    said = Wording(loop.judge or "gold").sentence
+    named = Wording(loop.judge or "gold").sentence
     headline = f"{title}: {words[0].lower()}{words[1:]}"
-    return Conclusion(tone, said(headline), [*map(said, sentences)], warnings)
+    return Conclusion(tone, named(headline), [*map(named, sentences)], warnings)

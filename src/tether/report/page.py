@@ -20,8 +20,9 @@ from tether.core.rundir import whole_file
 from tether.core.visible import visible
 from tether.report import about, figures, reading, tiles
 from tether.report.answers import answer_groups, gold_change, training_samples
-from tether.report.narrative import Part, conclusion, control_of, gold_parts, loop_conclusion
+from tether.report.narrative import conclusion, control_of, loop_conclusion
 from tether.report.numbers import decimal, signed
+from tether.report.parts import Part, gold_parts
 from tether.report.plotting import Plot
 from tether.report.reading import (
     SUPERVISED,

@@ -5,13 +5,14 @@ of another judge they name the function or the model.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from tether.report.about import CALLED_GOLD, judge_of
+from tether.report.numbers import SENTENCES
 from tether.report.plotting import Axis, Plot
-from tether.report.reading import Journey, mapping, printable
+from tether.report.reading import Journey, listed, mapping, printable
 
 LONGER = (
     (r"\b([Tt])he gold score\b", r"\1he score by {name}"),
@@ -21,6 +22,7 @@ LONGER = (
     (r"\b[Gg]old score\b", r"score by {name}"),
 )
 """Phrases in which the name of a judge stands elsewhere than the word gold."""
+WARNS = SENTENCES["warns"]
 JUDGE = "the judge"
 """The word where the name is not known, or too long: in labels of numbers and figures."""
 
@@ -94,3 +96,13 @@ def wording_of_labels(journey: Journey) -> Wording:
 def _call(judge: object) -> str:
     """The function that a table of settings names; empty where it names none."""
     return printable(mapping(judge).get("call") or "", 60)
+
+
+def judge_doubts(journey: Journey) -> Iterator[str]:
+    """Prompts that were trained on, and a judge that is the reward."""
+    if shared := journey.trained_on:
+        stages = " and ".join(f"[{printable(name, 60)}]" for name in listed(shared.get("stages")))
+        yield WARNS["trained-on"].format(**{**shared, "stages": stages})
+    wording = wording_of(journey)
+    if wording.is_reward:
+        yield WARNS["judge-is-reward"].format(name=wording.name)

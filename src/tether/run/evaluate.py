@@ -217,19 +217,25 @@ class _Asked:
         Args:
             opening: seconds in which a side was loaded.
         """
-        fitting, done, each, judging = self.fitting, 0, 0.0, 0.0
+        fitting = self.fitting
+        done = 0
+        each = 0.0
+        judging = 0.0
         if fitting.count is not None:
             return answered(self.distinct, 0)
         sampled: dict[float, list[Rollout]] = {t: [] for t in self.temperatures}
         moved: list[float | None] = []
-        sides, most = 1 + len(self.context.policies), self.section.engine_rows
+        sides = 1 + len(self.context.policies)
+        most = max(1, self.section.engine_rows // self.section.samples)
         started = fitting.clock()
-        while size := fitting.next(done, each, max(1, most // self.section.samples)):
+        while size := fitting.next(done, each, most):
             begun = fitting.clock()
             part, further = answered(self.distinct[done : done + size], done)
             for temperature, rollouts in part.items():
                 sampled[temperature] += rollouts
-            moved, done, now = [*moved, *further], done + size, fitting.clock()
+            moved += further
+            done += size
+            now = fitting.clock()
             if not judging:
                 texts = [rollout.text for rollout in sampled[self.sampling.temperature]]
                 judging = seconds_an_answer(self.judge, self.prompts, texts, fitting.clock)
@@ -237,7 +243,8 @@ class _Asked:
                 started += fitting.clock() - now
             sampling = (now - begun) / size
             later = (sides - 1) * (opening + now - started) + sides * judging * done
-            fitting.reserve, each = later, sides * (sampling + judging)
+            fitting.reserve = later
+            each = sides * (sampling + judging)
         fitting.close(done)
         self._take(self.distinct[:done])
         for _ in self.temperatures:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from tether.core.budget import TimeLimit
 from tether.core.errors import RewardError
 from tether.core.rundir import read_json, write_json
-from tether.core.types import Prompt
+from tether.core.types import Json, Prompt
 from tether.run.judges import TextJudge
 
 _LOG = logging.getLogger("tether.budget")
@@ -38,7 +38,9 @@ class Fitting:
     """
 
     def __init__(self, limit: TimeLimit, note: Path, total: int) -> None:
-        self.limit, self.note, self.total = limit, note, total
+        self.limit = limit
+        self.note = note
+        self.total = total
         self.clock = limit.clock
         self.reserve = 0.0
         """Seconds of what follows for the prompts that are answered."""
@@ -78,6 +80,41 @@ class Fitting:
         fits = math.floor(self.left / each) if each > 0 else self.total
         return max(0, min(most, self.total - done, fits))
 
+    def answer(
+        self,
+        missing: Sequence[tuple[int, Prompt]],
+        most: int,
+        answer: Callable[[Sequence[tuple[int, Prompt]]], Sequence[Json]],
+        judge: TextJudge | None,
+    ) -> None:
+        """Answer as many of the prompts as fit, a part at a time.
+
+        Args:
+            missing: prompts without an answer, each with its place; those before them have one.
+            answer: answers a part, and returns a row for each prompt with its `responses`.
+            judge: scores all answers afterwards; its time is measured on the first ones. That of a
+                language model is not.
+        """
+        done = (self.total if self.count is None else self.count) - len(missing)
+        each = judging = 0.0
+        while missing and (size := self.next(done, each + judging, most)):
+            begun = self.clock()
+            part = missing[:size]
+            missing = missing[size:]
+            rows = answer(part)
+            done += size
+            each = (self.clock() - begun) / size
+            if self.count is None and judge is not None and not judging:
+                prompts = []
+                texts = []
+                for (_, prompt), row in zip(part, rows, strict=True):
+                    prompts += [prompt] * len(row["responses"])
+                    texts += row["responses"]
+                each_answer = seconds_an_answer(judge, prompts, texts, self.clock)
+                judging = each_answer * len(texts) / size
+            self.reserve = judging * done
+            self.keep(done)
+
     def keep(self, done: int) -> None:
         """Note the time so far."""
         if self.limit.bounded:
@@ -94,7 +131,10 @@ class Fitting:
     def _ended(self, minutes: float) -> None:
         assert self.count is not None
         limit = self.limit
-        limit.ended, limit.done, limit.total, limit.drawn = True, self.count, self.total, self.count
+        limit.ended = True
+        limit.done = self.count
+        limit.drawn = self.count
+        limit.total = self.total
         limit.minutes = minutes
 
     def _write(self, count: int | None) -> None:

@@ -24,7 +24,7 @@ from pydantic import Field, Tag
 from tether.core.budget import time_limit
 from tether.core.digest import digest
 from tether.core.errors import ConfigError, DataError, RunError, TetherError
-from tether.core.protocols import RewardSource, count_of, doing
+from tether.core.protocols import count_of, doing
 from tether.core.rundir import (
     RunDirectory,
     append_jsonl,
@@ -39,9 +39,7 @@ from tether.core.types import (
     Feedback,
     Json,
     Prompt,
-    RolloutGroup,
     Sampling,
-    Score,
     assistant,
 )
 from tether.data.sources import group_of
@@ -53,8 +51,8 @@ from tether.preferences.annotators import label_pairs
 from tether.preferences.constitution import read_rubric
 from tether.preferences.judge import PairJudge
 from tether.preferences.pairs import PairsConfig, Response, Strategy, choose_pairs
-from tether.preferences.rows import turns_of, without_faults, write_rows
-from tether.run.fitting import FITTING, Fitting, seconds_an_answer
+from tether.preferences.rows import answer_rows, turns_of, without_faults, write_rows
+from tether.run.fitting import FITTING, Fitting
 from tether.run.judges import configured, text_judge
 from tether.run.judging import judge_report, judged_pairs, measure_once, reasons
 from tether.run.online_sections import learned_reward
@@ -189,10 +187,10 @@ def train(
     prompts = _asked(section, context, usable)
     answers = _answered(section, context, prompts, run, policy)
     prompts = {place: prompt for place, prompt in prompts.items() if prompt.id in answers}
-    kept = [without_faults(answers[p.id], context.quarantine) for p in prompts.values()]
+    rows_of = [without_faults(answers[p.id], context.quarantine) for p in prompts.values()]
     policy.cache_clear()  # the judge may need the memory
-    chosen = None if section.labels is None else _chosen(section, context, kept, run)
-    collector = _Collector(section, context, [*prompts.values()], kept, run)
+    chosen = None if section.labels is None else _chosen(section, context, rows_of, run)
+    collector = _Collector(section, context, [*prompts.values()], rows_of, run)
     comparisons, summary = collector.judged(chosen)
     if not comparisons:
         raise RunError(
@@ -278,49 +276,32 @@ def _answered(
             else None
         )
         doing(progress, "sampling")
-        turns = 2 if fitting.count is not None else 1
-        chunk = max(1, section.engine_rows // section.samples_per_prompt) * turns
-        each = judging = 0.0
-        while missing and (size := fitting.next(len(answers), each + judging, chunk)):
-            begun, (places, part) = fitting.clock(), zip(*missing[:size], strict=True)
-            missing = missing[size:]
-            tell = count_of("sampling", len(part) * section.samples_per_prompt)
-            how: dict[str, Any] = {
-                "num_samples": section.samples_per_prompt,
-                "seed": context.seed,
-                "ordinals": list(places),
-            }
-            how["progress"] = tell
-            fresh = list(_rows(engine.generate(list(part), section.sampling, **how), scorer))
+        chunk = max(1, section.engine_rows // section.samples_per_prompt)
+        chunk *= 1 if fitting.count is None else 2
+        judge = None
+        if isinstance(section.judge, FunctionJudge) and fitting.count is None:
+            judge = text_judge(section.judge, context.root)
+
+        def answer(items: Sequence[tuple[int, Prompt]]) -> Answers:
+            places, part = zip(*items, strict=True)
+            groups = engine.generate(
+                list(part),
+                section.sampling,
+                num_samples=section.samples_per_prompt,
+                seed=context.seed,
+                ordinals=places,
+                progress=count_of("sampling", len(part) * section.samples_per_prompt),
+            )
+            fresh = list(answer_rows(groups, scorer))
             append_jsonl(path, fresh)
-            answers |= {row["id"]: row for row in fresh}
+            answers.update({row["id"]: row for row in fresh})
             if progress is not None:
                 progress(len(answers), len(prompts), {})
-            each = (fitting.clock() - begun) / size
-            if fitting.count is None and not judging:
-                judging = _judging(section, context, part, fresh)
-            fitting.keep(len(answers))
-            fitting.reserve = judging * len(answers)
+            return fresh
+
+        fitting.answer(missing, chunk, answer, judge)
     fitting.close(len(answers))
     return answers
-
-
-def _judging(
-    section: PairsSection, context: Context, prompts: Sequence[Prompt], answers: Answers
-) -> float:
-    """Seconds in which a function judges the answers to one prompt; 0 for other judges, whose time
-    is not measured.
-    """
-    if not isinstance(section.judge, FunctionJudge):
-        return 0.0
-    judge = text_judge(section.judge, context.root)
-    sides = [
-        (prompt, text)
-        for prompt, row in zip(prompts, answers, strict=True)
-        for text in row["responses"]
-    ]
-    asked, texts = zip(*sides, strict=True)
-    return section.samples_per_prompt * seconds_an_answer(judge, asked, texts, time_limit().clock)
 
 
 def _check_sampling(section: PairsSection, context: Context, note: Path, *, begun: bool) -> None:
@@ -339,24 +320,6 @@ def _check_sampling(section: PairsSection, context: Context, note: Path, *, begu
             "another run directory"
         )
     write_json(note, sampling)
-
-
-def _rows(groups: Sequence[RolloutGroup], scorer: RewardSource | None) -> Iterator[Json]:
-    """Lines of `answers.jsonl`."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    scores = iter([Score(None)] * len(rollouts) if scorer is None else scorer.score(rollouts))
-    for group in groups:
-        own = [next(scores) for _ in group.rollouts]
-        row = {
-            "id": group.prompt.id,
-            "prompt": group.prompt.text,
-            "responses": [rollout.text for rollout in group.rollouts],
-        }
-        members = [
-            [value for name, value in sorted(s.parts.items()) if name.startswith("member_")]
-            for s in own
-        ]
-        yield {**row, "scores": [score.value for score in own], "members": members}
 
 
 def _chosen(
