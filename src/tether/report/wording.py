@@ -77,7 +77,8 @@ class Wording(NamedTuple):
 
 def wording_of(journey: Journey) -> Wording:
     """The judge of a run's answers: by its manifests, or else by its recipe."""
-    name = printable(judge_of(journey)[0], 60)
+    judge, _ = judge_of(journey)
+    name = printable(judge, 60)
     if not name:
         judges = [mapping(journey.recipe.get("evaluate")).get("judge")]
         judges += [mapping(arm.settings.get("evaluate")).get("judge") for arm in journey.arms]

@@ -147,8 +147,11 @@ class _Asked:
         sampling: Sampling,
         fitting: Fitting,
     ) -> None:
-        self.section, self.context, self.judge = section, context, judge
-        self.sampling, self.fitting = sampling, fitting
+        self.section = section
+        self.context = context
+        self.judge = judge
+        self.sampling = sampling
+        self.fitting = fitting
         self._scores: dict[tuple[str, ...], list[Score]] = {}
         self.premises: list[PremisePair] | None = None
         self.steps = 0
@@ -157,7 +160,8 @@ class _Asked:
     def _take(self, prompts: Sequence[Prompt]) -> None:
         """The prompts that all sides answer."""
         self.prompts = [prompt for prompt in prompts for _ in range(self.section.samples)]
-        self.distinct, self.groups = prompts, [prompt.id for prompt in self.prompts]
+        self.distinct = prompts
+        self.groups = [prompt.id for prompt in self.prompts]
 
     @property
     def temperatures(self) -> list[float]:
@@ -170,7 +174,8 @@ class _Asked:
         other temperatures.
         """
         if not (folder / "answers.json").is_file():
-            context, begun = self.context, self.fitting.clock()
+            context = self.context
+            begun = self.fitting.clock()
             role, loaded = load_policy(
                 str(policy or context.model.source), context.model, context.seed
             )
@@ -201,9 +206,15 @@ class _Asked:
     def _sampled(
         self, temperature: float, engine: Engine, prompts: Sequence[Prompt], first: int
     ) -> list[Rollout]:
-        how: dict[str, Any] = {"num_samples": self.section.samples, "first": first}
-        how["seed"] = self.context.seed + SEED
-        rollouts = answers_at(temperature, engine, prompts, self.sampling, **how)
+        rollouts = answers_at(
+            temperature,
+            engine,
+            prompts,
+            self.sampling,
+            num_samples=self.section.samples,
+            seed=self.context.seed + SEED,
+            first=first,
+        )
         if self.fitting.count is not None:
             self._step()
         return rollouts
@@ -301,7 +312,11 @@ class _Asked:
         gold |= {f"gold_{name}": measured[name] for name in ("gain", "win_rate")}
         parts = [_mean_parts(self.judged(side["texts"])) for side in (before, after)]
         gold["gold_parts"] = {k: {"before": parts[0][k], "after": parts[1][k]} for k in parts[0]}
-        return {**gold, "gold_by_temperature": controls.pop("by_temperature"), **controls}
+        return {
+            **gold,
+            "gold_by_temperature": controls.pop("by_temperature"),
+            **controls,
+        }
 
     def _scores_by_temperature(self, answers: Mapping[str, Any]) -> dict[float, list[float | None]]:
         sides = {
@@ -315,15 +330,29 @@ class _Asked:
     def rows(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Json]:
         """A line an answer: the start's, the first policy's, and those of the others."""
         first, *others = after
-        sides = {"before": self._scored(before), "after": self._scored(after[first])}
+        sides = {
+            "before": self._scored(before),
+            "after": self._scored(after[first]),
+        }
         arms = {name.removeprefix(f"{first}-"): self._scored(after[name]) for name in others}
         for i, prompt in enumerate(self.prompts):
-            row = {"id": prompt.id, "kind": prompt.metadata.get("kind", ""), "prompt": prompt.text}
+            row = {
+                "id": prompt.id,
+                "kind": prompt.metadata.get("kind", ""),
+                "prompt": prompt.text,
+            }
             for name, answers in sides.items():
                 text, score = answers[i]
-                row |= {name: text, f"gold_{name}": score.value, f"parts_{name}": score.parts}
+                row |= {
+                    name: text,
+                    f"gold_{name}": score.value,
+                    f"parts_{name}": score.parts,
+                }
             row["arms"] = {
-                name: {"response": answers[i][0], "gold": answers[i][1].value}
+                name: {
+                    "response": answers[i][0],
+                    "gold": answers[i][1].value,
+                }
                 for name, answers in arms.items()
             }
             yield row
@@ -348,7 +377,12 @@ def _compared(asked: _Asked, before: Mapping[str, Any], after: Mapping[str, Any]
         side: answers["sycophancy"] for side, answers in sides.items() if "sycophancy" in answers
     }
     more = {"sycophancy": premises} if premises else {}
-    return {**asked.gained(before, after), "answers": looks, "finished": after["finished"], **more}
+    return {
+        **asked.gained(before, after),
+        "answers": looks,
+        "finished": after["finished"],
+        **more,
+    }
 
 
 def _texts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
