@@ -18,14 +18,16 @@ from tether.models.average import average_roles
 from tether.models.carried import (
     ADAPTER_WEIGHTS,
     MERGED_ADAPTER,
+    Rounding,
     base_weights,
     carriers,
     carries_all,
     drop,
     fold_in,
+    merged_weights,
     read_change,
+    rounding_of,
     settle,
-    share_kept,
 )
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter, keep_on_host, save_model
@@ -33,6 +35,7 @@ from tether.models.precision import cast
 from tether.models.saving import refill_model, save_role, save_weights
 from tether.models.tiny import TEMPLATE, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.run.engines import _note_rounded
 from tether.run.export import export_model
 from tether.run.models import on_folder, open_model
 from tether.run.roles import encoder_of, local_engine, new_role
@@ -317,6 +320,36 @@ def test_an_export_in_float32_holds_all_and_one_in_bfloat16_says_what_is_lost(
     assert lost == (sentence in (tmp_path / "rounded" / "README.md").read_text())
 
 
+def test_an_export_of_an_adapter_that_no_layer_can_carry_says_what_is_lost(base, tmp_path, caplog):
+    loaded = open_model(base.settings)
+    lora = LORA.model_copy(update={"dora": True})
+    policy = new_role(loaded, "policy", lora, seed=1)
+    fill(policy, base, 1e-3)
+    save_role(policy, loaded, tmp_path / "policy", kind="policy", encoding=_encoding(loaded))
+    made = export_model(str(tmp_path / "policy"), tmp_path / "rounded", dtype="bfloat16")
+    assert 0.4 < made["share_kept"] < 0.9
+    assert f"Rounded weights hold {made['share_kept']:.0%} of what adapters" in caplog.text
+    exact = export_model(str(tmp_path / "policy"), tmp_path / "exact", dtype="float32")
+    assert exact["share_kept"] == pytest.approx(1.0)
+
+
+def test_vllm_servers_of_whole_policies_are_noted_to_hold_rounded_weights(base, tmp_path):
+    settings, changes = tuned(base, tmp_path / "run", 1e-3)
+    loaded = open_model(settings)
+    _note_rounded(Role(loaded.model), loaded)
+    sent = merged_weights(loaded.model)
+    left = whole = 0.0
+    for name, change in changes.items():
+        left += float(((sent[name].double() - base.weights[name].double()) * change).sum())
+        whole += float(change.square().sum())
+    (note,) = loaded.notes
+    assert f"rounded weights, which hold {left / whole:.0%} of what" in note
+
+    bare = open_model(base.settings)
+    _note_rounded(Role(bare.model), bare)
+    assert not bare.notes
+
+
 def test_an_exported_adapter_says_what_its_base_has_lost(base, tmp_path, caplog):
     settings, _ = tuned(base, tmp_path / "run", 1e-3)
     loaded = open_model(settings)
@@ -444,8 +477,16 @@ def test_what_cannot_be_carried_is_merged_and_the_loss_says_so(base, tmp_path):
     role = new_role(loaded, "sft", LORA.model_copy(update={"dora": True}), seed=0)
     fill(role, base, 1e-3)
     assert not carries_all(role.model, "sft")
-    model = settle(role.model, "sft")
+    exact = copy.deepcopy(role.model).double().merge_and_unload().state_dict()
+    model = settle(role.model, "sft", rounding := Rounding(torch.bfloat16))
     assert not any(carriers(model))
+    left = whole = 0.0
+    for name, before in base.weights.items():
+        change = exact[name] - before.double()
+        left += float(((model.get_parameter(name).double() - before.double()) * change).sum())
+        whole += float(change.square().sum())
+    assert rounding.layers == 14 and rounding.share == pytest.approx(left / whole, abs=0.02)
+    assert rounding.share < 0.9
     save_model(model, loaded.tokenizer, TEMPLATE, tmp_path / "model")
     assert read_change(tmp_path / "model") is None
 
@@ -500,7 +541,8 @@ def test_gpt2_keeps_its_weights_the_other_way_round(tmp_path):
         rounded = exact.get_parameter(name).bfloat16().double()
         left += float(((rounded - before[name]) * change).sum())
         whole += float(change.square().sum())
-    assert share_kept(exact, factors, torch.bfloat16) == pytest.approx(left / whole, abs=0.01)
+    share = rounding_of(exact, factors, torch.bfloat16).share
+    assert share == pytest.approx(left / whole, abs=0.01)
     assert left < 0.99 * whole
     for name, change in changes.items():
         error = exact.get_parameter(name).double() - before[name] - change

@@ -14,7 +14,7 @@ from tether.run.runner import run_recipe
 from tether.settings.reading import build
 
 
-def trained(folder, rate, **model):
+def trained(folder, rate, lora=None, **model):
     rows = folder / "rows.jsonl"
     rows.write_text(
         "".join(
@@ -28,7 +28,7 @@ def trained(folder, rate, **model):
         "batch_size": 4,
         "heldout_fraction": 0.25,
         "optimizer": {"learning_rate": rate, "schedule": "constant"},
-        "lora": {"rank": 4, "alpha": 8},
+        "lora": {"rank": 4, "alpha": 8, **(lora or {})},
     }
     values = {
         "run": str(folder / "run"),
@@ -49,7 +49,7 @@ def test_the_loss_of_the_merged_model_stands_beside_that_of_the_adapter(
         monkeypatch.setattr(
             supervised,
             "settle",
-            lambda model, adapter: model.merge_and_unload(adapter_names=[adapter]),
+            lambda model, adapter, *_: model.merge_and_unload(adapter_names=[adapter]),
         )
     with caplog.at_level(logging.WARNING):
         summary, folder = trained(tmp_path, rate, dtype="bfloat16")
@@ -70,3 +70,11 @@ def test_the_loss_of_the_merged_model_stands_beside_that_of_the_adapter(
 def test_nothing_is_measured_where_nothing_is_rounded(tmp_path):
     summary, _ = trained(tmp_path, 1e-3, dtype="float32")
     assert "eval_loss_merged" not in summary
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_an_adapter_that_no_layer_can_carry_is_noted_with_the_share_that_is_left(tmp_path, dtype):
+    summary, _ = trained(tmp_path, 2e-5, {"dora": True}, dtype=dtype)
+    notes = [note for note in summary.get("notes", []) if "The rounded weights hold" in note]
+    assert len(notes) == (dtype == "bfloat16")
+    assert all("layers are merged into bfloat16 weights" in note for note in notes)

@@ -3,8 +3,8 @@
 A bfloat16 weight takes up no change below half a unit in its last place. Of an adapter of a
 thousandth of the weights, a merge keeps half. So a model that is loaded in bfloat16, or in 4 bits,
 computes with the adapter beside the weights. The adapter is part of the base: it is frozen, and
-works under every role. On a CPU both products are added up in float32 and rounded once. A GPU
-rounds each.
+works under every role. Both products are added up in float32 and rounded once
+(models.one_rounding).
 
 On disk, a folder holds the merged weights, which any program can load, and in `merged_adapter` the
 adapter that was merged, in peft's format. Loading takes the adapter out of the weights again:
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from tether.core.errors import ModelError, one_line
+from tether.models.one_rounding import product_with_change
 from tether.models.targets import bare_layer, takes_adapter
 
 MERGED_ADAPTER, ADAPTER_WEIGHTS = "merged_adapter", "adapter_model.safetensors"
@@ -151,24 +152,60 @@ def drop(model: Any) -> Any:
     return model
 
 
+@dataclass
+class Rounding:
+    """Changes of weights, and how much of them is gone once the weights are rounded to `dtype`.
+
+    The share that is left is <D, round(W + D) - W> / <D, D> over all weights: the projection of
+    what is left on the change D.
+    """
+
+    dtype: torch.dtype
+    lost: float = 0.0
+    whole: float = 0.0
+    layers: int = 0
+
+    def add(self, change: Tensor, merged: Tensor) -> None:
+        """Count one layer's change D and W + D, both in float32."""
+        error = merged.double() - merged.to(self.dtype).double()
+        exact = change.to(merged.device).double()
+        self.lost += float((error * exact).sum())
+        self.whole += float(exact.square().sum())
+        self.layers += 1
+
+    @property
+    def share(self) -> float | None:
+        """The share that is left; None: there is no change."""
+        return 1.0 - self.lost / self.whole if self.whole else None
+
+
 @torch.no_grad()
-def settle(model: Any, adapter: str | None) -> Any:
+def settle(model: Any, adapter: str | None, rounding: Rounding | None = None) -> Any:
     """The model without peft, as it will be when it has been saved and loaded: its layers carry the
     adapter called `adapter`.
 
     A change that no layer can carry is added to the weights in float32, and rounded once. To
     float32 weights all of it is added, and the model's `change` says what. peft's wrapper is used
     up.
+
+    Args:
+        rounding: counts the changes that no layer can carry.
     """
     if adapter is None:
         return model
     dtype = model.dtype
     scale_carried(model, adapter)
     for name, layer in _adapted(model, adapter):
-        if dtype == torch.float32 or not _can_carry(model, name, layer, adapter):
-            layer.float()
-            layer.merge(adapter_names=[adapter])
-            layer.to(dtype)
+        able = _can_carry(model, name, layer, adapter)
+        if able and dtype != torch.float32:
+            continue
+        layer.float()
+        weight = layer.get_base_layer().weight
+        before = None if able or rounding is None else weight.detach().clone()
+        layer.merge(adapter_names=[adapter])
+        if before is not None and rounding is not None:
+            rounding.add(weight - before, weight)
+        layer.to(dtype)
     change = MergedChange(factors_of(model, adapter), dtype)
     bare = model.unload()
     if dtype == torch.float32:
@@ -245,25 +282,22 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def share_kept(model: Any, factors: Factors, dtype: torch.dtype) -> float | None:
-    """The share of a merged change that weights still hold after they are rounded to `dtype`; None:
-    there is no change.
-
-    It is <D, round(W + D) - W> / <D, D>, the projection of what is left on the change D.
+def rounding_of(
+    model: Any, factors: Factors, dtype: torch.dtype, others: Rounding | None = None
+) -> Rounding:
+    """Changes that were merged, or that layers carry, and how much of them weights in `dtype` hold.
 
     Args:
         model: in float32, merged, or with layers that carry the change.
+        others: changes that no layer can carry; they are added.
     """
-    lost = whole = 0.0
+    rounding = Rounding(dtype) if others is None else others
     for name, (down, up) in factors.items():
         layer = bare_layer(_bare(model).get_submodule(name))
         carried = change_of(layer)
         merged = layer.weight if carried is None else layer.weight + carried
-        change = _product(layer, down, up).to(merged.device).double()
-        error = merged.double() - merged.to(dtype).double()
-        lost += float((error * change).sum())
-        whole += float(change.square().sum())
-    return 1.0 - lost / whole if whole else None
+        rounding.add(_product(layer, down, up), merged)
+    return rounding
 
 
 def write_change(folder: Path, change: MergedChange) -> None:
@@ -334,20 +368,14 @@ def _hold(layer: Any, down: Tensor, up: Tensor) -> None:
 
 
 def _forward(layer: Any, states: Tensor) -> Tensor:
-    """W x + B A x, rounded once: a bfloat16 W x, rounded before B A x is added, would take up as
-    little of that as W does of B A.
+    """W x + B A x, rounded once, and so is its gradient (models.one_rounding). Layers in 4 bits
+    round W x before.
     """
     from transformers.pytorch_utils import Conv1D
 
-    added = linear(linear(states, layer.carried_down), layer.carried_up)
+    down, up = layer.carried_down, layer.carried_up
     if states.dtype == torch.float32 or layer.weight.dtype != states.dtype:  # or held in 4 bits
-        return type(layer).forward(layer, states) + added
+        return type(layer).forward(layer, states) + linear(linear(states, down), up)
     weight = layer.weight if isinstance(layer, Conv1D) else layer.weight.T
-    whole = torch.addmm(
-        added.flatten(0, -2),
-        states.flatten(0, -2),
-        weight,
-    ).view_as(added)
-    if layer.bias is None:
-        return whole
-    return whole + layer.bias
+    whole = product_with_change(states, weight, down.T, up.T)
+    return whole if layer.bias is None else whole + layer.bias

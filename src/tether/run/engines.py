@@ -16,7 +16,7 @@ from tether.core.errors import ConfigError
 from tether.cpu.llama import cache_bytes
 from tether.cpu.memory import free_memory
 from tether.models.adapter_folders import holds_adapter
-from tether.models.carried import carries_all, drop, factors_of
+from tether.models.carried import carriers, carries_all, drop, factors_of, rounding_of
 from tether.models.loading import LoadedModel, load_model, save_model
 from tether.models.saving import attach_adapter, refill_adapter, refill_model
 from tether.models.trunk import Role
@@ -103,6 +103,8 @@ def served_engine(
     shutil.rmtree(root / "weights", ignore_errors=True)
     combined = config.kind == "vllm" and not config.addresses and bool(lora)
     combined = combined and carries_all(policy.model, policy.adapter)
+    if config.kind == "vllm" and not combined:
+        _note_rounded(policy, loaded)
     base = _base(loaded, root, seed, bare=combined)
     dtype = str(policy.model.dtype).removeprefix("torch.")
     length = 2 * dict(section)["max_new_tokens"]  # a guess: prompts as long as answers
@@ -161,6 +163,20 @@ def served_engine(
         "combined": combined,
     }
     return ServedEngine(policy, encoder_of(loaded), servers, root, config, **how)
+
+
+def _note_rounded(policy: Role, loaded: LoadedModel) -> None:
+    """Note how much of what layers carry beside their weights reaches servers that hold rounded
+    weights alone.
+    """
+    if not any(carriers(policy.model)):
+        return
+    share = rounding_of(policy.model, factors_of(policy.model), policy.model.dtype).share
+    loaded.note(
+        f"vLLM samples from rounded weights, which hold {share or 1.0:.0%} of what fine-tuning's "
+        "adapter changed; the learner computes with all of it. An adapter (lora) and servers that "
+        "tether starts, or engine.kind = 'local', sample from all of it"
+    )
 
 
 def vllm_share(config: EngineConfig, policy: Role, rows: int, length: int) -> str:

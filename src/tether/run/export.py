@@ -24,11 +24,12 @@ from tether.data.chat import Encoded
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, unnumbered
 from tether.models.adapter_folders import holds_adapter
 from tether.models.carried import (
+    Rounding,
     carriers,
     factors_of,
     fold_in,
     read_change,
-    share_kept,
+    rounding_of,
     stacked,
 )
 from tether.models.heads import ScalarHead
@@ -370,9 +371,9 @@ class Writer:
         head, stop_ids = self.role.head, self.encoder.stop_ids
         own = None if self.adapter else self.role.adapter
         factors = stacked(self.before, factors_of(self.role.model, own))
-        causal = self.role.causal_model if self.adapter else merged(self.role)
-        rounded = self.held if self.adapter else dtype
-        self.share = share_kept(causal, factors, rounded)
+        rounding = Rounding(self.held if self.adapter else dtype)
+        causal = self.role.causal_model if self.adapter else merged(self.role, rounding)
+        self.share = rounding_of(causal, factors, rounding.dtype, rounding).share
         model = (
             causal if head is None else classifier(causal, head, each_token=self.kind == "process")
         )

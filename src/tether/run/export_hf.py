@@ -16,7 +16,7 @@ from torch import nn
 from tether.core.errors import ModelError
 from tether.data.chat import ChatEncoder
 from tether.models.adapter_folders import order_settings
-from tether.models.carried import fold_in, settle
+from tether.models.carried import Rounding, fold_in, settle
 from tether.models.heads import ScalarHead
 from tether.models.precision import cast
 from tether.models.pretrained import quiet
@@ -26,15 +26,18 @@ from tether.rewards.classifier import OFFSET
 PAD = "<|pad|>"
 
 
-def merged(role: Role) -> Any:
+def merged(role: Role, rounding: Rounding | None = None) -> Any:
     """The role's whole causal model in float32, its own adapter merged; the role is not to be used
     any more.
 
     In float32 because a bfloat16 weight near 1 cannot take up a change below 0.004, and an
     adapter's are often smaller.
+
+    Args:
+        rounding: counts what no layer can carry beside its weights.
     """
     with quiet():
-        return fold_in(settle(cast(role.model, torch.float32), role.adapter))
+        return fold_in(settle(cast(role.model, torch.float32), role.adapter, rounding))
 
 
 def classifier(causal: Any, head: ScalarHead, *, each_token: bool = False) -> Any:

@@ -13,7 +13,7 @@ from pydantic import Field
 from tether.core.rundir import RunDirectory, write_json
 from tether.core.types import Comparison, Demonstration, Feedback, Json, StepLabels
 from tether.learner.ranks import here
-from tether.models.carried import merged_weights, settle
+from tether.models.carried import Rounding, merged_weights, settle
 from tether.models.loading import LoadedModel, save_model, weights_digest
 from tether.models.quantized import dequantized
 from tether.models.speech import write_speech
@@ -83,6 +83,8 @@ class KTOSection(_OwnReference, KTOConfig):
 
 MERGE_LOSES = 0.05
 """Share of fine-tuning's gain that a merge may lose before a note says so."""
+MERGE_HOLDS = 0.99
+"""Share of a merged change that rounded weights have to hold, or a note says so."""
 SupervisedSection = SFTSection | ProcessSection | DirectSection | KTOSection
 
 
@@ -139,13 +141,27 @@ def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) 
     """
     role = whole(dequantized(role), loaded, seed)
     if here().first:
-        settled = settle(role.model, role.adapter)
+        rounding = Rounding(role.model.dtype)
+        settled = settle(role.model, role.adapter, rounding)
+        if rounding.share is not None and rounding.share < MERGE_HOLDS:
+            loaded.note(_rounded_away(rounding))
         encoder, folder = encoder_of(loaded), run.path / "model"
         save_model(settled, loaded.tokenizer, encoder.templates, folder, stop_ids=loaded.stop_ids)
         write_speech(folder, encoder.describe(), str(settled.dtype).removeprefix("torch."))
         run.update_manifest(result={"digest": weights_digest(merged_weights(settled))})
         role = Role(settled)
     return role
+
+
+def _rounded_away(rounding: Rounding) -> str:
+    """A sentence on an adapter of which rounded weights hold a part."""
+    layers, dtype = rounding.layers, str(rounding.dtype).removeprefix("torch.")
+    return (
+        f"The adapter of {layers} {'layer is' if layers == 1 else 'layers are'} merged into {dtype} "
+        f"weights, since DoRA, embeddings and convolutions cannot be computed beside them. The "
+        f"rounded weights hold {rounding.share:.0%} of what it changed there. Plain adapters on "
+        "linear layers, or model.dtype = 'float32', keep all of it."
+    )
 
 
 def _loss_of_merged(stage: SFT, merged: Role, summary: Json, loaded: LoadedModel) -> Json:
