@@ -22,7 +22,7 @@ def product_with_change(states: Tensor, weight: Tensor, down: Tensor, up: Tensor
         down: (inputs, rank), frozen.
         up: (rank, outputs), frozen.
     """
-    return _ProductWithChange.apply(states, weight, down, up)  # pyright: ignore[reportReturnType]
+    return _ProductWithChange.apply(states, weight, down, up)
 
 
 def rounded_once(rows: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class _ProductWithChange(torch.autograd.Function):
         return whole.view(*states.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, down, up = ctx.saved_tensors
         rows = slope.flatten(0, -2)
         before = own = None
