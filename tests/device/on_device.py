@@ -635,6 +635,23 @@ def test_a_mixture_of_experts_runs_where_only_ordered_operations_are_allowed(tmp
     assert len(groups) == len(PROMPTS)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_carried_change_is_rounded_once_there(bias):
+    """In float32 before: a product that `addmm` could have rounded is not asked for."""
+    from tests.models.test_one_rounding import SHARES, carrying, share_of
+
+    for share in SHARES[:2]:
+        layer, change = carrying(share, DEVICE, bias=bias)
+        weight, states = layer.weight.double(), torch.randn(600, 384, device=DEVICE).bfloat16()
+        slopes = torch.randn(600, 512, device=DEVICE).bfloat16()
+        made = layer(states.requires_grad_())
+        (back,) = torch.autograd.grad(made, states, slopes)
+        exact, offset = states.detach().double(), layer.bias.double() if bias else 0.0
+        there = share_of(made.detach(), exact @ weight.T + offset, exact @ change.T)
+        again = share_of(back, slopes.double() @ weight, slopes.double() @ change)
+        assert there == pytest.approx(1, abs=0.05) and again == pytest.approx(1, abs=0.05)
+
+
 def test_sampling_by_ordered_sums_draws_what_running_sums_draw():
     logits = 3 * torch.randn(512, 5000, generator=torch.Generator().manual_seed(0))
     uniforms = torch.rand(512, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

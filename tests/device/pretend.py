@@ -373,7 +373,8 @@ def run(operation: Any, *args: Any, **kwargs: Any) -> Any:
     # which a CPU counts in fractions alone
     if call.name == "aten::histc" and not inner[0].is_floating_point():
         inner[0] = inner[0].float()
-    result = operation(*inner, **{key: call.inside(value) for key, value in kwargs.items()})
+    compute = _wide_product if operation is torch.ops.aten.mm.dtype else operation
+    result = compute(*inner, **{key: call.inside(value) for key, value in kwargs.items()})
     for tensor, layout in call.written:
         if _layout(tensor) != layout:
             raise NotImplementedError(
@@ -381,6 +382,11 @@ def run(operation: Any, *args: Any, **kwargs: Any) -> Any:
                 "the pretend device does not"
             )
     return call.outside(result) if call.asked is None or call.asked.type == NAME else result
+
+
+def _wide_product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    """A product whose result is wider than its factors, which CUDA alone computes."""
+    return first.to(dtype) @ second.to(dtype)
 
 
 class _Call:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -19,7 +21,15 @@ ROWS = 16
 """Rows by which passes shrink: every new shape costs a CPU's matrix kernels a set-up."""
 WIDTH = 64
 """Places of the cache by which passes grow: every width is a graph of its own."""
+MOST = 32
+"""Graphs at once. Each takes some megabytes of the card, and widths that rows have grown beyond do
+not come back.
+"""
 UNRECORDED = "decoding without CUDA graphs, which this model cannot have (%s): every step is slower"
+NO_ROOM = (
+    "decoding without CUDA graphs, for which the card lacks memory (%s): every step is slower. "
+    "Lower engine_rows, or the tokens of a micro-batch"
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -65,11 +75,15 @@ class Graphs:
             self._record(shape, work)
         self.seen.add(shape)
         if shape in self.graphs:
+            # the last one used stands last
+            self.graphs[shape] = self.graphs.pop(shape)
             self.graphs[shape].replay()
         else:
             work()
 
     def _record(self, shape: Hashable, work: Callable[[], None]) -> None:
+        if not self.graphs:
+            _make_room(self.device)
         graph = torch.cuda.CUDAGraph()
         stream = _recording_stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -81,12 +95,49 @@ class Graphs:
                 finally:
                     graph.capture_end()
         except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            once(_LOG.warning, UNRECORDED, reason)
+            why = NO_ROOM if _is_lack_of_memory(error) else UNRECORDED
+            once(_LOG.warning, why, str(error).partition("\n")[0])
             self.records = False
+            _abandon(self.device, self.pool)
         else:
             self.graphs[shape] = graph
+            if len(self.graphs) > MOST:
+                del self.graphs[next(iter(self.graphs))]
         torch.cuda.current_stream(self.device).wait_stream(stream)
+
+
+def _make_room(device: torch.device) -> None:
+    """Give free memory back to the card where torch keeps more of it than the card has.
+
+    A recording takes new memory from the card: what torch keeps for later is out of its reach, and
+    cannot be given back meanwhile.
+    """
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if torch.cuda.mem_get_info(device)[0] < idle:
+        torch.cuda.empty_cache()
+
+
+def _is_lack_of_memory(error: BaseException | None) -> bool:
+    """True of an error, or of one that it came after: a recording that lacked memory ends with an
+    error of its own.
+    """
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__context__
+    return error is not None
+
+
+def _abandon(device: torch.device, pool: Any) -> None:
+    """Put right what a failed recording leaves behind.
+
+    Older versions of PyTorch then still take the allocator and the device's random generator for
+    recording: the next `empty_cache`, or the next random number, ends in an assertion. Newer ones
+    refuse to end twice.
+    """
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(device.index or 0, pool)
+        torch._C._cuda_releasePool(device.index or 0, pool)
+    generator = torch.cuda.default_generators[device.index or 0]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 @cache

@@ -126,7 +126,7 @@ def _draw(
         )
         new, chances = sample_tokens(role.logits(hidden), uniforms, sampling)
         tokens, logprobs, stopped = torch.stack(
-            [new.double(), chances.double(), torch.isin(new, stops).double()]
+            [new.double(), chances.double(), (new[:, None] == stops).any(-1).double()]
         ).tolist()
         check_distributions(logprobs)
         staying = []

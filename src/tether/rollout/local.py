@@ -295,7 +295,8 @@ class _Decoding:
         )
         self.drawn[:rows] = tokens
         self.steps[:rows] += active
-        stopped = torch.isin(tokens, self.stop_ids)
+        # `isin` sorts where there are many stop tokens, and then the host waits
+        stopped = (tokens[:, None] == self.stop_ids).any(-1)
         ended = stopped | (self.steps[:rows] >= self.sampling.max_new_tokens)
         self._leave(active & ended)
         for line, values in zip(self.report, (tokens, logprobs, stopped), strict=True):
