@@ -1,0 +1,38 @@
+"""The price on a card, beside what an H100 measured (docs/gpu.md)."""
+
+import pytest
+
+from tether.run.devices import gpu
+from tether.run.phases import Planner
+from tether.run.plan import plan, shape_config
+from tether.run.price import CLOSING, Price, costs
+from tether.run.recipe import read_recipe
+from tether.run.sizes import row_sizes
+from tether.run.speeds import RowSizes
+
+H100 = gpu(name="h100")
+STAGES = {"sft": 11, "pairs": 22, "reward": 21, "ppo": 34, "evaluate": 16}
+"""Seconds of the quickstart's stages as their summaries had them; with loading and the report the
+whole took 172.
+"""
+WHOLE = 172
+
+
+def test_the_quickstarts_price_is_within_a_third():
+    recipe = read_recipe("quickstart", ["model.dtype=bfloat16"])
+    sizes = row_sizes(recipe, recipe.stages)
+    made = costs(recipe, plan(recipe, H100, sizes=sizes, stages=recipe.stages), sizes)
+    whole = Price(made).seconds + CLOSING * H100.dispatch
+    assert whole == pytest.approx(WHOLE, rel=0.3)
+    beside = (WHOLE - sum(STAGES.values())) / len(STAGES)
+    for stage in made:
+        assert stage.seconds == pytest.approx(STAGES[stage.name] + beside, rel=0.5), stage.name
+
+
+@pytest.mark.parametrize(("rows", "rate"), [(64, 8730), (256, 23297), (1024, 42441)])
+def test_rates_of_decoding_are_within_a_quarter(rows, rate):
+    """Tokens a second of 1.5 billion weights, steps replayed as graphs."""
+    recipe = read_recipe("quickstart", ["model.dtype=bfloat16"])
+    config = shape_config(recipe.model, "qwen2.5-1.5b")
+    speeds = Planner(recipe, H100, config, RowSizes(), {}).speeds
+    assert rows / speeds.decoding(rows) == pytest.approx(rate, rel=0.25)
