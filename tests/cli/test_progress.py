@@ -156,6 +156,29 @@ def test_the_first_step_corrects_the_price_in_one_line(step, line):
         assert [shown for shown in screen.lines if "expected" in shown] == ([line] if line else [])
 
 
+def test_a_budget_decides_on_the_time_that_is_left():
+    """Three minutes for two stages of equal price: a slow first step changes nothing of it."""
+    screen = Screen(terminal=False)
+    first = Expected(10.0, 500.0, 10.0).within(90.0)
+    with bars(screen) as announce:
+        announce.price([], {"sft": first, "grpo": Expected(10.0, 500.0, 10.0).within(90.0)})
+        bar = announce("sft")
+        screen.now = 60.0
+        bar(1, 20, {"time/step": 50.0})
+        assert bar.left() == "0:00:30 left, all 0:02:00"
+
+
+def test_a_short_stage_needs_no_correction():
+    screen = Screen(terminal=False)
+    with bars(screen) as announce:
+        announce.price([], {"grpo": Expected(1.0, 2.0, 1.0)})
+        bar = announce("grpo")
+        for number in range(1, 4):
+            screen.now += 3.0
+            bar(number, 4, {"time/step": 3.0})
+        assert not [line for line in screen.lines if "expected" in line]
+
+
 def test_the_time_left_counts_what_is_in_hand():
     forecast = Forecast(0.0)
     forecast.part(0.0, 0, 100)

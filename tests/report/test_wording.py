@@ -81,6 +81,14 @@ def test_a_judge_that_is_the_reward_is_called_so(tmp_path):
     assert "Nothing is trained on its scores" not in Page(write_report(run)).text
 
 
+def test_a_function_of_python_goes_by_its_name(tmp_path):
+    """Not by the digest of its code."""
+    run = judged_run(tmp_path, "python:good@0123456789ab", reward="python:good@0123456789ab")
+    found = brief(read_journey(run))
+    assert found.headline.endswith("judged by the training's own reward (good).")
+    assert not any("@0123" in line for line in (*found.sentences, *found.warnings))
+
+
 def test_prompts_that_were_trained_on_are_not_called_held_out(tmp_path):
     shared = {"count": 30, "total": 40, "stages": ["grpo"]}
     run = judged_run(tmp_path, "mine.py:good", trained_on=shared)

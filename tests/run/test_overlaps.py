@@ -59,6 +59,13 @@ def test_log_summary_and_page_name_them(tmp_path, caplog):
     assert "Answers to the same held-out prompts" not in page
 
 
+def test_prompts_that_a_stage_sets_aside_are_not_trained_on(tmp_path):
+    """The training sets two of six aside, so four are trained on."""
+    evaluate = {"prompts": 2, "temperatures": [], "best_of": []}
+    sentence = overlap_of(made(tmp_path, TRAINED, evaluate=evaluate))
+    assert sentence.startswith("[evaluate]: 4 of 6 prompts")
+
+
 def test_a_plan_names_them(tmp_path, capsys):
     config = made(tmp_path, [TRAINED[0], TRAINED[3], "Something else?"])
     lines = ["run = 'run'", "model = { source = 'tiny' }"]

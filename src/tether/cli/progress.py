@@ -35,7 +35,7 @@ SHOWN = (
     ("loss", "loss {:.3f}"),
     ("accuracy", "training accuracy {:.2f}"),
     ("eval_accuracy", "held-out accuracy {:.2f}"),
-    ("reward/proxy", "proxy {:+.2f}"),
+    ("reward/proxy", "reward {:+.2f}"),
     ("kl/policy_reference_k1", "KL {:z.1f}"),
     ("gold/score", "judge {:.2f}"),
     ("heldout/score", "held out {:.2f}"),
@@ -54,8 +54,10 @@ ipywidgets.
 """
 LOOK_AFTER = 1.0
 """Seconds between two looks at whether a line is due."""
-CLEAR = 1.3
-"""By what factor the first measured step has to change the price to be worth a line."""
+CLEAR, SHORT = 1.3, 30.0
+"""By what factor the first measured step has to change the price to be worth a line, and how many
+seconds a stage has to take.
+"""
 
 
 class TimeLeft(ProgressColumn):
@@ -148,6 +150,7 @@ class Bar:
             and before
             and not before.timed
             and whole
+            and max(whole, before.seconds) >= SHORT
             and not 1 / CLEAR <= whole / before.seconds <= CLEAR
         ):
             from tether.report.numbers import duration

@@ -93,11 +93,14 @@ class Forecast:
 
     @property
     def slowness(self) -> float:
-        """The seconds of a step over those that were expected."""
+        """The seconds of a step over those that were expected; 1 where a budget decides on the
+        time.
+        """
         if (
             self.pace.step is None
             or self.total is None
             or self.expected is None
+            or self.expected.timed
             or not self.expected.steps
         ):
             return 1.0

@@ -16,6 +16,8 @@ from tether.settings.synonyms import METHODS
 NAMES, GOLD, PARTS = SENTENCES["methods"], SENTENCES["gold"], SENTENCES["parts"]
 CALLED_GOLD = re.compile(r"\bgold\b", re.IGNORECASE)
 """In the name of a judge."""
+PYTHON = "python:"
+"""Before the names of functions that a Python call handed over."""
 IDLE = 0.1
 """Share of a step that the learner may wait and yet be the one that takes the time."""
 VERSIONS = ("tether", "Python", "torch", "transformers", "peft")
@@ -171,7 +173,13 @@ def judge_of(journey: Journey) -> tuple[str, str]:
     noted = next(
         (judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))), {}
     )
-    return str(noted.get("name") or ""), str(noted.get("says") or "")
+    return function_name(noted.get("name")), str(noted.get("says") or "")
+
+
+def function_name(call: object) -> str:
+    """The name of a function or a model; of a function that Python handed over without its digest."""
+    name = str(call or "")
+    return name.removeprefix(PYTHON).partition("@")[0] if name.startswith(PYTHON) else name
 
 
 def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -190,7 +198,9 @@ def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[
         *([GOLD["says" if says else "name"].format(name=name, says=says)] if name else []),
     ]
     if name and not CALLED_GOLD.search(name):
-        maximised = {mapping(arm.settings.get("function")).get("call") for arm in journey.arms}
+        maximised = {
+            function_name(mapping(arm.settings.get("function")).get("call")) for arm in journey.arms
+        }
         words = "judge-is-reward" if name in maximised else "judge-says" if says else "judge"
         sentences = [GOLD[words].format(name=name, says=says)]
     return sentences, [

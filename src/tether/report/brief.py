@@ -18,7 +18,17 @@ from tether.report.narrative import (
     kl_sentence,
     proxy_gain,
 )
-from tether.report.numbers import SENTENCES, bracketed, centre, decimal, interval, percent, signed
+from tether.report.numbers import (
+    SENTENCES,
+    TOO_FEW,
+    Show,
+    bracketed,
+    centre,
+    decimal,
+    interval,
+    percent,
+    signed,
+)
 from tether.report.reading import Journey, SubRun, estimate, mapping, printable
 from tether.report.wording import wording_of
 
@@ -74,6 +84,11 @@ def _judge(journey: Journey, policy: SubRun) -> str:
     ]
 
 
+def _shown(value: object, show: Show) -> str:
+    """`value [low, high]`; of too few, words in the place of an interval."""
+    return bracketed(value, show).replace(f"[{TOO_FEW}]", "(too few for an interval)")
+
+
 def _measured(journey: Journey, policy: SubRun) -> Iterator[str]:
     """Measured results, with their 95% intervals."""
     if rate := policy.estimate("gold_win_rate"):
@@ -85,27 +100,27 @@ def _measured(journey: Journey, policy: SubRun) -> Iterator[str]:
         won = SAYS["won-trained-on" if journey.trained_on else "won"]
         yield won.format(share=share, interval=of, **journey.trained_on)
     elif gain := gold_gain(policy):
-        yield journey.held_out_words(SAYS["gold-gain"]).format(gain=bracketed(gain, signed))
+        yield journey.held_out_words(SAYS["gold-gain"]).format(gain=_shown(gain, signed))
     elif measured := heldout_gain(policy):
         show = percent if measured.checked else decimal
         ends = {"before": centre(measured.before, show), "after": centre(measured.after, show)}
         yield SAYS["held-out"].format(
-            count=measured.num_prompts, gain=bracketed(measured.gain, signed), **ends
+            count=measured.num_prompts, gain=_shown(measured.gain, signed), **ends
         )
     elif proxy := proxy_gain(policy):
-        yield SAYS["training"].format(gain=bracketed(proxy, signed))
+        yield SAYS["training"].format(gain=_shown(proxy, signed))
 
 
 def _controlled(policy: SubRun, how: str) -> Iterator[str]:
     """The gain over decoding alone, or the way to have the answers judged."""
     over = mapping(control_of(policy.summary).get("over_best_decoding"))
-    rate, gain = bracketed(over.get("win_rate"), percent), estimate(over)
+    rate, gain = _shown(over.get("win_rate"), percent), estimate(over)
     if rate and gain:
         sides = {
             "ours": at_temperature(over.get("policy_temperature")),
             "theirs": at_temperature(over.get("temperature")),
         }
-        yield SAYS["control"].format(rate=rate, gain=bracketed(gain, signed), **sides)
+        yield SAYS["control"].format(rate=rate, gain=_shown(gain, signed), **sides)
     elif is_judged(policy):
         yield SAYS["no-control"]
     else:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from tether.report.about import CALLED_GOLD, judge_of
+from tether.report.about import CALLED_GOLD, function_name, judge_of
 from tether.report.numbers import SENTENCES
 from tether.report.plotting import Axis, Plot
 from tether.report.reading import Journey, listed, mapping, printable
@@ -96,7 +96,7 @@ def wording_of_labels(journey: Journey) -> Wording:
 
 def _call(judge: object) -> str:
     """The function that a table of settings names; empty where it names none."""
-    return printable(mapping(judge).get("call") or "", 60)
+    return printable(function_name(mapping(judge).get("call")), 60)
 
 
 def judge_doubts(journey: Journey) -> Iterator[str]:

@@ -11,8 +11,11 @@ from tether.core.errors import TetherError
 from tether.core.types import Json, Prompt
 from tether.data.seen import digest_of, shared_prompts
 from tether.data.sources import Quarantine
+from tether.run.online import prompts_of
+from tether.run.online_sections import OnlineSection
 from tether.run.recipe import BaseRecipe
 from tether.run.rows import load_rows
+from tether.stages.heldout import held_out_split
 
 _LOG = logging.getLogger("tether.data")
 SENTENCE = (
@@ -32,6 +35,9 @@ def trained_prompts(recipe: BaseRecipe) -> dict[str, frozenset[str]]:
             continue
         with contextlib.suppress(TetherError):  # the stage itself reports it
             rows = load_rows(section.data, section.kind, Quarantine(keep=0))
+            heldout = section.evaluate if isinstance(section, OnlineSection) else None
+            if heldout is not None and heldout.data is None:  # some of the rows are set aside
+                rows, _ = held_out_split(prompts_of(section, rows), heldout.prompts)
             trained[name] = frozenset(map(digest_of, rows))
     return trained
 

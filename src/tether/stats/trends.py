@@ -165,14 +165,11 @@ def _half(weights: Array, scales: Array, freedom: int) -> float:
     return float(brentq(surplus, low, high))  # type: ignore[arg-type]
 
 
-K1 = (
-    "the estimate (k1, the mean log ratio of what was sampled) is unbiased and may be negative, "
-    "the KL itself never"
-)
+K1 = "The estimate is unbiased and may be negative; the KL itself never is"
 
 
 def vague(kl: float, noise: float | None) -> str:
     """A remark on a KL that is indistinguishable from 0, or negative; empty for any other."""
     if kl > (noise or 0.0):
         return ""
-    return f"indistinguishable from 0{f': {K1}' if kl < 0 else ''}"
+    return f"indistinguishable from 0{f'. {K1}' if kl < 0 else ''}"
