@@ -9,7 +9,17 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from tether import __version__
-from tether.cli import evaluate, examine, journeys, judge, labs, prefs, recipes, trained
+from tether.cli import (
+    evaluate,
+    examine,
+    journeys,
+    judge,
+    labs,
+    prefs,
+    recipes,
+    trained,
+    watch,
+)
 from tether.cli.terminal import log_to_terminal, print_error
 from tether.core import stopping
 from tether.core.errors import TetherError, database_fault, memory_error
@@ -63,7 +73,7 @@ PANELS = {
     "Data": "data",
     "Preferences": "pairs prefs",
     "Judge": "evaluate judge constitution reward-bench",
-    "Look": "chat generate report export",
+    "Look": "watch dashboard chat generate report export",
     "Run": "new recipes explain plan run resume doctor info engine rewards",
     "Research": "prove sycophancy",
     "Learn": "lab",
@@ -119,6 +129,7 @@ for name, command in (
     ("generate", trained.generate), ("chat", trained.chat), ("report", examine.report), ("doctor", examine.doctor),
     ("info", examine.info), ("reward-bench", examine.reward_bench), ("sycophancy", examine.sycophancy),
     ("judge", judge.judge_pairs), ("constitution", judge.constitution),
+    ("watch", watch.watch), ("dashboard", watch.dashboard),
     ("new", recipes.new), ("recipes", recipes.list_recipes), ("explain", recipes.explain_key),
     ("lab", labs.lab),
 ):  # fmt: skip

@@ -511,8 +511,9 @@ def serve(
     """Let invited people judge in their browsers: annotators, experts for disputed pairs, an
     administrator.
     """
-    from tether.preferences.server.app import listen, run_server
-    from tether.preferences.server.site import LOOPBACK, SiteConfig
+    from tether.preferences.server.address import LOOPBACK, listen
+    from tether.preferences.server.app import run_server
+    from tether.preferences.server.site import SiteConfig
     from tether.settings.reading import build
 
     given = {

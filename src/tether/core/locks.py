@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from pathlib import Path
 from typing import IO
 
@@ -38,7 +39,7 @@ def hold(folder: Path) -> None:
             file.close()
             continue
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
+        file.write(f"{os.getpid()} {socket.gethostname()}\n")
         file.flush()
         _HELD[place] = file
         _remove_unfinished(folder)
@@ -59,7 +60,7 @@ def _locked(file: IO[str], folder: Path) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        owner, mine = file.read().strip(), os.fstat(file.fileno())
+        owner, mine = file.read().partition(" ")[0].strip(), os.fstat(file.fileno())
         # the folder was moved meanwhile
         if any(os.path.samestat(mine, os.fstat(held.fileno())) for held in _HELD.values()):
             file.close()

@@ -358,6 +358,11 @@ class RunDirectory:
         path = self.path / "manifest.json"
         write_json(path, {**read_json(path), **values})
 
+    def expect(self, steps: int) -> None:
+        """Note in the manifest how many steps the training has, for whoever watches."""
+        if (self.path / "manifest.json").is_file():
+            self.update_manifest(steps=steps)
+
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json; its presence says that the run is complete."""
         write_json(self.path / "summary.json", summary)

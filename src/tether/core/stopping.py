@@ -15,6 +15,8 @@ from types import FrameType
 from typing import Any, ClassVar, NoReturn
 from weakref import WeakSet
 
+from tether.core.requests import Request, take_request
+
 AGAIN = "start the same command again to go on from what is saved."
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -44,6 +46,10 @@ class Stopping:
 
     Python delivers signals to the main thread alone, so in any other the block changes nothing.
 
+    Args:
+        place: the run directory in which another program may leave a request to stop, or to save;
+            requests from before the block do not count.
+
     Raises:
         Interrupted: a signal came before, and what it raised was lost where nothing can be raised
             (a finalizer, a C callback).
@@ -52,13 +58,31 @@ class Stopping:
     came: ClassVar[signal.Signals | None] = None
     """The signal that has ended the program before any block was open."""
 
-    def __init__(self) -> None:
-        self.asked: signal.Signals | None = None
+    def __init__(self, place: Path | None = None) -> None:
+        self.place = place
+        self._asked: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def asked(self) -> signal.Signals | None:
+        """The signal that came, or SIGTERM where a request to stop was left; None: go on."""
+        if self._asked is None and self._requested(Request.STOP):
+            self._note(signal.SIGTERM, None)
+        return self._asked
+
+    @property
+    def to_save(self) -> bool:
+        """True once for each request to save a checkpoint now."""
+        return self._requested(Request.CHECKPOINT)
+
+    def _requested(self, request: Request) -> bool:
+        return self.place is not None and take_request(self.place, request)
 
     def __enter__(self) -> Stopping:
         if Stopping.came:
             raise ended_by(Stopping.came)
+        for request in Request:
+            self._requested(request)
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
@@ -68,11 +92,11 @@ class Stopping:
             signal.signal(number, before)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self.asked is not None:
+        if self._asked is not None:
             raise Interrupted("stopped at once; what was saved before stays.", number)
-        self.asked = signal.Signals(number)
+        self._asked = signal.Signals(number)
         logging.getLogger(__name__).warning(
-            "%s: finishing this step, then saving. Once more stops at once.", self.asked.name
+            "%s: finishing this step, then saving. Once more stops at once.", self._asked.name
         )
 
     def leave(
@@ -81,7 +105,7 @@ class Stopping:
         """End the training of which `step` has just been saved in `place`; `by`: what another rank
         was told, if not this one.
         """
-        by = by or self.asked
+        by = by or self._asked
         assert by is not None
         stage, how = "", f"{place} has the checkpoint: run the same again to go on."
         if root := run_of(place):

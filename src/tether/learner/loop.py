@@ -59,7 +59,7 @@ def go_on_within(
             learner.draw_over(limit.drawn, before["total"])
 
 
-def draws_schedule(limit: TimeLimit, learner: LocalLearner, done: int) -> bool:
+def draws_schedule(limit: TimeLimit, learner: LocalLearner, done: int, run: RunDirectory) -> bool:
     """Note a step; True where the schedule was drawn over the steps that fit, and is to be
     saved.
     """
@@ -68,6 +68,7 @@ def draws_schedule(limit: TimeLimit, learner: LocalLearner, done: int) -> bool:
     newly, limit.drawn = here().once(lambda: (limit.step(done), limit.drawn))
     if newly and limit.drawn is not None:
         learner.draw_over(limit.drawn, limit.total)
+        run.expect(limit.drawn)
     return newly
 
 

@@ -94,7 +94,7 @@ def train(
         )
 
     with (
-        Stopping() as stopping,
+        Stopping(run.path) as stopping,
         Checkpoints(run.path / "checkpoints", config.keep_checkpoints) as checkpoints,
     ):
         done, watchdog = (
@@ -102,6 +102,7 @@ def train(
             Watchdog(run.path / "stacks.txt"),
         )
         limit.begin(done, config.steps)
+        run.expect(config.steps)
         doing(progress, f"sampling for step {done + 1}")
         last = finished()
         while (stop := here().agreed(stopping.asked)) or not last:
@@ -140,8 +141,9 @@ def train(
                 }
                 for r, s in _spread(list(zip(rollouts, scores, strict=True)), config.sample_rows)
             )
-            drawn, last = draws_schedule(limit, stage.learner, done), finished()
-            if drawn or last or done % config.checkpoint_every == 0:
+            drawn, last = draws_schedule(limit, stage.learner, done, run), finished()
+            due = drawn or last or done % config.checkpoint_every == 0
+            if due or here().once(lambda: stopping.to_save):
                 _save(stage, run, checkpoints, done, monitor)
             if progress:
                 progress(done, limit.drawn or config.steps, metrics)

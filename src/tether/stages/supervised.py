@@ -187,11 +187,12 @@ class SupervisedLoop:
         objective, plan, rows, limit = self.objective, self.plan, self.split.train, time_limit()
         objective.role.train_mode(objective.dropout)
         with (
-            Stopping() as stopping,
+            Stopping(self.run.path) as stopping,
             Checkpoints(self.run.path / "checkpoints", self.config.keep_checkpoints) as saved,
         ):
             number, watchdog = self._resume(saved), Watchdog(self.run.path / "stacks.txt")
             limit.begin(number, len(plan))
+            self.run.expect(len(plan))
             doing(self.progress, f"update {number + 1}")
             while (stop := here().agreed(stopping.asked)) or (
                 number < len(plan) and not here().once(limit.over)
@@ -210,11 +211,9 @@ class SupervisedLoop:
                 if "loss" in metrics and "skipped_updates" not in metrics:
                     self.losses.append(metrics["loss"])
                     self.run.log(metrics, number)
-                if (
-                    draws_schedule(limit, self.learner, number)
-                    or last
-                    or number % self.config.checkpoint_every == 0
-                ):
+                drawn = draws_schedule(limit, self.learner, number, self.run)
+                due = drawn or last or number % self.config.checkpoint_every == 0
+                if due or here().once(lambda: stopping.to_save):
                     self._save(saved, number)
                 if self.progress:
                     self.progress(number, limit.drawn or len(plan), metrics)

@@ -17,7 +17,8 @@ pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'tether-rlhf[p
 
 from tether.core.types import assistant, user
 from tether.preferences.exporting import export_labels
-from tether.preferences.server.app import create_app, listen
+from tether.preferences.server.address import listen
+from tether.preferences.server.app import create_app
 from tether.preferences.server.site import SiteConfig
 from tether.preferences.store import Answer, Store
 from tether.preferences.tables import JudgmentRow, TaskRow

@@ -8,7 +8,8 @@ import time
 import pytest
 import uvicorn
 
-from tether.preferences.server.app import create_app, listen
+from tether.preferences.server.address import listen
+from tether.preferences.server.app import create_app
 from tether.preferences.server.connections import bounded_protocol
 from tether.preferences.server.site import SiteConfig
 from tether.preferences.store import Store

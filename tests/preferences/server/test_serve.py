@@ -23,7 +23,7 @@ pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'tether-rlhf[p
 import httpx2
 
 from tether.core.errors import ConfigError
-from tether.preferences.server.app import listen
+from tether.preferences.server.address import listen
 from tether.preferences.server.site import SiteConfig
 from tether.preferences.store import Store
 

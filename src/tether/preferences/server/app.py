@@ -1,5 +1,5 @@
-"""The web application over a preference store: `create_app` for an ASGI server, `listen` and
-`serve` to run it here.
+"""The web application over a preference store: `create_app` for an ASGI server, `run_server`
+to run it here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException as PlainHTTPException
 
-from tether.core.errors import ConfigError, TetherError
+from tether.core.errors import TetherError
 from tether.preferences.server import pages
 from tether.preferences.server.guard import HEADERS, guarded
 from tether.preferences.server.site import STATIC, Site, SiteConfig, go, site_of
@@ -60,29 +60,6 @@ async def static(request: Request, name: str) -> Response:
             "cache-control": "public, max-age=31536000, immutable",
         },
     )
-
-
-def listen(settings: SiteConfig) -> tuple[socket.socket, SiteConfig]:
-    """A socket that listens, and the settings with its port, where 0 asked for any that is free.
-
-    Raises:
-        ConfigError: the address cannot be had.
-    """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # Its kind is named in full: the event loop sends small packets at once only on sockets that say
-    # they are TCP.
-    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        opened.bind((settings.host, settings.port))
-        opened.listen(512)
-    except OSError as error:
-        opened.close()
-        where = f"{settings.host} port {settings.port}"
-        raise ConfigError(
-            f"cannot listen at {where}: {error.strerror or error}. Choose another --port or --host"
-        ) from error
-    return opened, settings.model_copy(update={"port": opened.getsockname()[1]})
 
 
 def run_server(store: Store, settings: SiteConfig, opened: socket.socket) -> None:

@@ -5,40 +5,33 @@ from __future__ import annotations
 import datetime
 import hashlib
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from pydantic import Field, HttpUrl, ValidationError
+from pydantic import Field
 
 from tether.preferences.server import markdown
+from tether.preferences.server.address import Address
 from tether.preferences.server.figures import Overview, Remembered, WorkCount
 from tether.preferences.server.guard import Attempts, Form, check_token, form_token, posted_form
 from tether.preferences.store import Store
 from tether.preferences.tables import AnnotatorRow
 from tether.preferences.work import Work
-from tether.settings.config import Config
 
 FOLDER = Path(__file__).parent
 STATIC = {"judge.css": "text/css; charset=utf-8", "judge.js": "text/javascript; charset=utf-8"}
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 SESSION, VISIT = "tether_session", "tether_visit"
 """Cookies: a session that an invitation opened; and a random mark of a browser that has none yet,
 for the form of /join.
 """
 
 
-class SiteConfig(Config):
-    """The address to listen at and the rules of handing out work; people open `address` where that
-    is not `http://host:port`.
-    """
+class SiteConfig(Address):
+    """The address to listen at and the rules of handing out work."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(default=8765, ge=0, le=65535)
-    address: str = ""
     lease_minutes: float = Field(default=30.0, gt=0)
     gold_every: int = Field(default=10, ge=0)
     rest_every: int = Field(default=50, ge=0)
@@ -46,43 +39,6 @@ class SiteConfig(Config):
     seed: int = 0
     tries: int = Field(default=10, ge=1)
     """Invitations that one network address may get wrong in a minute."""
-
-    def faults(self) -> Iterator[str]:
-        if self.address and not _is_plain(self.address):
-            yield "address is what people open, such as https://judge.example.org, without a path"
-        if self.host in ("0.0.0.0", "::", "") and not self.address:
-            yield f"host {self.host!r} listens everywhere; give the address that people open as well"
-
-    @property
-    def origin(self) -> str:
-        """Scheme, host and port of the links that people get: in lower case, and without the port
-        that the scheme has anyway.
-        """
-        return str(self._opened).rstrip("/")
-
-    @property
-    def _opened(self) -> HttpUrl:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return HttpUrl(self.address or f"http://{host}:{self.port}")
-
-    @property
-    def secure(self) -> bool:
-        return self.origin.startswith("https://")
-
-    @property
-    def hosts(self) -> frozenset[str]:
-        """Names by which a browser may ask for this server; any other was put there by somebody
-        else's DNS.
-        """
-        return LOOPBACK | {self.host, (self._opened.host or self.host).strip("[]")}
-
-
-def _is_plain(address: str) -> bool:
-    try:
-        url = HttpUrl(address)
-    except ValidationError:
-        return False
-    return url.path == "/" and bool(url.port) and not (url.query or url.username or url.fragment)
 
 
 class Site:

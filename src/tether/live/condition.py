@@ -1,0 +1,128 @@
+"""The condition of a run: whether a process is at work in its folder, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+
+import psutil
+from pydantic_core import from_json
+
+from tether.core.rundir import stage_folder
+from tether.core.types import Json
+from tether.live.follow import open_inside
+
+LONGEST = 8 << 20
+"""Bytes of a file of JSON that is read."""
+FRESH = 600.0
+"""Seconds without news after which a run is silent, where its process cannot be examined."""
+INNER = frozenset({"checkpoints", "policy", "model", "best", "engine", "skipped"})
+"""Folders in a run that hold neither runs nor stages."""
+DEEPEST, MOST_FOLDERS = 6, 20_000
+
+
+class Condition(StrEnum):
+    """How a run is doing."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+    CRASHED = "crashed"
+    STOPPED = "stopped"
+    SILENT = "silent"
+
+
+MEANS = {
+    Condition.RUNNING: "A process is at work on it.",
+    Condition.ENDED: "All of its stages are finished.",
+    Condition.CRASHED: "Its process has gone without a word: killed, or out of memory. "
+    "Start the same command again to go on from the last checkpoint.",
+    Condition.STOPPED: "It was stopped, or ended with an error, before its last stage was "
+    "finished. Start the same command again to go on from the last checkpoint.",
+    Condition.SILENT: "It is not finished and writes nothing. Its process cannot be examined "
+    "from this machine.",
+}
+
+
+def json_inside(path: Path) -> Json:
+    """The object in a file; empty where there is none, or one that cannot be read."""
+    handle = open_inside(path)
+    if handle is None:
+        return {}
+    with os.fdopen(handle, "rb") as file:
+        try:
+            value = from_json(file.read(LONGEST))
+        except ValueError:
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+def is_run(folder: Path) -> bool:
+    """True if a folder is a run directory: of a command, or of a single stage."""
+    own = (folder / "config.json", folder / "manifest.json")
+    return (folder / "command.json").is_file() or all(map(os.path.isfile, own))
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Folders in a folder by name, without links and hidden ones; empty where it has gone."""
+    try:
+        with os.scandir(folder) as entries:
+            inside = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(inside) if name[0] != "." and name not in INNER]
+
+
+def runs_below(folder: Path) -> Iterator[Path]:
+    """Run directories in a folder, itself included; those inside another are its stages."""
+    level = [folder]
+    for _ in range(DEEPEST):
+        below: list[Path] = []
+        for place in level[:MOST_FOLDERS]:
+            if is_run(place):
+                yield place
+            else:
+                below += folders_in(place)
+        level = below
+
+
+def condition(folder: Path, newest: float) -> Condition:
+    """The condition of the run in a folder; `newest`: when its last row was written."""
+    lock = folder / ".lock"
+    handle = open_inside(lock)
+    if handle is not None:
+        with os.fdopen(handle, "rb") as file:
+            words, written = file.read(200).decode("utf-8", "replace").split(), os.fstat(handle)
+        if words and words[0].isdigit() and words[1:] in ([], [socket.gethostname()]):
+            if _is_alive(int(words[0]), written.st_mtime):
+                return Condition.RUNNING
+            return Condition.ENDED if _is_finished(folder) else Condition.CRASHED
+        return Condition.RUNNING if time.time() - newest < FRESH else Condition.SILENT
+    if _is_finished(folder):
+        return Condition.ENDED
+    if (folder / "command.json").is_file():
+        return Condition.STOPPED
+    return Condition.RUNNING if time.time() - newest < FRESH else Condition.SILENT
+
+
+def _is_alive(number: int, since: float) -> bool:
+    """True if a process exists, is no zombie, and began before a moment: a number is given anew."""
+    try:
+        process = psutil.Process(number)
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= since + 1
+    except (psutil.Error, ValueError, OverflowError):
+        return False
+
+
+def _is_finished(folder: Path) -> bool:
+    """True if the run, or each stage that its command named, has its summary."""
+    if (folder / "summary.json").is_file():
+        return True
+    stages = json_inside(folder / "command.json").get("stages")
+    names = [name for name in stages if isinstance(name, str)] if isinstance(stages, list) else []
+    return bool(names) and all(
+        (stage_folder(folder, name) / "summary.json").is_file() for name in names
+    )

@@ -1,0 +1,214 @@
+"""A run's folder, followed: the curves, rollouts and alarms of its stages, and how far it is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tether.core.pace import Pace
+from tether.core.types import Json
+from tether.core.visible import visible
+from tether.live.condition import Condition, condition, folders_in, json_inside
+from tether.live.follow import Curve, Lines
+from tether.report.reading import KINDS, Row, finite, mapping, printable
+
+MOST_KEYS, MOST_STAGES = 200, 100
+"""Metrics of a stage and stages of a run that are followed."""
+MOST_ROLLOUTS, MOST_ALARMS = 500, 300
+"""Rows that are held of a run: the newest."""
+LONGEST_PAUSE = 3600.0
+"""Seconds between two rows from which on they are of two starts, and say nothing of the pace."""
+
+
+class Seen(NamedTuple):
+    """A row with the tick at which it was read and the stage that wrote it."""
+
+    tick: int
+    stage: str
+    row: Json
+
+
+class Stage:
+    """A stage's folder: its records, and the curves of its metrics (all, or those of `keys`)."""
+
+    def __init__(self, name: str, folder: Path, keys: Collection[str] | None, texts: bool) -> None:
+        self.name, self.folder, self.keys = name, folder, keys
+        self.metrics = Lines(folder / "metrics.jsonl")
+        self.alarms = Lines(folder / "alarms.jsonl")
+        self.samples = Lines(folder / "samples.jsonl") if texts else None
+        self.curves: dict[str, Curve] = {}
+        self.begun, self.num_alarms, self.newest = 0, 0, 0.0
+        self.last: Json = {}
+        self.pace = Pace()
+
+    def look(self, tick: int) -> list[Json]:
+        """Read what is new; the rows of metrics."""
+        new: list[Json] = []
+        writing = self.metrics.writing
+        while rows := self.metrics.read():
+            if self.metrics.writing != writing:
+                writing = self.metrics.writing
+                self.curves, self.begun, self.pace, new = {}, tick, Pace(), []
+            for row in rows:
+                self._add(row, tick)
+            new += rows
+        return new
+
+    def _add(self, row: Json, tick: int) -> None:
+        step, at = finite(row.get("step")), finite(row.get("time"))
+        if step is None:
+            return
+        pause = (at or 0.0) - self.newest
+        if self.newest and 0 < pause < LONGEST_PAUSE:
+            self.pace.add(pause)
+        self.newest, self.last = at or self.newest, row
+        for key in row if self.keys is None else self.keys:
+            value = finite(row.get(key)) if key not in ("step", "time") else None
+            if value is not None and (key in self.curves or len(self.curves) < MOST_KEYS):
+                self.curves.setdefault(key, Curve()).add(step, value, tick)
+
+    @property
+    def step(self) -> int:
+        """The last step that was written."""
+        return int(finite(self.last.get("step")) or 0)
+
+    def steps(self) -> int | None:
+        """The steps that the training has; None where the run did not note it."""
+        noted = finite(json_inside(self.folder / "manifest.json").get("steps"))
+        if noted is None:
+            config = json_inside(self.folder / "config.json")
+            sections = [mapping(config[key]) for key in config if key in KINDS]
+            noted = next((n for s in sections if (n := finite(s.get("steps"))) is not None), None)
+        return None if noted is None else int(noted)
+
+
+class FollowedRun:
+    """A run directory whose new rows are read by `look`; other threads read under `lock`.
+
+    Args:
+        keys: the metrics of which curves are held; None: all.
+        texts: rollouts and alarms are held too.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, keys: Collection[str] | None = None, texts: bool = True
+    ) -> None:
+        self.folder, self.name, self.keys, self.texts = folder, name, keys, texts
+        self.lock, self.stages = threading.RLock(), dict[str, Stage]()
+        self.rollouts: deque[Seen] = deque(maxlen=MOST_ROLLOUTS)
+        self.alarms: deque[Seen] = deque(maxlen=MOST_ALARMS)
+        self.condition, self.changed = Condition.STOPPED, 0
+        self.fresh: list[tuple[Stage, Json]] = []
+        """The rows of metrics that the last look has read."""
+        self._totals: tuple[str, int, int | None] = ("", -1, None)
+
+    def look(self, tick: int) -> bool:
+        """Read what is new; True if anything has changed."""
+        with self.lock:
+            self._find_stages(tick)
+            self.fresh = []
+            before = (self.condition, len(self.stages), *self._sizes())
+            for stage in self.stages.values():
+                self.fresh += [(stage, row) for row in stage.look(tick)]
+                self._look_at_texts(stage, tick)
+            newest = max((stage.newest for stage in self.stages.values()), default=0.0)
+            self.condition = condition(self.folder, newest)
+            is_changed = before != (self.condition, len(self.stages), *self._sizes())
+            if is_changed or not self.changed:
+                self.changed = tick
+            return is_changed
+
+    def _sizes(self) -> Iterator[int]:
+        for stage in self.stages.values():
+            yield from (stage.metrics.place, stage.alarms.place, stage.metrics.file)
+
+    def _find_stages(self, tick: int) -> None:
+        inside = folders_in(self.folder)
+        deeper = [below for place in inside for below in folders_in(place)]
+        for folder in (self.folder, *inside, *deeper)[: 20 * MOST_STAGES]:
+            name = "" if folder == self.folder else folder.relative_to(self.folder).as_posix()
+            is_new = name not in self.stages and len(self.stages) < MOST_STAGES
+            if is_new and (folder / "metrics.jsonl").is_file():
+                self.stages[name] = Stage(name, folder, self.keys, self.texts)
+                self.stages[name].begun = tick
+
+    def _look_at_texts(self, stage: Stage, tick: int) -> None:
+        writing = stage.alarms.writing
+        while rows := stage.alarms.read():
+            if stage.alarms.writing != writing:
+                writing, stage.num_alarms = stage.alarms.writing, 0
+                self._forget(stage, self.alarms, tick)
+            stage.num_alarms += len(rows)
+            self.alarms.extend(Seen(tick, stage.name, shown(row)) for row in rows[-MOST_ALARMS:])
+        if stage.samples is None:
+            return
+        writing = stage.samples.writing
+        while rows := stage.samples.read():
+            if stage.samples.writing != writing:
+                writing = stage.samples.writing
+                self._forget(stage, self.rollouts, tick)
+            new = (Seen(tick, stage.name, shown(row)) for row in rows[-MOST_ROLLOUTS:])
+            self.rollouts.extend(new)
+
+    def _forget(self, stage: Stage, rows: deque[Seen], tick: int) -> None:
+        """A resumed run writes the rows of a stage anew: those from before go."""
+        stage.begun = tick
+        left = [one for one in rows if one.stage != stage.name]
+        rows.clear()
+        rows.extend(left)
+
+    @property
+    def active(self) -> Stage | None:
+        """The stage that wrote last; None before the first step."""
+        return max(self.stages.values(), key=lambda stage: stage.newest, default=None)
+
+    def status(self) -> Row:
+        """How far the run is: plain values for people."""
+        stage = self.active
+        steps = None if stage is None else self._steps(stage)
+        pace = None if stage is None else stage.pace.step
+        left = None
+        if stage and steps and pace and self.condition is Condition.RUNNING:
+            since = time.time() - stage.newest
+            left = max(0.0, (steps - stage.step) * pace - min(since, pace))
+        lines = [
+            (s.name, f) for s in self.stages.values() for f in (s.metrics, s.alarms, s.samples)
+        ]
+        return {
+            "name": visible(self.name, 200),
+            "condition": self.condition,
+            "stage": visible(stage.name or self.folder.name, 80) if stage else "",
+            "step": stage.step if stage else 0,
+            "steps": steps,
+            "left": left,
+            "newest": stage.newest if stage else 0.0,
+            "alarms": sum(one.num_alarms for one in self.stages.values()),
+            "notes": [
+                f"{visible(name, 80)}/{file.path.name}: {file.left_out} line(s) cannot be read, or "
+                "are too long, and are left out."
+                for name, file in lines
+                if file is not None and file.left_out
+            ],
+        }
+
+    def _steps(self, stage: Stage) -> int | None:
+        """The number of steps, read again only when the stage has gone on."""
+        if self._totals[:2] != (stage.name, stage.step):
+            self._totals = (stage.name, stage.step, stage.steps())
+        return self._totals[2]
+
+
+def shown(row: Json) -> Json:
+    """A row for people: texts made visible and cut, numbers as they are, 40 entries at most."""
+    return {
+        visible(str(key), 60): value
+        if isinstance(value, bool) or finite(value) is not None
+        else [printable(one, 1000) for one in value[:5]]
+        if isinstance(value, list) and key == "evidence"
+        else printable(value)
+        for key, value in list(row.items())[:40]
+    }
