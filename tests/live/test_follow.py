@@ -97,7 +97,10 @@ def test_a_curve_keeps_its_ends_and_its_latest_points():
     assert all(
         abs(value - step / 3) <= 1e-5 * step for step, value in zip(steps, values, strict=True)
     )
-    assert curve.after(49_998, 60_000)[0] == [49_999, 50_000] and curve.after(50_000, 60_000) == ([], [])
+    assert curve.after(49_998, 60_000)[0] == [49_999, 50_000] and curve.after(50_000, 60_000) == (
+        [],
+        [],
+    )
     assert curve.after(49_990, 49_992)[0] == [49_991, 49_992]
 
 

@@ -179,7 +179,11 @@ def test_trainings_take_requests_at_the_end_of_a_step(tmp_path, stage):
         "function": {"call": "tether.quickstart.judges:letters"},
     }
     shown = {"data": {"path": "tether:demonstrations", "limit": 16}, "batch_size": 2}
-    section = {**(shown if stage == "sft" else rewarded), "checkpoint_every": 1000, "keep_checkpoints": 3}
+    section = {
+        **(shown if stage == "sft" else rewarded),
+        "checkpoint_every": 1000,
+        "keep_checkpoints": 3,
+    }
 
     def on_step(phase, step, metrics):
         if step in (2, 4):

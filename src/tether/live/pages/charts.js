@@ -56,6 +56,7 @@ const bounds = (series) => {
 class LineChart {
   constructor(canvas, options = {}) {
     this.canvas = canvas; this.options = options; this.series = []; this.lit = null;
+    new ResizeObserver(() => this.draw()).observe(canvas);
     canvas.addEventListener("pointermove", (event) => this.hover(event));
     canvas.addEventListener("pointerdown", (event) => this.hover(event));
     canvas.addEventListener("pointerleave", () => { hoverText(null); if (this.lit) { this.lit = null; this.draw(); } });
@@ -90,7 +91,7 @@ class LineChart {
     pen.strokeStyle = style.getPropertyValue("--grid"); pen.fillStyle = style.getPropertyValue("--muted");
     pen.lineWidth = 1; pen.font = "11px system-ui, sans-serif"; pen.beginPath();
     pen.textAlign = "right"; pen.textBaseline = "middle";
-    for (const value of ticks(range.low, range.high, area.height / 40)) {
+    for (const value of ticks(range.low, range.high, area.height / 32)) {
       const y = Math.round(this.at(range.left, value)[1]) + 0.5;
       pen.moveTo(area.x, y); pen.lineTo(area.x + area.width, y);
       pen.fillText(shortNumber(value), area.x - 6, y);

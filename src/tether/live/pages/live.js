@@ -14,7 +14,6 @@
     redraw();
   });
   system.addEventListener("change", redraw);
-  addEventListener("resize", redraw);
   addEventListener("scroll", () => hoverText(null), { passive: true });
 
   const make = (tag, className, text) => {
