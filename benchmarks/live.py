@@ -1,0 +1,216 @@
+"""`python -m benchmarks.live`: what looking at runs costs, and how fast the dashboard's pages are.
+
+Invented runs are written, and one step more to each of them while a Chromium shows them all. The
+last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import secrets
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tether.live.board import Board
+from tether.live.server import create_app
+from tether.preferences.server.address import Address, listen
+
+METRIC = "reward/proxy"
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-precise-memory-info", "--js-flags=--expose-gc"]  # fmt: skip
+READY = "body[data-points='{points}']"
+FEED = """() => {
+  const made = [];
+  window.EventSource = class { constructor(url) { made.push(this); } close() {} addEventListener() {} };
+  window.feed = (data, id) => made[made.length - 1].onmessage({ data: JSON.stringify(data), lastEventId: String(id) });
+}"""
+DAY = """([first, hours]) => {
+  const name = document.body.dataset.page;
+  for (let event = first; event < first + hours * 360; event++) {
+    const x = [], y = [];
+    for (let i = 1; i <= 10; i++) { x.push(event * 10 + i); y.push(Math.sin(event / 50) + Math.random()); }
+    const status = { name: "a", condition: "running", stage: "ppo", step: x[9], steps: 864000, left: 5, newest: 1, alarms: event, notes: [] };
+    const curve = (key) => ({ stage: "ppo", key, anew: event === 0, x, y });
+    if (name === "overview") window.feed({ runs: { a: { ...status, curves: [curve("reward/proxy")] } }, ids: ["a"], note: "" }, event + 1);
+    else window.feed({ ...status, means: "", reset: [], curves: ["reward/proxy", "loss", "time/step"].map(curve),
+      rollouts: [{ step: x[9], stage: "ppo", prompt: "p", response: "word ".repeat(40) + event, proxy: y[0] }],
+      alarm_rows: [{ step: x[9], stage: "ppo", detector: "kl", message: "m", advice: "a" }] }, event + 1);
+  }
+  window.gc();
+  return [performance.memory.usedJSHeapSize, document.getElementsByTagName("*").length];
+}"""
+
+
+def row(step: int, draw: random.Random) -> str:
+    """A row of metrics of the size that a PPO step writes."""
+    metrics = {f"metric/{number}": draw.random() for number in range(38)}
+    values = {METRIC: draw.gauss(step / 1000, 0.1), "loss": draw.random()}
+    return json.dumps({"step": step, "time": 1e9 + step, **values, **metrics}) + "\n"
+
+
+def write_runs(root: Path, runs: int, points: int) -> list[Path]:
+    """Folders of runs with so many steps each; their files of metrics."""
+    files = []
+    for number in range(runs):
+        stage, draw = root / f"sweep/run-{number}" / "ppo", random.Random(number)
+        stage.mkdir(parents=True)
+        (stage.parent / "command.json").write_text('{"stages": ["ppo"], "config": {}}')
+        (stage / "manifest.json").write_text(json.dumps({"steps": points * 2}))
+        files.append(stage / "metrics.jsonl")
+        files[-1].write_text("".join(row(step, draw) for step in range(1, points + 1)))
+    return files
+
+
+def add_step(files: list[Path], step: int) -> None:
+    """One row more in each file."""
+    for path in files:
+        with path.open("a") as file:
+            file.write(row(step, random.Random(step)))
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[tuple[Board, str]]:
+    """A board that looks each second, and the address that lets a browser in."""
+    import uvicorn
+
+    board, token = Board(folder), secrets.token_urlsafe(16)
+    opened, settings = listen(Address(port=0))
+    app = create_app(board, settings, token)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", log_config=None, timeout_graceful_shutdown=1)
+    )
+    threads = [
+        threading.Thread(target=board.watch),
+        threading.Thread(target=server.run, kwargs={"sockets": [opened]}),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield board, f"{settings.origin}/open?token={token}"
+    finally:
+        board.over.set()
+        server.should_exit = True
+        for thread in threads:
+            thread.join()
+
+
+@contextlib.contextmanager
+def browsed(chromium: str) -> Iterator[Any]:
+    """A Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with (
+        sync_playwright() as driver,
+        driver.chromium.launch(executable_path=chromium, args=FLAGS) as browser,
+    ):
+        yield browser
+
+
+def enter(browser: Any, address: str, **context: Any) -> Any:
+    """A page that has been let in."""
+    page = browser.new_context(**context).new_page()
+    page.set_default_timeout(120_000)
+    page.goto(address)
+    page.wait_for_url("**/")
+    return page
+
+
+def measure_look(steps: int) -> float:
+    """Median processor seconds of a look at a run that has made a step: 40 metrics, 16 rollouts, a
+    page open.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (metrics,) = write_runs(Path(folder), 1, 0)
+        board, spent = Board(Path(folder)), []
+        for step in range(1, steps + 1):
+            add_step([metrics], step)
+            answers = {"step": step, "prompt": "p" * 300, "response": "r" * 600, "proxy": 0.5}
+            with (metrics.parent / "samples.jsonl").open("a") as file:
+                file.write((json.dumps(answers) + "\n") * 16)
+            began = time.process_time()
+            board.look()
+            board.overview(METRIC, board.tick - 1)
+            board.run(next(iter(board.runs)), board.tick - 1)
+            spent.append(time.process_time() - began)
+    return statistics.median(spent)
+
+
+def measure_pages(chromium: str, runs: int, points: int, updates: int) -> dict[str, float]:
+    """Seconds until the overview and a run's page show all points, and of an update; medians."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_runs(Path(folder), runs, points)
+        began = time.perf_counter()
+        with served(Path(folder)) as (board, address), browsed(chromium) as browser:
+            while not board.tick:
+                time.sleep(0.01)
+            cold = time.perf_counter() - began
+            page = enter(browser, address)
+            opened = [_opened(page, address, runs * points) for _ in range(3)]
+            took = []
+            for number in range(1, updates + 1):
+                add_step(files, points + number)
+                page.wait_for_selector(
+                    READY.format(points=runs * (points + number)), state="attached"
+                )
+                took.append(float(page.evaluate("document.body.dataset.took")) / 1000)
+            page.click("tbody a")
+            page.wait_for_selector("body[data-page='run'][data-points]", state="attached")
+            run = page.evaluate("performance.now()") / 1000
+    return {
+        "first_look": cold,
+        "open": statistics.median(opened),
+        "update": statistics.median(took),
+        "slowest_update": max(took),
+        "open_run": run,
+    }
+
+
+def _opened(page: Any, address: str, points: int) -> float:
+    page.goto(f"{address.partition('/open')[0]}/")
+    page.wait_for_selector(READY.format(points=points), state="attached")
+    return page.evaluate("performance.now()") / 1000
+
+
+def measure_day(chromium: str, hours: int) -> dict[str, list[float]]:
+    """Megabytes and elements of each page after two hours and after `hours` of a step a second."""
+    sizes = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_runs(Path(folder), 1, 2)
+        with served(Path(folder)) as (board, address), browsed(chromium) as browser:
+            page = enter(browser, address)
+            place = f"run/{next(iter(board.runs))}"
+            page.add_init_script(f"({FEED})()")
+            for name in ("", place):
+                page.goto(f"{address.partition('/open')[0]}/{name}")
+                early = page.evaluate(DAY, [0, 3])
+                late = page.evaluate(DAY, [3 * 360, hours - 3])
+                shown = [early[0] / 1e6, late[0] / 1e6, early[1], late[1]]
+                sizes[name.partition("/")[0] or "overview"] = shown
+    return sizes
+
+
+def main() -> None:
+    """Measure, print, and close with JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="a size that measures nothing")
+    smoke = parser.parse_args().smoke
+    result: dict[str, Any] = {"look": measure_look(5 if smoke else 100)}
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    with contextlib.suppress(ImportError):
+        if chromium:
+            result |= measure_pages(chromium, *((2, 20, 1) if smoke else (50, 2000, 5)))
+            result["day"] = measure_day(chromium, 4 if smoke else 24)
+    print(f"a look at a run: {1000 * result['look']:.2f} ms of processor time a step")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
