@@ -37,9 +37,11 @@ DAY = """([first, hours]) => {
   for (let event = first; event < first + hours * 360; event++) {
     const x = [], y = [];
     for (let i = 1; i <= 10; i++) { x.push(event * 10 + i); y.push(Math.sin(event / 50) + Math.random()); }
-    const status = { name: "a", condition: "running", stage: "ppo", step: x[9], steps: 864000, left: 5, newest: 1, alarms: event, notes: [] };
+    const status = { name: "a", condition: "running", stage: "ppo", step: x[9], steps: 864000,
+      left: 5, newest: 1, alarms: event, notes: [] };
     const curve = (key) => ({ stage: "ppo", key, anew: event === 0, x, y });
-    if (name === "overview") window.feed({ runs: { a: { ...status, curves: [curve("reward/proxy")] } }, ids: ["a"], note: "" }, event + 1);
+    const runs = { a: { ...status, curves: [curve("reward/proxy")] } };
+    if (name === "overview") window.feed({ runs, ids: ["a"], note: "" }, event + 1);
     else window.feed({ ...status, means: "", reset: [], curves: ["reward/proxy", "loss", "time/step"].map(curve),
       rollouts: [{ step: x[9], stage: "ppo", prompt: "p", response: "word ".repeat(40) + event, proxy: y[0] }],
       alarm_rows: [{ step: x[9], stage: "ppo", detector: "kl", message: "m", advice: "a" }] }, event + 1);

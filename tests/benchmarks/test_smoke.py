@@ -81,6 +81,7 @@ LONG = (
         "benchmarks.exported --smoke",
         "benchmarks.flat --steps",
         "benchmarks.house --smoke",
+        "benchmarks.live --smoke",
     ),
 )
 """Those that take more than ten seconds, or do what another case does; the slow tests have them."""
@@ -91,6 +92,7 @@ CASES = {
 }
 NEEDS = {
     "benchmarks.annotation_load": "fastapi",
+    "benchmarks.live": "fastapi",
     "benchmarks.preferences_load": "sqlmodel",
     "benchmarks.voting": "reasoning_gym",
 }

@@ -201,6 +201,7 @@
       box.append(head);
       if (row.prompt) { const prompt = make("p", "text prompt", row.prompt); prompt.dir = "auto"; box.append(prompt); }
       const answer = make("p", "text", row.response ?? row.chosen ?? ""); answer.dir = "auto"; box.append(answer);
+      for (const text of box.querySelectorAll(".text")) if (text.textContent.length > 400 || text.textContent.split("\n").length > 8) text.tabIndex = 0;
       if (row.stop === "length") box.append(make("p", "quiet", "It was cut off at the greatest length."));
       return box;
     };
