@@ -52,9 +52,9 @@ def measure(model: str, repeats: int) -> dict[str, float]:
     """Seconds of 16 answers of 32 tokens, and of an update, in this process."""
     import torch
 
+    from tether.build.models import open_model
+    from tether.build.roles import load_policy, local_engine
     from tether.core.types import Prompt, Sampling, user
-    from tether.run.models import open_model
-    from tether.run.roles import load_policy, local_engine
     from tether.settings.model import ModelConfig
 
     config = ModelConfig.model_validate({"source": model})

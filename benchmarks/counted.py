@@ -33,15 +33,15 @@ from tether.learner.planner import LiveBytes, shape_adapter, shape_answers, shap
 from tether.models.heads import ScalarHead
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
+from tether.planning.devices import gpu
+from tether.planning.memory import CUDA_CONTEXT
+from tether.planning.plan import Plan, plan
+from tether.planning.speeds import RowSizes
 from tether.rewards.learned import LearnedReward
 from tether.rollout.cache import Allowance
 from tether.rollout.local import LocalEngine
-from tether.run.devices import gpu
-from tether.run.phases import CUDA_CONTEXT
-from tether.run.plan import Plan, plan
-from tether.run.recipe import BaseRecipe, Recipe
-from tether.run.speeds import RowSizes
 from tether.settings.reading import build
+from tether.settings.recipe import BaseRecipe, Recipe
 from tether.stages.direct import Direct
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reward import RewardModeling

@@ -123,9 +123,9 @@ def once(
     smoke: bool,
 ) -> dict[str, Any]:
     """One run; what it measured, by name of the measure."""
-    from tether.run.recipe import Recipe
-    from tether.run.runner import run_recipe
+    from tether.runner.run import run_recipe
     from tether.settings.reading import build
+    from tether.settings.recipe import Recipe
 
     section, settings = STAGES[name]
     data = folder / f"{name}.jsonl"

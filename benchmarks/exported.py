@@ -40,16 +40,16 @@ def make(base: str, folder: Path) -> dict[str, Any]:
     """
     import torch
 
+    from tether.build.models import open_model
+    from tether.build.roles import encoder_of, load_policy, load_scorer, save_trained
     from tether.core.types import Message
     from tether.data.batches import make_batch
     from tether.data.chat import Encoded
     from tether.models.heads import ScalarHead
     from tether.models.loading import add_adapter
     from tether.models.trunk import Role
-    from tether.run.export import export_model
-    from tether.run.models import open_model
-    from tether.run.roles import encoder_of, load_policy, load_scorer, save_trained
     from tether.settings.model import LoraConfig, ModelConfig
+    from tether.tools.export import export_model
 
     talks = [
         tuple(Message("user" if role == "user" else "assistant", content) for role, content in talk)

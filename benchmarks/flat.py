@@ -19,9 +19,9 @@ import numpy as np
 from benchmarks.every_stage import recipe
 
 from tether.core.rundir import read_jsonl
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 
 def main() -> None:

@@ -120,11 +120,11 @@ def measured(counts: Sequence[int], rounds: int, prompts: int) -> dict[int, dict
     """By number of servers: seconds until all have new weights, milliseconds a request,
     microseconds a token of an answer.
     """
+    from tether.build.models import open_model
+    from tether.build.roles import encoder_of
     from tether.models.loading import add_adapter
     from tether.models.trunk import Role
     from tether.rollout.served import ServedEngine
-    from tether.run.models import open_model
-    from tether.run.roles import encoder_of
     from tether.servers.launch import Servers
     from tether.settings.engine import EngineConfig
     from tether.settings.model import LoraConfig, ModelConfig

@@ -142,8 +142,8 @@ def target_importers(folder: Path) -> Callable[[bytes], None]:
 
 
 def target_config(folder: Path) -> Callable[[bytes], None]:
-    from tether.run.recipe import Recipe
     from tether.settings.reading import load_recipe
+    from tether.settings.recipe import Recipe
 
     def run(data: bytes) -> None:
         (folder / "recipe.toml").write_bytes(data)
@@ -153,8 +153,8 @@ def target_config(folder: Path) -> Callable[[bytes], None]:
 
 
 def target_overrides(folder: Path) -> Callable[[bytes], None]:
-    from tether.run.recipe import Recipe
     from tether.settings.reading import build
+    from tether.settings.recipe import Recipe
 
     values = {"run": "x", "model": {"source": "tiny"}}
 

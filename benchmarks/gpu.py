@@ -31,18 +31,19 @@ from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter, pick_device
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
+from tether.planning.devices import DECODING_EFFICIENCY, EFFICIENCY, Device, machine_for
+from tether.planning.plan import SHAPES, plan
+from tether.planning.speeds import RowSizes
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
-from tether.run.devices import DECODING_EFFICIENCY, EFFICIENCY, Device, machine_for
-from tether.run.plan import SHAPES, plan
-from tether.run.recipe import Recipe
-from tether.run.speeds import RowSizes
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
+from tether.settings.policy import PolicyConfig
 from tether.settings.reading import build
-from tether.stages.policy_config import PolicyConfig
+from tether.settings.recipe import Recipe
+from tether.settings.supervised import SFTConfig
 from tether.stages.policy_gradient import PolicyGradient
-from tether.stages.sft import SFT, SFTConfig
+from tether.stages.sft import SFT
 from tether.stages.supervised import make_step
 
 TINY = {

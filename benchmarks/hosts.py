@@ -35,7 +35,7 @@ from benchmarks.survival import PROMPTS, Recorder, recipe, rounding
 
 from tether.core.rundir import read_jsonl
 from tether.core.stopping import Interrupted
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 
 HOSTS = {"tether-a": "10.77.0.1", "tether-b": "10.77.0.2"}
 FIRST, SECOND = HOSTS

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from benchmarks.arena import bandwidth, machine, matrix_rate
 
+from tether.build.models import open_model
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
 from tether.learner.local import LocalLearner
@@ -24,7 +25,6 @@ from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rollout.cache import SlotCache
 from tether.rollout.decoding import engine_decoder
-from tether.run.models import open_model
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import TINY, LoraConfig, ModelConfig
 

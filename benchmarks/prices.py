@@ -117,8 +117,8 @@ class Watch:
 
 def measure(path: str, overrides: Sequence[str]) -> dict[str, Any]:
     """Run a recipe in this process."""
-    from tether.run.recipe import read_recipe
-    from tether.run.runner import run_recipe
+    from tether.runner.run import run_recipe
+    from tether.settings.recipe import read_recipe
 
     watch = Watch()
     run_recipe(read_recipe(path, overrides), None, watch)

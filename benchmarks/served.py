@@ -21,17 +21,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tether.build.engines import served_engine
+from tether.build.launching import placed
+from tether.build.roles import encoder_of
 from tether.core.protocols import Engine
 from tether.core.types import Prompt
 from tether.data.sources import read
+from tether.methods.sampling import online_stage
 from tether.rollout.drawn import score_ids
 from tether.rollout.served import probe_ids
-from tether.run.engines import served_engine
-from tether.run.launching import placed
-from tether.run.online import online_stage
-from tether.run.recipe import BaseRecipe, Recipe
-from tether.run.roles import encoder_of
 from tether.settings.reading import build
+from tether.settings.recipe import BaseRecipe, Recipe
 from tether.stages.online_loop import step_prompts
 from tether.stages.policy_gradient import PolicyGradient
 

@@ -19,8 +19,8 @@ from pydantic_core import PydanticUndefined
 
 import tether
 from tether.api.methods import names, takes
-from tether.core.stages import STAGES
 from tether.settings.reference import given_type
+from tether.settings.stages import STAGES
 from tether.settings.synonyms import METHODS
 
 PLACE = Path(tether.__file__).with_name("__init__.pyi")
@@ -39,7 +39,6 @@ from tether.api.runs import Policy as Policy
 from tether.api.runs import RewardModel as RewardModel
 from tether.api.runs import Run as Run
 from tether.api.workbench import load_model as load_model
-from tether.cli.progress import OnStep
 from tether.core.errors import ConfigError as ConfigError
 from tether.core.errors import DataError as DataError
 from tether.core.errors import MissingFileError as MissingFileError
@@ -48,6 +47,7 @@ from tether.core.errors import RewardError as RewardError
 from tether.core.errors import RunError as RunError
 from tether.core.errors import TetherError as TetherError
 from tether.core.errors import TrainingError as TrainingError
+from tether.terminal.bars import OnStep
 
 __version__: str
 '''

@@ -52,11 +52,11 @@ from tether.models.loading import save_model
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.rollout.served import ServedEngine
 from tether.rollout.wire import GENERATE
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.servers.fleet import State
 from tether.servers.launch import Processes
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 PROMPTS, STEPS_A_KILL = 8, 4
 SLOW = 5.0
@@ -291,7 +291,7 @@ def measured(
     }
 
 
-WORDS = {"rank": "tether.run.worker", "engine": "tether engine", "reward": "tether rewards"}
+WORDS = {"rank": "tether.runner.worker", "engine": "tether engine", "reward": "tether rewards"}
 """By what a process is: the words of its command line."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from contestant import serve, settings
 
+from tether.build.models import open_model
 from tether.core.types import Prompt, Sampling, Score, user
 from tether.data.batches import make_batch, pack
 from tether.data.chat import ChatEncoder, Encoded
@@ -18,14 +19,15 @@ from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
-from tether.run.models import open_model
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
-from tether.stages.direct import Direct, DirectConfig
-from tether.stages.policy_config import KLConfig, PolicyConfig
+from tether.settings.policy import KLConfig, PolicyConfig
+from tether.settings.reward import RewardConfig
+from tether.settings.supervised import DirectConfig, SFTConfig
+from tether.stages.direct import Direct
 from tether.stages.policy_gradient import PolicyGradient
-from tether.stages.reward import RewardConfig, RewardModeling
-from tether.stages.sft import SFT, SFTConfig
+from tether.stages.reward import RewardModeling
+from tether.stages.sft import SFT
 from tether.stages.supervised import make_step
 
 TASK = settings()

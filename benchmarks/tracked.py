@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tether.core.rundir import read_json, read_jsonl
-from tether.run.tracking import measured_means, numbers_in
+from tether.tracking.follow import measured_means, numbers_in
 
 Points = dict[tuple[str, str, int], list[float]]
 """Run, metric and step -> the values that were sent; more than one is a step that was sent
@@ -180,9 +180,9 @@ def main(folder: Path, names: list[str], only_read: bool) -> None:
     if not only_read:
         from benchmarks.every_stage import loop_recipe, recipe
 
-        from tether.run.recipe import Recipe
-        from tether.run.runner import run_recipe
+        from tether.runner.run import run_recipe
         from tether.settings.reading import build
+        from tether.settings.recipe import Recipe
 
         (folder / "out").mkdir(parents=True)
         run_recipe(build(Recipe, {**recipe(folder, folder / "out" / "stages"), "track": names}))

@@ -16,16 +16,16 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from tether.build.models import open_model
+from tether.build.roles import load_policy, local_engine
 from tether.core.protocols import Engine
 from tether.core.types import Prompt, Sampling
 from tether.evaluation.winrate import mean_estimate
 from tether.models.trunk import Role
 from tether.rewards.verifiable import reasoning_gym_prompts
-from tether.run.models import open_model
-from tether.run.recipe import Recipe
-from tether.run.roles import load_policy, local_engine
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build, packaged_recipe
+from tether.settings.recipe import Recipe
 from tether.stages.heldout import held_out_split
 
 SEED = 104729

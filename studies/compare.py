@@ -21,10 +21,10 @@ from typing import Any
 from studies.command import run_study
 from tether.core.errors import ConfigError, TrainingError
 from tether.core.rundir import read_json, write_json
-from tether.core.stages import STAGES
 from tether.core.stopping import Interrupted
 from tether.core.types import Json
-from tether.run.recipe import BaseRecipe, read_recipe
+from tether.settings.recipe import BaseRecipe, read_recipe
+from tether.settings.stages import STAGES
 
 HEAD = (
     "| method | seed | gold gain | win rate | over SFT at its best decoding | wins | KL, nats "

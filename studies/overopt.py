@@ -26,7 +26,12 @@ from studies.command import run_study
 from studies.curves import best_of_n_estimate, fit_overoptimization
 from studies.overopt_page import write_page
 from tether.algorithms.kl import kl_best_of_n
-from tether.cli.progress import bars
+from tether.build.context import Context
+from tether.build.judges import score_judge
+from tether.build.models import open_model
+from tether.build.rewards import learned_reward
+from tether.build.roles import local_engine
+from tether.build.rows import load_rows, named
 from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json
 from tether.core.types import Comparison, Json, Prompt, Rollout, Score, StopReason
@@ -35,25 +40,21 @@ from tether.data.sources import Quarantine, split_by_group
 from tether.evaluation.peaks import Measured, best_step, has_fallen, peak_interval, without_none
 from tether.evaluation.winrate import gain, mean_estimate
 from tether.learner.loop import Progress
+from tether.methods.stage import run_stage
 from tether.models.trunk import Role
-from tether.run.judges import score_judge
-from tether.run.models import open_model
-from tether.run.online import PPOSection
-from tether.run.online_sections import learned_reward
-from tether.run.pairs import PairsSection
-from tether.run.recipe import BaseRecipe, recipe_type
-from tether.run.reward import RewardSection
-from tether.run.roles import local_engine
-from tether.run.rows import load_rows, named
-from tether.run.runner import run_recipe, stands_on
-from tether.run.stage import Context, run_stage
-from tether.run.supervised import SFTSection
+from tether.runner.run import run_recipe, stands_on
 from tether.settings.config import Config
 from tether.settings.judges import FunctionJudge, JudgeConfig
 from tether.settings.model import ModelConfig
+from tether.settings.pairs import PairsSection
 from tether.settings.reading import load_recipe, packaged_recipe
+from tether.settings.recipe import BaseRecipe, recipe_type
+from tether.settings.reward import RewardSection
 from tether.settings.rewards import Combine
+from tether.settings.sampling import PPOSection
+from tether.settings.supervised import SFTSection
 from tether.stats import group_indices
+from tether.terminal.bars import bars
 
 POOL_SEED = 15485863
 NO_EFFECT = {

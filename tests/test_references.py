@@ -7,13 +7,13 @@ import json
 import pytest
 
 from benchmarks import references
-from tether.core.stages import STAGES
 from tether.core.types import Problem
 from tether.data.formats.registry import FORMATS, KINDS
 from tether.data.inspection import READ_BY
 from tether.data.sources import read
-from tether.run.recipe import Recipe, recipe_type
+from tether.settings.recipe import Recipe, recipe_type
 from tether.settings.reference import keys_of
+from tether.settings.stages import STAGES
 
 
 @pytest.mark.parametrize("name", references.PAGES)

@@ -194,8 +194,8 @@ def reward(prompts, responses):
 
 def test_no_secret_is_in_any_file_of_a_finished_run(tmp_path, monkeypatch):
     from tether.report.page import write_report
-    from tether.run.recipe import Recipe
-    from tether.run.runner import run_recipe
+    from tether.runner.run import run_recipe
+    from tether.settings.recipe import Recipe
 
     for name, value in PLANTED.items():
         monkeypatch.setenv(name, value)

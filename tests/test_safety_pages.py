@@ -53,8 +53,8 @@ def hook(event, arguments):
         asked.append([event, str(arguments[1:])[:200]])
 sys.addaudithook(hook)
 from tether.settings.reading import build
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.settings.recipe import Recipe
+from tether.runner.run import run_recipe
 run_recipe(build(Recipe, json.loads(sys.argv[1])))
 print(json.dumps(asked))
 """
@@ -103,8 +103,8 @@ READS_THE_CLOCK = {
     *(
         "core/rundir.py",
         "core/watchdog.py",
-        "run/restarts.py",
-        "run/tracking.py",
+        "runner/restarts.py",
+        "tracking/follow.py",
         "servers/pool.py",
     ),
     "preferences/store.py",

@@ -29,7 +29,8 @@ from benchmarks.learning.workbench import (
 from tether.core.types import Comparison
 from tether.models.trunk import Role
 from tether.rewards.learned import LearnedReward
-from tether.stages.direct import Direct, DirectConfig
+from tether.settings.supervised import DirectConfig
+from tether.stages.direct import Direct
 
 BETAS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 BATCH = 64

@@ -32,7 +32,8 @@ from tether.core.types import Comparison, Demonstration, Prompt, Rollout, assist
 from tether.models.heads import ScalarHead
 from tether.models.trunk import Role
 from tether.rewards.learned import LearnedReward
-from tether.stages.reward import RewardConfig, RewardModeling
+from tether.settings.reward import RewardConfig
+from tether.stages.reward import RewardModeling
 
 LETTERS, GOOD, LENGTH = "abcdefghijklmnop", "abcd", 8
 SLIP = 0.01

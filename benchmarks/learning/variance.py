@@ -34,8 +34,8 @@ from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.settings.model import LoraConfig
+from tether.settings.policy import PolicyConfig
 from tether.stages.online_loop import step_prompts
-from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.rollouts import Clock
 

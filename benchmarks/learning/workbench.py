@@ -26,10 +26,11 @@ from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.settings.learner import OptimizerConfig
+from tether.settings.policy import PolicyConfig
+from tether.settings.supervised import SFTConfig
 from tether.stages.online_loop import train
-from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
-from tether.stages.sft import SFT, SFTConfig
+from tether.stages.sft import SFT
 
 DIM = 64
 TOKENS = 256

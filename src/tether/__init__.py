@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"tether.api.{_HOMES[name]}"), name)
     if name in _ERRORS:
         return getattr(import_module("tether.core.errors"), name)
-    from tether.core.stages import STAGES
+    from tether.settings.stages import STAGES
     from tether.settings.synonyms import METHODS
 
     if name in STAGES or name in METHODS:
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from tether.core.stages import STAGES
+    from tether.settings.stages import STAGES
     from tether.settings.synonyms import METHODS
 
     return sorted([*_HOMES, *_ERRORS, *STAGES, *METHODS, "__version__"])

@@ -12,7 +12,6 @@ from tether.api.runs import Policy as Policy
 from tether.api.runs import RewardModel as RewardModel
 from tether.api.runs import Run as Run
 from tether.api.workbench import load_model as load_model
-from tether.cli.progress import OnStep
 from tether.core.errors import ConfigError as ConfigError
 from tether.core.errors import DataError as DataError
 from tether.core.errors import MissingFileError as MissingFileError
@@ -21,6 +20,7 @@ from tether.core.errors import RewardError as RewardError
 from tether.core.errors import RunError as RunError
 from tether.core.errors import TetherError as TetherError
 from tether.core.errors import TrainingError as TrainingError
+from tether.terminal.bars import OnStep
 
 __version__: str
 
@@ -60,6 +60,7 @@ def pairs(
     track: str | Sequence[str] = (),
     on_step: OnStep | None = ...,
     progress: bool = True,
+    budget: float | Mapping[str, Any] | None = None,
     prompts: Any = ...,
     samples_per_prompt: int = 4,
     max_new_tokens: int = 128,
@@ -601,12 +602,13 @@ def evaluate(
     *,
     on_step: OnStep | None = ...,
     progress: bool = True,
+    budget: float | Mapping[str, Any] | None = None,
     samples: int = 1,
     max_new_tokens: int | None = None,
     temperature: float | None = None,
     temperatures: Sequence[Any] = ...,
     engine_rows: int = 64,
-    sycophancy: Mapping[str, Any] | None = None,
+    sycophancy: Any = None,
 ) -> Run:
     """Compare policies with their start on held-out prompts."""
 

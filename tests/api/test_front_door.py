@@ -17,11 +17,11 @@ import tether
 from benchmarks import stub
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import read_json, read_jsonl
-from tether.core.stages import STAGES
 from tether.core.types import Comparison, Demonstration, Prompt, assistant, user
-from tether.run.recipe import recipe_type
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import recipe_type
+from tether.settings.stages import STAGES
 
 QUESTIONS = [f"What is {i}?" for i in range(6)]
 SHORT = {
@@ -384,7 +384,7 @@ def test_a_recipe_is_run_by_its_name_however_the_room_was_imported(tmp_path):
     assert {"ppo", "evaluate"} <= set(run.stages) and "quickstart" in tether.recipes()
     for imports in (
         "import tether",
-        "import tether, tether.run.recipe",
+        "import tether, tether.settings.recipe",
         "from tether import run as r; import tether",
     ):
         asked = subprocess.run(

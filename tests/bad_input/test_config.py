@@ -13,9 +13,9 @@ from pydantic import Field
 
 from tether.cli import main
 from tether.core.errors import ConfigError, MissingFileError, TetherError
-from tether.run.recipe import Recipe
 from tether.settings.config import Config
 from tether.settings.reading import build, load_recipe, packaged_recipe
+from tether.settings.recipe import Recipe
 
 HEAD = b'run = "runs/x"\nseed = 1\n'
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from benchmarks.every_stage import loop_recipe, recipe
 
+from tether.build.checks import check_section
+from tether.build.rows import check_data
 from tether.core.errors import TetherError
-from tether.core.stages import STAGES
-from tether.run.checks import check_section
-from tether.run.recipe import Recipe
-from tether.run.rows import check_data
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build, load_recipe
+from tether.settings.recipe import Recipe
+from tether.settings.stages import STAGES
 
 RECIPES = sorted(
     (Path(__file__).resolve().parents[2] / "src" / "tether" / "recipes").glob("**/*.toml")

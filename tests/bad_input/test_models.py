@@ -27,9 +27,9 @@ from tests.bad_input.folders import (
     tokenizer,
 )
 
+from tether.build.roles import encoder_of, load_policy
 from tether.models.loading import save_model
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
-from tether.run.roles import encoder_of, load_policy
 
 
 @pytest.fixture(scope="module")

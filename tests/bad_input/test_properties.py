@@ -28,8 +28,8 @@ from tether.data.sources import Quarantine, read
 from tether.preferences.answers import read_answers
 from tether.preferences.bridges import BRIDGES
 from tether.preferences.exchange import Case
-from tether.run.recipe import Recipe
 from tether.settings.reading import build, load_recipe
+from tether.settings.recipe import Recipe
 
 label_studio, argilla = BRIDGES["label-studio"], BRIDGES["argilla"]
 READERS = {layout.name: layout.readers for layout in FORMATS}

@@ -5,7 +5,7 @@ import sys
 import pytest
 from benchmarks.first_hour import MODEL, ROOT, examples, prepare, run, watched
 
-from tether.core.stages import STAGES
+from tether.settings.stages import STAGES
 
 SAMPLED = ("ppo", "grpo", "reinforce", "online_direct", "best_of_n")
 

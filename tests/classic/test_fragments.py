@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 from tether.classic import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from tether.core.errors import DataError
-from tether.run import tracking
+from tether.tracking import follow as tracking
 
 PROMPTS = ["one", "two two", "three?", "a longer one", "five", "six?", "77", "ate"]
 PROBE = torch.tensor([[72, 73, 74, 75, 76]])

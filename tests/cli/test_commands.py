@@ -23,13 +23,13 @@ from tether import __version__
 from tether.cli import PANELS, app, main
 from tether.cli.options import complete_recipe, complete_stage
 from tether.models.loading import pick_dtype
-from tether.run.devices import gpu
-from tether.run.phases import Phase, StagePlan
-from tether.run.plan import SHAPES, Plan
-from tether.run.price import costs
-from tether.run.recipe import Recipe, read_recipe
-from tether.run.sizes import row_sizes
+from tether.planning.devices import gpu
+from tether.planning.memory import Phase, StagePlan
+from tether.planning.plan import SHAPES, Plan
+from tether.planning.price import costs
+from tether.planning.sizes import row_sizes
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe, read_recipe
 from tether.settings.synonyms import METHODS
 
 

@@ -11,9 +11,9 @@ from tests.cli.test_commands import tether
 
 import tether as front
 from tether.cli.recipes import BEGINNINGS
-from tether.core.stages import STAGES
-from tether.run.rows import PACKAGED
 from tether.settings.reading import packaged_recipes
+from tether.settings.section import PACKAGED
+from tether.settings.stages import STAGES
 from tether.settings.synonyms import METHODS
 
 COMPARISONS = str(PACKAGED / "comparisons.jsonl")

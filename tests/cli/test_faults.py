@@ -16,10 +16,10 @@ from benchmarks.every_stage import differences, recipe, results
 
 from tether.cli import main
 from tether.core.errors import memory_error
-from tether.core.stages import STAGES
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
+from tether.settings.stages import STAGES
 from tether.stages.sft import SFT
 
 COMMAND = [sys.executable, "-m", "tether"]
@@ -231,7 +231,7 @@ def test_a_recipe_of_nothing_has_nothing_to_do(tmp_path, tether):
 
 
 def test_a_command_that_finds_a_difference_says_so_by_its_exit_code(tether, monkeypatch):
-    from tether.run import prove
+    from tether.tools import prove
 
     found = SimpleNamespace(stage="ppo", what="weights", count=3, difference="step 2: 0.5 and 0.25")
     monkeypatch.setattr(prove, "prove", lambda *_: [found])

@@ -11,10 +11,10 @@ from tests.judges.answering import Server, completion, refusal
 from typer.testing import CliRunner
 
 from tether.cli import app
-from tether.cli.results import _agreement_rows
 from tether.core.errors import ConfigError, DataError, MissingFileError, ModelError
 from tether.core.types import Comparison, Demonstration
 from tether.data.sources import read
+from tether.terminal.results import _agreement_rows
 
 KEY = "sk-secret-of-the-command-line"
 

@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 from rich.jupyter import JupyterRenderable
 
-from tether.cli.progress import bars
 from tether.core.pace import Expected, Forecast
 from tether.core.protocols import doing
+from tether.terminal.bars import bars
 
 pytestmark = pytest.mark.audit
 
@@ -125,7 +125,7 @@ def test_no_half_minute_is_silent_whatever_part_is_in_hand():
 
 
 def test_a_thread_breaks_the_silence(monkeypatch):
-    monkeypatch.setattr("tether.cli.progress.LOOK_AFTER", 0.01)
+    monkeypatch.setattr("tether.terminal.bars.LOOK_AFTER", 0.01)
     screen = Screen(terminal=False)
     with bars(screen) as announce:
         announce("reward")
@@ -268,7 +268,7 @@ def test_an_error_before_anything_was_done_leaves_no_bar(steps, stands):
 def test_one_line_says_that_others_slow_the_steps(later, work, factor, monkeypatch):
     """Not where the steps have more to do, nor where they are a little slower."""
     screen, worked = Screen(terminal=False), itertools.accumulate([0.0, *[5.0] * 6, *[work] * 6])
-    monkeypatch.setattr("tether.cli.progress.time.process_time", lambda: next(worked))
+    monkeypatch.setattr("tether.terminal.bars.time.process_time", lambda: next(worked))
     with bars(screen) as announce:
         bar = announce("ppo")
         for number in range(12):

@@ -73,9 +73,9 @@ def test_meanings_are_sentences():
 def test_metrics_of_every_stage_have_an_entry(tmp_path):
     from benchmarks.every_stage import recipe
 
-    from tether.run.recipe import Recipe
-    from tether.run.runner import run_recipe
+    from tether.runner.run import run_recipe
     from tether.settings.reading import build
+    from tether.settings.recipe import Recipe
 
     run_recipe(build(Recipe, recipe(tmp_path, tmp_path / "run")))
     logged = {

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from tether.core.errors import ConfigError
-from tether.run.recipe import Recipe
 from tether.settings.messages import models_of
 from tether.settings.reading import build, load_recipe
+from tether.settings.recipe import Recipe
 from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS
 
 pytestmark = pytest.mark.audit

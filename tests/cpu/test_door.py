@@ -12,6 +12,9 @@ import pytest
 import torch
 import transformers
 
+from tether.build.context import Context
+from tether.build.models import open_model
+from tether.build.roles import local_engine
 from tether.core.errors import ConfigError, ModelError
 from tether.core.once import once
 from tether.core.rundir import read_json
@@ -19,15 +22,13 @@ from tether.core.types import Prompt, Sampling, user
 from tether.cpu import kernels, native
 from tether.cpu.attention import pick_attention
 from tether.cpu.memory import needs_heap
+from tether.methods.stage import run_stage
 from tether.models.loading import load_model
 from tether.models.trunk import GROUPED, Role
 from tether.rollout.decoding import TreeDecoder
-from tether.run.models import open_model
-from tether.run.recipe import Recipe
-from tether.run.roles import local_engine
-from tether.run.stage import Context, run_stage
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 TINY = ModelConfig(source="tiny", dtype="float32", device="cpu")
 SMALL = {

@@ -19,7 +19,8 @@ from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.preferences.rows import turn_rows, turns_of, write_rows
 from tether.settings.learner import OptimizerConfig
-from tether.stages.sft import SFT, SFTConfig
+from tether.settings.supervised import SFTConfig
+from tether.stages.sft import SFT
 
 TEMPLATE = (  # in the style of Qwen2.5's
     "{% if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor "

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from benchmarks.references import examples
 
+from tether.build.context import Context
 from tether.core.errors import DataError
 from tether.core.types import (
     Annotation,
@@ -28,10 +29,10 @@ from tether.data.formats.cells import Cells
 from tether.data.formats.registry import CONVERSIONS, FORMATS, KINDS, Format, reader_for
 from tether.data.inspection import inspect_data
 from tether.data.sources import Quarantine, read
-from tether.run.rows import DataConfig
-from tether.run.stage import Context, run_stage
-from tether.run.supervised import ProcessSection
+from tether.methods.stage import run_stage
 from tether.settings.model import ModelConfig
+from tether.settings.section import DataConfig
+from tether.settings.supervised import ProcessSection
 
 
 def unused(tmp_path: Path, rows: list[Any], kind: type) -> dict[str, int]:

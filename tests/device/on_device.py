@@ -19,10 +19,12 @@ from tests.run.journeys import Killed, dying_after
 from torch import nn
 
 from benchmarks import gpu
+from tether.build.engines import vllm_share
+from tether.build.models import open_model
+from tether.build.roles import encoder_of, local_engine, save_trained
 from tether.classic import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
-from tether.core.stages import STAGES
 from tether.core.types import Comparison, Prompt, Sampling, Score, assistant, user
 from tether.cpu import kernels
 from tether.data.batches import make_batch
@@ -33,29 +35,29 @@ from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter, keep_on_host, pick_dtype
 from tether.models.saving import attach_adapter, load_head
 from tether.models.trunk import Role
+from tether.planning.devices import machine_for
+from tether.planning.speeds import RowSizes
 from tether.rewards.classifier import ClassifierReward
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import _Decoding
 from tether.rollout.sampling import sample_tokens
-from tether.run.devices import machine_for
-from tether.run.engines import vllm_share
-from tether.run.export import export_model
-from tether.run.models import open_model
-from tether.run.recipe import Recipe
-from tether.run.roles import encoder_of, local_engine, save_trained
-from tether.run.runner import run_recipe
-from tether.run.speeds import RowSizes
+from tether.runner.run import run_recipe
 from tether.settings.engine import EngineConfig
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
+from tether.settings.policy import PolicyConfig
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
+from tether.settings.reward import RewardConfig
 from tether.settings.rewards import ClassifierConfig
-from tether.stages.direct import Direct, DirectConfig
-from tether.stages.policy_config import PolicyConfig
+from tether.settings.stages import STAGES
+from tether.settings.supervised import DirectConfig, SFTConfig
+from tether.stages.direct import Direct
 from tether.stages.policy_gradient import PolicyGradient
-from tether.stages.reward import RewardConfig, RewardModeling
-from tether.stages.sft import SFT, SFTConfig
+from tether.stages.reward import RewardModeling
+from tether.stages.sft import SFT
 from tether.stages.supervised import make_step
+from tether.tools.export import export_model
 
 ON_CPU, THERE = {"device": "cpu", "cpu_kernels": False, "attention": "sdpa"}, {"device": NAME}
 TRAINED = [name for name, kind in STAGES.items() if kind.makes not in ("pairs", "verdict")]

@@ -10,6 +10,8 @@ import torch
 from tests.models.architectures import small_folder
 from tests.run.journeys import VALUES
 
+from tether.build.models import open_model
+from tether.build.roles import local_engine
 from tether.core.rundir import read_jsonl
 from tether.core.types import Prompt, Sampling, user
 from tether.models.loading import add_adapter
@@ -17,12 +19,10 @@ from tether.models.trunk import Role
 from tether.rollout import graphs
 from tether.rollout.graphs import Graphs
 from tether.rollout.local import _Decoding
-from tether.run.models import open_model
-from tether.run.recipe import Recipe
-from tether.run.roles import local_engine
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 pytestmark = pytest.mark.gpu
 PROMPTS = [Prompt((user(text),)) for text in ("one", "two or three", "and four")]

@@ -14,6 +14,8 @@ import pytest
 import torch
 from tests.run.journeys import FEW, LETTERS
 
+from tether.build.models import open_model
+from tether.build.roles import encoder_of, load_policy
 from tether.cli import examine
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import read_jsonl
@@ -27,15 +29,13 @@ from tether.evaluation.sycophancy import (
     premise_pairs,
     read_premise_pairs,
 )
+from tether.methods import sampling as online
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.run import online
-from tether.run.models import open_model
-from tether.run.online_sections import SycophancyConfig, premise_files
-from tether.run.recipe import Recipe
-from tether.run.roles import encoder_of, load_policy
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
+from tether.settings.evaluation import SycophancyConfig, premise_files
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 from tether.stats import Estimate
 
 QUESTIONS = [

@@ -67,9 +67,9 @@ def journeys(folder: Path) -> Iterator[tuple[str, Path]]:
     """Run each in `folder`; its name and its run directory, as it is finished."""
     from benchmarks.every_stage import loop_recipe, recipe
 
-    from tether.run.recipe import Recipe, read_recipe
-    from tether.run.runner import run_recipe
+    from tether.runner.run import run_recipe
     from tether.settings.reading import build
+    from tether.settings.recipe import Recipe, read_recipe
 
     run_recipe(build(Recipe, recipe(folder, folder / "stages")))
     yield "stages", folder / "stages"

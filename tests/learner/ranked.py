@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 STAGES = ["sft", "reward", "process", "direct", "kto", "ppo", "grpo"]
 
@@ -58,7 +58,7 @@ def others():
     alive = [
         child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE
     ]
-    children = [child for child in alive if "tether.run.worker" in " ".join(child.cmdline())]
+    children = [child for child in alive if "tether.runner.worker" in " ".join(child.cmdline())]
     return sorted(children, key=lambda child: int(child.environ()["RANK"]))
 
 

@@ -25,14 +25,14 @@ from tether.learner.planner import (
 )
 from tether.models.loading import add_adapter
 from tether.models.trunk import GROUPED, Role
+from tether.planning.devices import gpu
+from tether.planning.engine_shapes import prefill_bytes, sampler_bytes
+from tether.planning.plan import SHAPES, plan
 from tether.rollout.decoding import TreeDecoder
 from tether.rollout.sampling import sample_tokens
-from tether.run.devices import gpu
-from tether.run.engine_shapes import prefill_bytes, sampler_bytes
-from tether.run.plan import SHAPES, plan
-from tether.run.recipe import Recipe
 from tether.settings.model import LoraConfig
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 SIZES = {
     "hidden_size": 128,

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 
 from tether.core.rundir import read_json, read_jsonl
-from tether.core.stages import making
 from tether.learner.local import LocalLearner
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
 from tether.monitoring.doctor import Finding
 from tether.monitoring.doctor_log import check_movement
-from tether.run.devices import gpu
-from tether.run.plan import plan
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.planning.devices import gpu
+from tether.planning.plan import plan
+from tether.runner.run import run_recipe
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
 from tether.settings.reading import build
-from tether.stages.direct import DirectConfig
+from tether.settings.recipe import Recipe
+from tether.settings.stages import making
+from tether.settings.supervised import DirectConfig
 
 pytestmark = pytest.mark.audit
 WHOLE = {

@@ -16,8 +16,8 @@ from tests.learner.ranked import assert_same, at_step, others, records, standing
 from tether.core.errors import ConfigError
 from tether.core.stopping import Interrupted
 from tether.learner.checkpoint import load_checkpoint
-from tether.run.recipe import Recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 SERVED = {"engine": {"kind": "served"}}
 

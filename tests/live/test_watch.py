@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tether.cli.terminal import Terminal
 from tether.cli.watch import _screen, sparkline
 from tether.core.errors import MissingFileError, RunError
 from tether.core.requests import Request, leave_request, take_request
 from tether.core.stopping import Interrupted, Stopping
 from tether.live.condition import Condition, condition
 from tether.live.followed import FollowedRun
+from tether.terminal.console import Terminal
 
 WRITING = Path(__file__).with_name("writing.py")
 

@@ -12,18 +12,18 @@ from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 import tether
+from tether.build.engines import _base
+from tether.build.models import open_model
+from tether.build.roles import encoder_of, load_policy
 from tether.core.errors import ModelError
 from tether.core.types import assistant, user
 from tether.data.batches import make_batch
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierReward
-from tether.run.engines import _base
-from tether.run.export import export_model
-from tether.run.models import open_model
-from tether.run.roles import encoder_of, load_policy
 from tether.settings.model import ModelConfig
 from tether.settings.rewards import ClassifierConfig
+from tether.tools.export import export_model
 
 
 def lora(**settings):

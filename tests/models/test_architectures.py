@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from tests.models.architectures import small_config, small_folder
 
 import tether
+from tether.build.models import open_model
 from tether.core.errors import DataError, ModelError
 from tether.core.types import assistant, user
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
-from tether.run.models import open_model
 from tether.settings.model import LoraConfig, ModelConfig
 
 FLOAT32 = {"dtype": "float32"}

@@ -9,6 +9,8 @@ import pytest
 import torch
 import transformers
 
+from tether.build.models import open_model
+from tether.build.roles import encoder_of, load_scorer, new_role, save_trained
 from tether.core.errors import ModelError
 from tether.core.types import assistant, user
 from tether.data.batches import make_batch
@@ -16,10 +18,8 @@ from tether.models.average import average_roles
 from tether.models.heads import ScalarHead
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
-from tether.run.export import export_model
-from tether.run.models import open_model
-from tether.run.roles import encoder_of, load_scorer, new_role, save_trained
 from tether.settings.model import LoraConfig, ModelConfig
+from tether.tools.export import export_model
 
 LLAMA = transformers.LlamaConfig(
     **{

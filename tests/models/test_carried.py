@@ -10,10 +10,14 @@ import transformers
 from peft import PeftModel
 from torch import nn
 
+from tether.build.engines import _note_rounded
+from tether.build.models import on_folder, open_model
+from tether.build.roles import encoder_of, local_engine, new_role
 from tether.core.errors import ModelError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Sampling, user
 from tether.cpu.products import _merged
+from tether.methods.supervised import _save_merged
 from tether.models.average import average_roles
 from tether.models.carried import (
     ADAPTER_WEIGHTS,
@@ -35,13 +39,9 @@ from tether.models.precision import cast
 from tether.models.saving import refill_model, save_role, save_weights
 from tether.models.tiny import TEMPLATE, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.run.engines import _note_rounded
-from tether.run.export import export_model
-from tether.run.models import on_folder, open_model
-from tether.run.roles import encoder_of, local_engine, new_role
-from tether.run.supervised import _save_merged
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.stages.reference import role_digest
+from tether.tools.export import export_model
 
 SHARES = (3e-4, 1e-3, 3e-3, 1e-2)
 NEAREST = {3e-4: 0.40, 1e-3: 0.75, 3e-3: 0.97, 1e-2: 1.01}

@@ -10,7 +10,8 @@ from tests.models.test_passes import answers, brute_force_logprobs, sequences
 from tether.data.batches import batches_for, make_batch
 from tether.models.heads import ScalarHead
 from tether.models.trunk import Role, context_length
-from tether.stages.sft import SFT, SFTConfig
+from tether.settings.supervised import SFTConfig
+from tether.stages.sft import SFT
 
 NOTHING, ROWS, MASKS = (False, False), (True, False), (True, True)
 KEPT = {

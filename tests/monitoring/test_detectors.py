@@ -21,11 +21,12 @@ from tether.core.errors import ConfigError
 from tether.core.protocols import Monitor
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
+from tether.methods.sampling import Guard
 from tether.monitoring import texts
 from tether.monitoring.detectors import DETECTORS
 from tether.monitoring.watch import Watch
-from tether.run.online import Guard, PPOSection
 from tether.settings.reading import build
+from tether.settings.sampling import PPOSection
 from tether.settings.watch import WatchConfig
 
 ONSET, STEPS, PROMPTS, SAMPLES = 9, 15, 12, 4

@@ -27,14 +27,14 @@ from tether.monitoring.doctor import Finding, Healthy
 from tether.monitoring.doctor_log import check_rows
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
-from tether.run.doctor import check_stage, examine_recipe, examine_run, examine_stage
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
+from tether.settings.policy import PolicyConfig
 from tether.settings.reading import build, load_recipe
-from tether.stages.policy_config import PolicyConfig
+from tether.settings.recipe import Recipe
 from tether.stages.policy_gradient import PolicyGradient
+from tether.tools.doctor import check_stage, examine_recipe, examine_run, examine_stage
 
 PROMPTS = [
     Prompt((user(text),), f"p{n}")

@@ -18,10 +18,10 @@ from tether.monitoring.doctor_log import check_movement
 from tether.monitoring.trends import drift
 from tether.monitoring.watch import Watch
 from tether.report.page import write_report
-from tether.run.doctor import examine_run
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
+from tether.tools.doctor import examine_run
 
 pytestmark = pytest.mark.audit
 KL = "kl/policy_reference_k1"

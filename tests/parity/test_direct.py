@@ -15,8 +15,9 @@ from tether.data.chat import ChatEncoder
 from tether.data.prepare import encode_comparisons, encode_feedback, mismatched
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.stages.direct import Direct, DirectConfig
-from tether.stages.kto import KTO, KTOConfig
+from tether.settings.supervised import DirectConfig, KTOConfig
+from tether.stages.direct import Direct
+from tether.stages.kto import KTO
 
 trl = pytest.importorskip("trl", minversion="1.16")
 

@@ -15,7 +15,7 @@ from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
-from tether.stages.policy_config import PolicyConfig
+from tether.settings.policy import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.rollouts import Experience
 

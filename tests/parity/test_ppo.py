@@ -26,7 +26,7 @@ from tether.data.chat import ChatEncoder
 from tether.models.heads import ScalarHead
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.stages.policy_config import PolicyConfig
+from tether.settings.policy import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.rollouts import Experience
 

@@ -6,13 +6,13 @@ import shutil
 import pytest
 from rich.console import Console
 
-from tether.cli import results
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.rundir import read_json, read_jsonl
 from tether.report.page import write_report
 from tether.report.reading import read_journey
-from tether.run.recipe import read_recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
+from tether.settings.recipe import read_recipe
+from tether.terminal import results
 
 ARMS = {
     "beta0": "arms.beta0.ppo.kl={mode='fixed', coefficient=0.0}",
@@ -107,8 +107,12 @@ def test_heldout_prompts_are_never_trained_on(finished):
 
 def test_started_again_it_finishes_at_once_and_changes_nothing(finished, monkeypatch):
     root, summary = finished
-    for place in ("stage.open_model", "pairs.load_policy", "evaluate.load_policy"):
-        monkeypatch.setattr(f"tether.run.{place}", None)
+    for place in (
+        "build.context.open_model",
+        "methods.pairs.load_policy",
+        "methods.evaluate.load_policy",
+    ):
+        monkeypatch.setattr(f"tether.{place}", None)
     before = {p: p.stat().st_mtime_ns for p in root.rglob("*.jsonl")}
     assert finish(root, arms=("beta0", "random")) == summary
     assert {p: p.stat().st_mtime_ns for p in root.rglob("*.jsonl")} == before

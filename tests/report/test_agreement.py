@@ -9,11 +9,11 @@ import re
 import pytest
 from rich.console import Console
 
-from tether.cli.results import show_stage
 from tether.report.narrative import conclusion
 from tether.report.reading import read_journey
 from tether.report.tiles import tiles
 from tether.stages.online_loop import _summary
+from tether.terminal.results import show_stage
 
 pytestmark = pytest.mark.audit
 # By hand: forty steps, so that the ends are five steps each.

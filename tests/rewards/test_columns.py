@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import tether
+from tether.build.rows import load_rows
 from tether.core.errors import RewardError
 from tether.core.once import once
 from tether.core.types import Problem, Prompt, Rollout, Sampling, StopReason
@@ -20,9 +21,9 @@ from tether.rewards.forms import plain
 from tether.rewards.function import FunctionReward
 from tether.rewards.servers import ROLLOUTS
 from tether.rewards.verifiable import problem_prompt
-from tether.run.evaluate import EvaluationSection
-from tether.run.online_sections import PolicySection
-from tether.run.rows import DataConfig, calls_functions, load_rows
+from tether.settings.evaluation import EvaluationSection
+from tether.settings.sampling import PolicySection
+from tether.settings.section import DataConfig, calls_functions
 
 MESSAGES = [{"role": "user", "content": "2+3?"}]
 ROWS: dict[str, dict[str, Any]] = {

@@ -19,9 +19,9 @@ from tether.rewards.function import FunctionReward
 from tether.rewards.limit import FailureLimit
 from tether.rewards.loading import load_function
 from tether.rewards.returned import scores_of, whole_groups
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 ASKED = [
     Rollout(

@@ -28,6 +28,7 @@ import torch
 from tests.rewards.test_function import ASKED
 
 import tether
+from tether.build.judges import text_judge
 from tether.core.errors import ConfigError, RewardError, RunError, one_line
 from tether.core.stopping import Interrupted
 from tether.core.types import Prompt, Score, user
@@ -35,7 +36,6 @@ from tether.rewards import facets, surroundings
 from tether.rewards.calling import in_place, source_of
 from tether.rewards.function import FunctionReward
 from tether.rewards.loading import load_function, register
-from tether.run.judges import text_judge
 from tether.settings.judges import FunctionJudge
 
 QUESTION = Prompt((user("q"),))

@@ -10,11 +10,11 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 import tether
+from tether.build.rewards import learned_reward
+from tether.build.roles import reader_beside, trained_scorer
 from tether.core.errors import ModelError
 from tether.models.tiny import SPECIAL, TEMPLATE, tiny_model, tiny_tokenizer
 from tether.rewards.learned import LearnedReward, TextReward
-from tether.run.online_sections import learned_reward
-from tether.run.roles import reader_beside, trained_scorer
 from tether.settings.model import ModelConfig
 
 PAIRS = [

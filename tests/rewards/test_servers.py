@@ -16,12 +16,12 @@ from tether.core.errors import ConfigError, ModelError
 from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopReason
 from tether.rewards.function import FunctionReward
 from tether.rewards.servers import ServedReward, reward_server
-from tether.run.online import GRPOSection
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.servers.launch import Servers
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 from tether.settings.rewards import RewardServersConfig
+from tether.settings.sampling import GRPOSection
 
 CALL = json.dumps({"function": {"name": "f", "arguments": {}}})
 PROMPT = Prompt(

@@ -15,16 +15,16 @@ from benchmarks.every_stage import differences, results
 from safetensors.torch import load_file
 from tests.run.journeys import Killed, dying_after, lines, numbered_prompts
 
+from tether.build.engines import engine_server
+from tether.build.models import open_model
 from tether.core.errors import ConfigError, ModelError, RunError
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint
 from tether.rollout.ahead import AheadEngine
 from tether.rollout.served import ServedEngine
-from tether.run.engines import engine_server
-from tether.run.models import open_model
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 SERVED = {"kind": "served", "servers": 2, "start_seconds": 60}
 STEPS = 6
@@ -272,7 +272,7 @@ def test_a_deterministic_run_has_each_request_decoded_alone(tmp_path, monkeypatc
         commands.append(servers.command("127.0.0.1", 1))
         raise ModelError("far enough")
 
-    monkeypatch.setattr("tether.run.engines.ServedEngine", engine)
+    monkeypatch.setattr("tether.build.engines.ServedEngine", engine)
     values = recipe(tmp_path, "one", engine=SERVED).model_copy(
         update={"deterministic": deterministic}
     )
@@ -338,7 +338,7 @@ def test_who_works_at_the_same_time_shares_the_cores(
         seen.extend((servers.environment.get("OMP_NUM_THREADS"), torch.get_num_threads()))
         raise ModelError("far enough")
 
-    monkeypatch.setattr("tether.run.engines.ServedEngine", engine)
+    monkeypatch.setattr("tether.build.engines.ServedEngine", engine)
     torch.set_num_threads(4)
     try:
         with pytest.raises(ModelError, match="far enough"):

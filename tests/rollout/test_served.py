@@ -15,6 +15,9 @@ import pytest
 import torch
 
 import tether.rollout.server
+from tether.build.engines import engine_server
+from tether.build.models import open_model
+from tether.build.roles import encoder_of
 from tether.core.errors import ConfigError, DataError, ModelError, RunError
 from tether.core.types import Prompt, Sampling, user
 from tether.models.loading import add_adapter
@@ -22,15 +25,12 @@ from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.rollout.wire import REPLACE
-from tether.run.engines import engine_server
-from tether.run.models import open_model
-from tether.run.recipe import Recipe
-from tether.run.roles import encoder_of
 from tether.servers.fleet import State
 from tether.servers.launch import Servers
 from tether.settings.engine import EngineConfig
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 PROMPTS = [
     Prompt((user(text),), str(n))

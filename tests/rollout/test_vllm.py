@@ -11,9 +11,9 @@ from transformers import LlamaForCausalLM
 
 from tether.models.loading import save_model
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 PYTHON = Path(__file__).parents[2] / ".bench" / "vllm" / "bin" / "python"
 

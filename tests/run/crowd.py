@@ -16,9 +16,9 @@ import psutil
 import torch
 from benchmarks.every_stage import recipe
 
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 STEPS = 40
 MANY = {

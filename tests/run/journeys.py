@@ -6,8 +6,8 @@ import json
 
 from tether.core.protocols import Verdict
 from tether.judges.verdicts import SPENT
-from tether.run.recipe import Recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 LETTERS = {"call": "tether.quickstart.judges:letters"}
 FEW = {

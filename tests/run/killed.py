@@ -22,9 +22,9 @@ import torch
 from benchmarks.every_stage import everything, loop_recipe, members_recipe, recipe
 
 from tether.core.locks import hold, release
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 RECIPES: Mapping[str, Callable[[Path, Path], dict[str, Any]]] = {
     "stages": recipe,

@@ -11,11 +11,11 @@ import tether
 from tether.cli import app
 from tether.core.budget import TimeLimit
 from tether.core.errors import ConfigError
-from tether.run.budgets import Budgets
-from tether.run.price import Price, StagePrice, budget_lines
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.planning.price import Price, StagePrice, budget_lines
+from tether.runner.budgets import Budgets
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 PAIRS = [
     {"prompt": f"number {n}", "chosen": "yes" * (1 + n % 3), "rejected": "no"} for n in range(24)
@@ -38,7 +38,7 @@ def free(monkeypatch):
     def priced(recipe, names):
         return Price([StagePrice(name, "work", 12, 10.0, 0.0, 0.0, 0) for name in names])
 
-    monkeypatch.setattr("tether.run.price.priced", priced)
+    monkeypatch.setattr("tether.planning.price.priced", priced)
 
 
 def started(recipe, clock, lives=None, step=10.0):
@@ -194,7 +194,7 @@ def test_the_time_of_the_evaluation_is_kept(tmp_path, monkeypatch):
             [StagePrice(name, "work", 12, 10.0, 0.0, 15.0, 0) for name in names], closing=5.0
         )
 
-    monkeypatch.setattr("tether.run.price.priced", priced)
+    monkeypatch.setattr("tether.planning.price.priced", priced)
     assert started(direct(tmp_path, tmp_path / "run", budget=1), Clock())["direct"]["updates"] == 4
 
 

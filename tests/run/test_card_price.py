@@ -2,13 +2,13 @@
 
 import pytest
 
-from tether.run.devices import gpu
-from tether.run.phases import Planner
-from tether.run.plan import plan, shape_config
-from tether.run.price import CLOSING, Price, costs
-from tether.run.recipe import read_recipe
-from tether.run.sizes import row_sizes
-from tether.run.speeds import RowSizes
+from tether.planning.devices import gpu
+from tether.planning.memory import Planner
+from tether.planning.plan import plan, shape_config
+from tether.planning.price import CLOSING, Price, costs
+from tether.planning.sizes import row_sizes
+from tether.planning.speeds import RowSizes
+from tether.settings.recipe import read_recipe
 
 H100 = gpu(name="h100")
 STAGES = {"sft": 11, "pairs": 22, "reward": 21, "ppo": 34, "evaluate": 16}

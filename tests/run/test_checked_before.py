@@ -6,9 +6,9 @@ import pytest
 
 from tether.core.errors import TetherError
 from tether.rewards.loading import load_function
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 TALKS = [{"prompt": f"question {n}", "response": "an answer"} for n in range(6)]
 SMALL = {"steps": 1, "prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 2}

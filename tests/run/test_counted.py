@@ -11,9 +11,9 @@ from benchmarks import counted, gpu
 from tether.core.types import Prompt, Sampling, user
 from tether.learner.planner import shape_adapter, shape_model
 from tether.models.trunk import Role
+from tether.planning.plan import SHAPES
+from tether.planning.speeds import RowSizes
 from tether.rollout.local import LocalEngine
-from tether.run.plan import SHAPES
-from tether.run.speeds import RowSizes
 from tether.settings.model import LoraConfig
 
 SHALLOW = {

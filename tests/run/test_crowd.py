@@ -13,7 +13,7 @@ import psutil
 import pytest
 from benchmarks.every_stage import differences, results
 
-from tether.core.stages import STAGES
+from tether.settings.stages import STAGES
 
 BUSY = (
     "import torch\ntorch.set_num_threads(1)\nx = torch.randn(700, 700)\nwhile True:\n    x = "

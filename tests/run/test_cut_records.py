@@ -9,9 +9,9 @@ import pytest
 from benchmarks.every_stage import recipe
 from tests.run.journeys import Killed, dying_after
 
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 
 @pytest.fixture

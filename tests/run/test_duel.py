@@ -6,16 +6,16 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+from tether.build.models import open_model
 from tether.cli import app
 from tether.core.errors import ConfigError, DataError
 from tether.core.protocols import Verdict
 from tether.core.types import Comparison, Prompt, Sampling, assistant, user
 from tether.models.saving import save_model
 from tether.preferences.judge import Judgment, PairJudge
-from tether.run import duel as module
-from tether.run.duel import duel, outcome, read_prompts
-from tether.run.models import open_model
 from tether.settings.model import ModelConfig
+from tether.tools import duel as module
+from tether.tools.duel import duel, outcome, read_prompts
 
 ANSWER = re.compile(r"^\[answer (A|B) \w+\]\n(.*?)(?=\n\n\[)", re.MULTILINE | re.DOTALL)
 SHORT = Sampling(4, 1.0)

@@ -11,23 +11,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tether.build import context
+from tether.build.models import open_model
+from tether.build.rewards import learned_reward
+from tether.build.roles import encoder_of, load_scorer
+from tether.build.rows import load_rows
 from tether.core.errors import ConfigError, ModelError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Comparison, Prompt, Sampling, assistant, user
 from tether.data.sources import Quarantine
+from tether.methods import sampling as online
 from tether.models.trunk import Role
 from tether.rewards.learned import LearnedReward
+from tether.rollout.conversations import as_rollout
 from tether.rollout.local import LocalEngine
-from tether.run import online, stage
-from tether.run.judging import as_rollout
-from tether.run.models import open_model
-from tether.run.online_sections import learned_reward
-from tether.run.recipe import Recipe
-from tether.run.roles import encoder_of, load_scorer
-from tether.run.rows import load_rows
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 from tether.stages.reward import RewardModeling
 
 FAST = {"optimizer": {"learning_rate": 1e-2}}
@@ -168,7 +169,7 @@ def test_the_policy_is_trained_on_the_combination_and_the_spread_is_recorded(ens
 
 def test_started_again_it_costs_nothing(ensemble, monkeypatch):
     made, results = ensemble
-    monkeypatch.setattr(stage, "open_model", None)
+    monkeypatch.setattr(context, "open_model", None)
     monkeypatch.setattr(online, "online_stage", None)
     again = run_recipe(made, tuple(results))
     assert again == {name: read_json(f"{made.run}/{name}/summary.json") for name in results}

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 from tests.run.journeys import LETTERS, journey, lines, numbered_prompts
 
+from tether.build import judges
 from tether.core.errors import ConfigError, RewardError
 from tether.core.types import Score
 from tether.report.narrative import control_of
-from tether.run import judges
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 
 SHORT = {"epochs": 1, "heldout_fraction": 0.0, "optimizer": {"learning_rate": 1e-2}}
 
@@ -97,7 +97,7 @@ def test_a_judge_that_scores_nothing_is_mended_without_sampling_again(tmp_path, 
     (tmp_path / "mine.py").write_text(
         "def broken(prompts, responses):\n    return [len(r) for r in responses]\n"
     )
-    monkeypatch.setattr("tether.run.evaluate.load_policy", None)
+    monkeypatch.setattr("tether.methods.evaluate.load_policy", None)
     assert (
         compared(tmp_path / "run", own, {"call": f"{tmp_path}/mine.py:broken"})["num_prompts"] == 10
     )

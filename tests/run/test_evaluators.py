@@ -6,10 +6,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from tether.build import evaluators
+from tether.build.evaluators import EVALUATORS, SUITES, EvaluatorKind, chosen_evaluators
 from tether.cli import app
 from tether.core.errors import ConfigError, MissingFileError
-from tether.run import evaluators
-from tether.run.evaluators import EVALUATORS, SUITES, EvaluatorKind, chosen_evaluators
 
 MODULE = '''
 from tether.evaluation.short_answers import greedy_answers, share_of_ones

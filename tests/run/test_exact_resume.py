@@ -11,10 +11,10 @@ from benchmarks.every_stage import differences, loop_recipe, recipe, results
 from tests.run.journeys import Killed, dying_after
 
 from tether.core.rundir import read_json
-from tether.core.stages import STAGES
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
+from tether.settings.stages import STAGES
 
 
 @pytest.fixture(scope="module")

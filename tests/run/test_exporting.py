@@ -11,6 +11,7 @@ import transformers
 from huggingface_hub import ModelCard
 from peft import PeftModel
 
+from tether.build.roles import encoder_of, load_policy, load_scorer
 from tether.cli.trained import export_result
 from tether.core.errors import ConfigError, MissingFileError, ModelError, RunError
 from tether.core.rundir import read_json, write_json
@@ -21,14 +22,13 @@ from tether.learner.checkpoint import save_checkpoint
 from tether.models.saving import save_ensemble
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.rewards.classifier import ClassifierReward
-from tether.run import export as exporting
-from tether.run.export import export_model
-from tether.run.judging import bench_rewards
-from tether.run.recipe import Recipe
-from tether.run.roles import encoder_of, load_policy, load_scorer
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 from tether.settings.rewards import ClassifierConfig
+from tether.tools import export as exporting
+from tether.tools.export import export_model
+from tether.tools.reward_bench import bench_rewards
 
 FAST = {"optimizer": {"learning_rate": 1e-2}, "heldout_fraction": 0.0}
 TALKS = [
@@ -420,7 +420,7 @@ def test_a_card_loads_the_base_with_as_many_outputs_as_the_head_has():
 
 
 def test_a_cards_recipe_has_no_secrets():
-    from tether.run.model_card import _public
+    from tether.tools.model_card import _public
 
     given = {
         "api_key": "sk-1",

@@ -5,12 +5,12 @@ import json
 import pytest
 from tests.run.test_budgets import Clock, recipe
 
+from tether.build.fitting import Fitting, measured_prompts, seconds_an_answer
 from tether.core.budget import TimeLimit
 from tether.core.errors import RewardError
 from tether.core.types import Score
-from tether.run.fitting import Fitting, measured_prompts, seconds_an_answer
-from tether.run.price import Price, StagePrice, budget_lines
-from tether.run.runner import run_recipe
+from tether.planning.price import Price, StagePrice, budget_lines
+from tether.runner.run import run_recipe
 
 CLOCK = Clock()
 PER_ANSWER = 0.25
@@ -29,7 +29,7 @@ def expected(monkeypatch):
     def priced(recipe, names):
         return Price([StagePrice(name, "work", 8, 10.0, 0.0, 0.0, 0) for name in names])
 
-    monkeypatch.setattr("tether.run.price.priced", priced)
+    monkeypatch.setattr("tether.planning.price.priced", priced)
 
 
 def fitting(tmp_path, seconds, total, **how):

@@ -7,19 +7,21 @@ import json
 import pytest
 import torch
 
+from tether.build import context
+from tether.build.checks import check_scorers
+from tether.build.roles import encoder_of, load_policy, local_engine
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
-from tether.core.stages import STAGES, making
 from tether.core.types import Prompt, Sampling, user
+from tether.methods import sampling as online
+from tether.planning.devices import gpu
+from tether.planning.plan import plan
 from tether.report.narrative import conclusion
 from tether.report.reading import read_journey
-from tether.run import online, stage
-from tether.run.devices import gpu
-from tether.run.plan import plan
-from tether.run.recipe import Recipe
-from tether.run.roles import encoder_of, load_policy, local_engine
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
+from tether.settings.stages import STAGES, making
 
 FAST = {"optimizer": {"learning_rate": 1e-2}}
 SAMPLED = {"steps": 2, "prompts_per_step": 3, "samples_per_prompt": 2, "max_new_tokens": 8, **FAST}
@@ -116,7 +118,7 @@ def test_every_stage_runs_and_leaves_what_can_be_loaded(recipe, monkeypatch):
         told = local_engine(policy, own).generate([prompt], sampling)[0].rollouts[0].logprobs
         assert told != seen, f"{name} has learned nothing"
         assert encoder_of(own).describe() == encoder_of(loaded).describe()
-    monkeypatch.setattr(stage, "open_model", None)
+    monkeypatch.setattr(context, "open_model", None)
     monkeypatch.setattr(online, "online_stage", None)
     assert run_recipe(recipe, list(STAGES)) == {
         n: read_json(f"{recipe.run}/{n}/summary.json") for n in STAGES
@@ -156,7 +158,7 @@ def test_a_stage_may_take_the_process_models_steps(recipe):
 )
 def test_what_does_not_fit_together_is_one_clear_message(tmp_path, section, message):
     with pytest.raises(ConfigError, match=message):
-        build(Recipe, {"run": str(tmp_path), "model": {"source": "tiny"}, **section})
+        check_scorers(build(Recipe, {"run": str(tmp_path), "model": {"source": "tiny"}, **section}))
 
 
 @pytest.mark.audit

@@ -8,8 +8,8 @@ from tests.run.test_ensemble import WORDS, recipe
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Score
-from tether.run import online
-from tether.run.runner import run_recipe
+from tether.methods import sampling as online
+from tether.runner.run import run_recipe
 
 JUDGED = {"evaluate": {"every": 1, "prompts": 4, "judge": "test"}}
 

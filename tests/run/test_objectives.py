@@ -6,18 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from tether.build import context
+from tether.build.checks import check_scorers
+from tether.build.rewards import learned_reward
+from tether.build.roles import encoder_of, load_scorer
+from tether.build.rows import load_rows
 from tether.core.errors import ConfigError, DataError, ModelError
 from tether.core.rundir import read_json, read_jsonl, write_json
 from tether.core.types import Comparison
 from tether.data.sources import Quarantine
-from tether.run import online, stage
-from tether.run.online_sections import learned_reward
-from tether.run.recipe import Recipe
-from tether.run.roles import encoder_of, load_scorer
-from tether.run.rows import load_rows
-from tether.run.runner import run_recipe
+from tether.methods import sampling as online
+from tether.runner.run import run_recipe
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 from tether.stages.reward import RewardModeling
 
 FAST = {"optimizer": {"learning_rate": 1e-2}}
@@ -159,7 +161,7 @@ def test_measurements_on_held_out_prompts_move_no_multiplier(whole, tmp_path):
 
 def test_started_again_it_costs_nothing(whole, monkeypatch):
     made, results = whole
-    monkeypatch.setattr(stage, "open_model", None)
+    monkeypatch.setattr(context, "open_model", None)
     monkeypatch.setattr(online, "online_stage", None)
     assert run_recipe(made, tuple(results)) == {
         n: read_json(f"{made.run}/{n}/summary.json") for n in results
@@ -169,7 +171,7 @@ def test_started_again_it_costs_nothing(whole, monkeypatch):
 def test_a_policy_may_be_trained_later_on_what_the_run_has(whole):
     values = whole[0].model_dump(mode="json", exclude_unset=True)
     del values["reward"]
-    assert build(Recipe, values).grpo is not None
+    check_scorers(build(Recipe, values))
     values["grpo"]["objectives"] = {"helpful": {"weight": 1.0}, "polite": {"weight": 1.0}}
     with pytest.raises(
         ConfigError,
@@ -178,7 +180,7 @@ def test_a_policy_may_be_trained_later_on_what_the_run_has(whole):
             r"\[reward.objectives\] has helpful, safe"
         ),
     ):
-        build(Recipe, values)
+        check_scorers(build(Recipe, values))
 
 
 def test_who_takes_one_reward_refuses_several(whole):

@@ -6,8 +6,8 @@ import pytest
 from tests.run.test_budgets import recipe
 
 from tether.cli import app
-from tether.run.overlaps import overlap_of
-from tether.run.runner import run_recipe
+from tether.methods.overlaps import overlap_of
+from tether.runner.run import run_recipe
 
 TRAINED = [f"Tell me about number {n}." for n in range(6)]
 

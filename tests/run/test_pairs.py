@@ -20,11 +20,15 @@ from tests.run.journeys import (
     numbered_prompts,
 )
 
+from tether.build.models import open_model
+from tether.build.roles import encoder_of, load_policy
 from tether.core.errors import ConfigError, RewardError, RunError
 from tether.core.rundir import read_json
 from tether.core.types import Comparison, assistant, user
 from tether.data.prepare import encode_comparisons
 from tether.data.sources import Quarantine, read
+from tether.methods import judge_agreement, pairs
+from tether.methods.pairs import WaitingError, comparisons_of, feedback_of
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.preferences.annotators import in_true_order, true_orders
 from tether.preferences.answer_cache import CachedModel
@@ -32,11 +36,7 @@ from tether.preferences.store import Store
 from tether.preferences.tables import TaskRow
 from tether.preferences.votes import Opinion
 from tether.preferences.work import Work
-from tether.run import judging, pairs
-from tether.run.models import open_model
-from tether.run.pairs import WaitingError, comparisons_of, feedback_of
-from tether.run.roles import encoder_of, load_policy
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.model import ModelConfig
 
 
@@ -356,7 +356,7 @@ def test_another_judge_is_measured_again_and_the_same_is_not(tmp_path, monkeypat
         return [], {"people.jsonl": {"agreement": len(seen)}}
 
     monkeypatch.setattr(pairs, "configured", lambda config, folder: judge)
-    monkeypatch.setattr(judging, "judge_files", measured)
+    monkeypatch.setattr(judge_agreement, "judge_files", measured)
     asked = {"data": numbered_prompts(tmp_path), "agreement": str(people)}
     for budget, temperature in ((0, 1.0), (0, 2.0), (0, 2.0), (1000, 2.0)):
         judge.budget = budget

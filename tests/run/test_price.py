@@ -11,14 +11,14 @@ from tests.run.journeys import FEW
 
 import tether
 from tether.cli import app
-from tether.run.devices import Device
-from tether.run.phases import Phase, StagePlan
-from tether.run.plan import Plan
-from tether.run.price import Price, StagePrice, costs, priced
-from tether.run.recipe import Recipe
-from tether.run.sizes import row_sizes
-from tether.run.speeds import RowSizes
+from tether.planning.devices import Device
+from tether.planning.memory import Phase, StagePlan
+from tether.planning.plan import Plan
+from tether.planning.price import Price, StagePrice, costs, priced
+from tether.planning.sizes import row_sizes
+from tether.planning.speeds import RowSizes
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 FAST = Device("planted", 8e9, 1e12, 1e11, False, 1e-6)
 SLOW = Device("planted", 8e9, 1e8, 1e8, False, 1e-3)
@@ -145,7 +145,7 @@ def test_every_way_to_train_shows_the_price_before_a_model_trains(
         begun.append(capsys.readouterr().out)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tether.run.supervised.train", trains)
+    monkeypatch.setattr("tether.methods.supervised.train", trains)
     path, root = tmp_path / "recipe.toml", tmp_path / "run"
     path.write_text(TOML.format(root))
     data = {"path": "tether:demonstrations", "limit": 12}
@@ -171,7 +171,7 @@ def test_a_model_that_the_planner_cannot_work_out_is_trained_all_the_same(
     def unknown(*_, **__):
         raise AttributeError("no decoder\nof that name")
 
-    monkeypatch.setattr("tether.run.price.plan", unknown)
+    monkeypatch.setattr("tether.planning.price.plan", unknown)
     run = tether.sft(
         "tiny", {"path": "tether:demonstrations", "limit": 12}, epochs=1, run=tmp_path / "run"
     )

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 from tether.core.errors import ConfigError, TrainingError
 from tether.learner.determinism import deterministic
-from tether.run.prove import compare, prove
-from tether.run.recipe import Recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
+from tether.tools.prove import compare, prove
 
 FAST = {"optimizer": {"learning_rate": 1e-2}}
 SAMPLED = {"steps": 8, "prompts_per_step": 3, "samples_per_prompt": 2, "max_new_tokens": 6, **FAST}

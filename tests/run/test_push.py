@@ -10,7 +10,7 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabl
 
 from tether.cli.trained import export_result
 from tether.core.errors import ConfigError, RunError
-from tether.run.push import open_hub, push_folder
+from tether.tools.push import open_hub, push_folder
 
 
 class FakeHub:

@@ -3,8 +3,8 @@
 import pytest
 
 from tether.core.errors import ConfigError
-from tether.run.recipe import Recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 BARE = {"run": "unused", "model": {"source": "tiny"}, "lora": {"rank": 4}}
 

@@ -11,17 +11,17 @@ from rich.console import Console
 from tests.run.journeys import DIRECT, FEW, journey, lines
 
 from tether.api.runs import Run
-from tether.cli.results import show_run
+from tether.build.roles import load_policy
 from tether.core.errors import ConfigError
+from tether.methods.pairs import comparisons_of
 from tether.quickstart import judges
 from tether.report.figures import loop_figures
 from tether.report.page import write_report
 from tether.report.reading import read_loop
-from tether.run.pairs import comparisons_of
-from tether.run.recipe import read_recipe
-from tether.run.roles import load_policy
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import packaged_recipe
+from tether.settings.recipe import read_recipe
+from tether.terminal.results import show_run
 
 
 def summary_of(root):
@@ -120,9 +120,9 @@ def test_it_goes_on_where_it_was_interrupted_and_more_rounds_may_follow(tmp_path
 def test_started_again_nothing_is_made_twice(finished, monkeypatch):
     root, summary = finished
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*.jsonl")}
-    monkeypatch.setattr("tether.run.pairs.load_policy", None)
-    monkeypatch.setattr("tether.run.stage.open_model", None)
-    monkeypatch.setattr("tether.run.evaluate.load_policy", None)
+    monkeypatch.setattr("tether.methods.pairs.load_policy", None)
+    monkeypatch.setattr("tether.methods.stage.open_model", None)
+    monkeypatch.setattr("tether.methods.evaluate.load_policy", None)
     assert run(journey(root, repeat=2, pairs={"choose": "uncertain"})) == summary
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*.jsonl")} == before
 

@@ -12,26 +12,26 @@ from benchmarks.every_stage import differences, results
 from safetensors.torch import load_file
 from tests.run.journeys import Killed
 
+from tether.build.context import Context
+from tether.build.roles import load_policy, local_engine, newest_policy
 from tether.core.errors import ConfigError, DataError, RewardError, RunError
 from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_json
 from tether.core.types import Comparison, Demonstration, Prompt, Sampling, Score, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.data.sources import read
 from tether.learner.loop import epoch_order
+from tether.methods import rounds
+from tether.methods.stage import run_stage
 from tether.models.tiny import tiny_tokenizer
 from tether.report.page import write_report
 from tether.report.reading import read_journey
-from tether.run import rounds
-from tether.run.doctor import examine_run
-from tether.run.online_sections import REWARD_KEYS
-from tether.run.roles import load_policy, local_engine, newest_policy
-from tether.run.rounds import RoundsSection
-from tether.run.stage import Context, run_stage
-from tether.run.supervised import DirectSection
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reading import build
-from tether.stages.direct import DirectConfig
+from tether.settings.rounds import RoundsSection
+from tether.settings.sampling import REWARD_KEYS
+from tether.settings.supervised import DirectConfig, DirectSection
+from tether.tools.doctor import examine_run
 
 MODEL = ModelConfig(source="tiny", dtype="float32", device="cpu")
 PROMPTS = [Prompt((user(f"question {n}"),), f"q{n}") for n in range(12)]

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import tether
 from tether.cli import app
-from tether.run.judging import bench_rewards
+from tether.tools.reward_bench import bench_rewards
 
 TRAINED = [f"Question number {n}?" for n in range(12)]
 

@@ -9,15 +9,15 @@ import torch
 import transformers
 
 import tether
+from tether.build.engines import _base
+from tether.build.models import open_model
+from tether.build.roles import encoder_of, load_policy
 from tether.core.errors import ModelError
 from tether.core.types import user
 from tether.models.speech import declare_ends
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
-from tether.run.engines import _base
-from tether.run.export import export_model
-from tether.run.models import open_model
-from tether.run.roles import encoder_of, load_policy
 from tether.settings.model import ModelConfig
+from tether.tools.export import export_model
 
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|im_end|>\n{% endfor %}"

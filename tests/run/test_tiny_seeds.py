@@ -7,14 +7,14 @@ import pytest
 import torch
 from benchmarks.every_stage import recipe
 
+from tether.build.roles import load_policy, load_scorer
 from tether.cli import main
 from tether.core.errors import ModelError
 from tether.models.tiny import tiny_model
-from tether.run.export import export_model
-from tether.run.recipe import Recipe
-from tether.run.roles import load_policy, load_scorer
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
+from tether.tools.export import export_model
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,10 @@ from benchmarks import tracked
 from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm
-from tether.run import tracking
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
+from tether.tracking import follow as tracking
 
 LAST = "summary/seconds"
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")

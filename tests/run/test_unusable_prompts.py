@@ -12,10 +12,10 @@ from tests.run.journeys import FEW, LETTERS, VALUES, Killed, dying_after, journe
 import tether
 from tether.core.errors import DataError
 from tether.models.tiny import tiny_tokenizer
-from tether.run.doctor import examine_recipe
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
+from tether.tools.doctor import examine_recipe
 
 CONTEXT, NEW = 1024, 3
 TEMPLATE = (
@@ -202,7 +202,7 @@ def test_data_that_were_mended_are_looked_at_anew(stage, tmp_path):
 
 def test_pairs_that_wait_need_no_model_to_know_them(tmp_path, monkeypatch):
     """People judge: the second start finds answers and what was left out in files."""
-    from tether.run import pairs as module
+    from tether.methods import pairs as module
 
     asked = {
         "data": long_prompts(tmp_path, "asked", 4),

@@ -6,10 +6,10 @@ import pytest
 
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_jsonl
-from tether.run import online
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.methods import sampling as online
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 FAILING = """
 def reward(prompts, responses):

@@ -12,9 +12,9 @@ import pytest
 
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_jsonl
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 scale = pytest.importorskip("tether.scale.ray", reason="needs the extra scale")
 ray = scale.ray

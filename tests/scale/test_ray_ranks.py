@@ -8,9 +8,9 @@ import pytest
 from tests.learner.ranked import assert_same, trained
 
 from tether.core.rundir import read_jsonl
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def placed():
     alive = [
         process for process in psutil.process_iter() if process.status() != psutil.STATUS_ZOMBIE
     ]
-    ranks = [process for process in alive if "tether.run.worker" in " ".join(process.cmdline())]
+    ranks = [process for process in alive if "tether.runner.worker" in " ".join(process.cmdline())]
     return [process for process in ranks if process.environ()["RANK"] == "1"]
 
 

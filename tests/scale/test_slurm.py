@@ -9,12 +9,12 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from tether.build.launching import placed
 from tether.cli import app
 from tether.core.errors import ConfigError
-from tether.run.launching import placed
-from tether.run.recipe import Recipe, read_recipe
 from tether.scale.slurm import job_script, submit_job
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe, read_recipe
 
 
 def test_a_job_of_one_rank_runs_the_command_on_one_node(tmp_path):
@@ -155,7 +155,7 @@ def test_the_command_sends_a_run_away_with_its_own_words(tmp_path, monkeypatch):
         '"tether:demonstrations" }\n'
     )
     monkeypatch.setattr(
-        "tether.run.launching.submit",
+        "tether.build.launching.submit",
         lambda on, run, ranks, device, command: asked.append((on, ranks, command)) or 5,
     )
     done = CliRunner().invoke(

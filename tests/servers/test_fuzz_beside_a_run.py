@@ -17,12 +17,12 @@ from benchmarks.every_stage import results
 from tests.run.journeys import numbered_prompts
 from tests.servers.test_http import ODD, fuzzed
 
+from tether.build.reward_servers import SCORING
 from tether.rollout.wire import GENERATE
-from tether.run.recipe import Recipe
-from tether.run.reward_servers import SCORING
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.servers.launch import free_port
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 TOKEN = "a token that the attacker has, too"
 BY_CLOCK = ("engine/", "policy/engine_gap", "alarms")

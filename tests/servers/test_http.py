@@ -10,10 +10,10 @@ import time
 
 import pytest
 
+from tether.build.engines import engine_server
+from tether.build.models import open_model
 from tether.core.types import Sampling
 from tether.rollout.wire import GENERATE, as_request
-from tether.run.engines import engine_server
-from tether.run.models import open_model
 from tether.servers import http as servers_http
 from tether.servers.http import JsonServer
 from tether.settings.model import ModelConfig

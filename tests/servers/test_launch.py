@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from tether.build.launching import placed, spare_gpus
 from tether.core.errors import ConfigError
-from tether.run.launching import placed, spare_gpus
 from tether.servers.launch import Processes, Servers
 
 SAYS = ["sh", "-c", "echo gpus:$CUDA_VISIBLE_DEVICES"]

@@ -13,16 +13,16 @@ import threading
 
 import pytest
 
+from tether.build.engines import IN_VLLM, engine_server
+from tether.build.models import open_model
 from tether.core.errors import ModelError
 from tether.core.types import Score
 from tether.rewards.servers import reward_server
 from tether.rollout.wire import GENERATE, REPLACE
-from tether.run.engines import IN_VLLM, engine_server
-from tether.run.models import open_model
-from tether.run.recipe import Recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 TOKEN = "a secret of the run"
 STRANGERS = {
@@ -234,7 +234,7 @@ def test_vllm_is_started_with_the_token_and_the_door(tmp_path, monkeypatch, lora
         started.append((servers.command("127.0.0.1", 7), servers.environment, servers.token))
         raise ModelError("far enough")
 
-    monkeypatch.setattr("tether.run.engines.ServedEngine", stop)
+    monkeypatch.setattr("tether.build.engines.ServedEngine", stop)
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     (tmp_path / "prompts.txt").write_text("a\nb\n")
     section = {

@@ -18,7 +18,8 @@ from tether.rollout.local import LocalEngine
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
 from tether.settings.reading import build
-from tether.stages.best_of_n import BestOfN, BestOfNConfig
+from tether.settings.sampling import BestOfNConfig
+from tether.stages.best_of_n import BestOfN
 from tether.stages.online_loop import train
 
 PROMPTS = [

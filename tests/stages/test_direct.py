@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 
+from tether.build.models import open_model
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, assistant, user
@@ -21,11 +22,11 @@ from tether.learner.local import LocalLearner
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.run.models import open_model
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reading import build
-from tether.stages.direct import Direct, DirectConfig
+from tether.settings.supervised import DirectConfig
+from tether.stages.direct import Direct
 from tether.stages.reference import role_digest
 from tether.stages.supervised import make_step
 

@@ -19,8 +19,9 @@ from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
+from tether.settings.reward import RewardConfig
 from tether.stages.frozen_layers import FrozenStates
-from tether.stages.reward import RewardConfig, RewardModeling
+from tether.stages.reward import RewardModeling
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 ROWS = [

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 import tether
-from tether.cli.progress import bars
 from tether.core.types import Comparison, Demonstration, StepLabels, assistant, user
 from tether.report.page import write_report
+from tether.terminal.bars import bars
 
 QUESTIONS = [f"What is number {n}?" for n in range(8)]
 ONE = [QUESTIONS[0]] * 8

@@ -13,17 +13,18 @@ import pytest
 import torch
 from scipy import stats
 
+from tether.build.roles import load_policy, local_engine
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.evaluation.peaks import has_fallen
 from tether.evaluation.winrate import gain
-from tether.run import online
-from tether.run.recipe import Recipe
-from tether.run.roles import load_policy, local_engine
-from tether.run.runner import run_recipe
+from tether.methods import sampling as online
+from tether.runner.run import run_recipe
+from tether.settings.evaluation import EvaluateConfig
 from tether.settings.reading import build
-from tether.stages.heldout import SEED, EvaluateConfig, HeldOut, held_out_split
+from tether.settings.recipe import Recipe
+from tether.stages.heldout import SEED, HeldOut, held_out_split
 from tether.stages.policy_gradient import PolicyGradient
 
 WORDS = [f"{a}{b}" for a in "abcdefgh" for b in "xyz"]

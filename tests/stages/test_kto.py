@@ -24,7 +24,8 @@ from tether.models.trunk import Role
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
 from tether.settings.reading import build
-from tether.stages.kto import KTO, KTOConfig, separation
+from tether.settings.supervised import KTOConfig
+from tether.stages.kto import KTO, separation
 from tether.stages.supervised import make_step
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))

@@ -19,8 +19,10 @@ from tether.rollout.local import LocalEngine
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
 from tether.settings.reading import build
-from tether.stages.direct import Direct, DirectConfig
-from tether.stages.online_direct import OnlineDirect, OnlineDirectConfig, best_and_worst
+from tether.settings.sampling import OnlineDirectConfig
+from tether.settings.supervised import DirectConfig
+from tether.stages.direct import Direct
+from tether.stages.online_direct import OnlineDirect, best_and_worst
 from tether.stages.online_loop import train
 
 PROMPTS = [

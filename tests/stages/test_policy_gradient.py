@@ -19,9 +19,9 @@ from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
+from tether.settings.policy import PRESETS, KLConfig, PolicyConfig
 from tether.settings.reading import build
 from tether.stages.online_loop import train
-from tether.stages.policy_config import PRESETS, KLConfig, PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 
 PROMPTS = [

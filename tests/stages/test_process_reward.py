@@ -34,7 +34,8 @@ from tether.models.trunk import Role
 from tether.rewards import learned
 from tether.rewards.learned import ProcessReward
 from tether.settings.learner import OptimizerConfig
-from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
+from tether.settings.supervised import ProcessRewardConfig
+from tether.stages.process_reward import ProcessRewardModeling
 from tether.stages.supervised import make_step
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))

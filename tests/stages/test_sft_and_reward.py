@@ -23,9 +23,11 @@ from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
+from tether.settings.reward import RewardConfig
+from tether.settings.supervised import SFTConfig
 from tether.stages.direct import preferred
-from tether.stages.reward import Distillation, RewardConfig, RewardModeling, evaluate_members
-from tether.stages.sft import SFT, SFTConfig
+from tether.stages.reward import Distillation, RewardModeling, evaluate_members
+from tether.stages.sft import SFT
 from tether.stages.supervised import make_step
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))

@@ -21,7 +21,7 @@ from tests.stages.test_policy_gradient import (
 from tether.core.types import Score
 from tether.models.trunk import Role
 from tether.settings.learner import OptimizerConfig
-from tether.stages.policy_config import PRESETS, PolicyConfig
+from tether.settings.policy import PRESETS, PolicyConfig
 from tether.stages.rollouts import reported
 
 STILL = OptimizerConfig(learning_rate=1e-9)

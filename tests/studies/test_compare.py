@@ -17,8 +17,8 @@ from studies.compare import compare, methods_of, table
 from studies import compare as study
 from tether.core.errors import ConfigError, TrainingError
 from tether.core.rundir import read_json, read_jsonl, write_json
-from tether.run.recipe import read_recipe
-from tether.run.runner import run_recipe
+from tether.runner.run import run_recipe
+from tether.settings.recipe import read_recipe
 
 STUDIES = Path(study.__file__).parent
 AS_A_USER = {**os.environ, "PYTHONPATH": str(STUDIES.parent)}

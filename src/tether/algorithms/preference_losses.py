@@ -13,8 +13,6 @@ from tether.algorithms.masked import Denominator, Mask, Scalar, Values, check_sa
 
 PerPair = Float[Tensor, " pairs"]
 PerResponse = Float[Tensor, " responses"]
-REFERENCE_FREE = ("orpo", "simpo")
-"""Direct losses that ask no reference model."""
 
 
 def bradley_terry_loss(

@@ -13,14 +13,14 @@ from typing import Any
 
 from tether.api.rows import rows_in
 from tether.api.runs import RewardModel, Run
+from tether.build.roles import trained_scorer
 from tether.core.errors import ConfigError
 from tether.core.names import file_part
 from tether.core.rundir import write_jsonl
 from tether.core.types import Json
 from tether.rewards.loading import register
-from tether.run.roles import trained_scorer
-from tether.run.rows import DataConfig
 from tether.settings.model import PACKAGE_PREFIX, TINY
+from tether.settings.section import DataConfig
 
 DATA_KEYS = DataConfig.model_fields.keys()
 

@@ -20,22 +20,19 @@ from tether.api.given import (
     settings_values,
 )
 from tether.api.runs import Run
-from tether.cli.progress import OnStep, bars
-from tether.cli.terminal import Terminal, print_error
 from tether.core.errors import ConfigError
-from tether.core.locks import release
-from tether.core.protocols import doing
-from tether.core.stages import STAGES, StageKind
 from tether.core.stopping import Interrupted
 from tether.core.types import Json, Prompt
 from tether.rewards.calling import in_place
-from tether.run.online_sections import REWARD_KEYS
-from tether.run.recipe import BaseRecipe, read_recipe, recipe_type
-from tether.run.runner import run_recipe
-from tether.run.stage import remember
+from tether.runner.start import start_run
 from tether.settings.messages import key_hint
 from tether.settings.reading import build, packaged_recipes
+from tether.settings.recipe import BaseRecipe, read_recipe, recipe_type
+from tether.settings.sampling import REWARD_KEYS
+from tether.settings.stages import STAGES, StageKind
 from tether.settings.synonyms import METHODS
+from tether.terminal.bars import OnStep, bars
+from tether.terminal.console import Terminal, print_error
 
 FOREIGN = {
     "train_dataset": "prompts or data", "reward_funcs": "reward", "args": ("its own keys (steps=, "
@@ -238,19 +235,12 @@ def load(path: str | Path) -> Run:
 
 
 def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, progress: bool) -> Run:
-    from tether.cli.results import show_verdict
-    from tether.report.page import write_report
+    from tether.terminal.results import show_verdict
 
     root, console, began = Path(recipe.run), Terminal(quiet=not progress), time.monotonic()
-    remember(root, recipe, chosen)
     guarded = None if on_step is None else in_place(on_step, "the function of on_step")
-    try:
-        with bars(console, guarded) as announce, _stopped_in_one_line():
-            run_recipe(recipe, chosen, announce, began=began)
-            doing(announce("report"), "writing the page")
-            page = write_report(root)
-    finally:
-        release(root)
+    with bars(console, guarded) as announce, _stopped_in_one_line():
+        _, page = start_run(recipe, chosen, announce, began=began)
     console.print(
         f"[dim]{root}: {', '.join(chosen)} done; page: {page}[/]", highlight=False, soft_wrap=True
     )

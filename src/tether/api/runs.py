@@ -11,17 +11,18 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from tether.build.roles import load_policy, local_engine
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import RunDirectory, read_jsonl, stage_folder
-from tether.core.stages import STAGES
 from tether.core.types import Json, Prompt, Rollout, Sampling, assistant
 from tether.data.formats.fields import turns
-from tether.run.judging import as_rollout, scorer_of
-from tether.run.roles import load_policy, local_engine
-from tether.run.runner import after_sft
-from tether.run.stage import remembered
+from tether.rollout.conversations import as_rollout
+from tether.runner.folder import remembered
+from tether.runner.run import after_sft
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
+from tether.settings.stages import STAGES
+from tether.tools.reward_bench import scorer_of
 
 
 class Run:
@@ -103,7 +104,7 @@ class Run:
         Raises:
             ConfigError: the folder exists.
         """
-        from tether.run.export import export_model
+        from tether.tools.export import export_model
 
         return Path(export_model(str(self.path), Path(folder), **options)["folder"])
 
@@ -205,9 +206,9 @@ class Policy:
 
     def chat(self) -> None:
         """Talk with it on the terminal; an empty line ends."""
-        from tether.cli.trained import chat
+        from tether.terminal.talk import talk
 
-        chat(self.source)
+        talk(self.source, Sampling(256, 0.7, top_p=0.95))
 
 
 class RewardModel:

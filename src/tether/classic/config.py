@@ -13,12 +13,12 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from tether.core.errors import ConfigError
 from tether.core.types import Json
-from tether.run.trackers import TrackerNames
 from tether.settings.budget import Budget
 from tether.settings.config import Config
 from tether.settings.learner import OptimizerConfig
 from tether.settings.messages import explain
-from tether.stages.policy_config import PolicyConfig
+from tether.settings.policy import PolicyConfig
+from tether.settings.tracking import TrackerNames
 
 Row = Mapping[str, Any]
 Trackers = Annotated[

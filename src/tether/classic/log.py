@@ -10,9 +10,9 @@ from typing import Any
 
 from tether.classic.config import ClassicConfig
 from tether.core.rundir import RunDirectory
-from tether.run.trackers import TrackerName
-from tether.run.tracking import TrackerThread
 from tether.settings.config import Config
+from tether.settings.tracking import TrackerName
+from tether.tracking.follow import TrackerThread
 
 
 def numbered_run(

@@ -20,12 +20,12 @@ from tether.cli import (
     trained,
     watch,
 )
-from tether.cli.terminal import log_to_terminal, print_error
 from tether.core import stopping
 from tether.core.errors import TetherError, database_fault, memory_error
-from tether.core.stages import STAGES
 from tether.core.stopping import Interrupted, begin_program
+from tether.settings.stages import STAGES
 from tether.settings.synonyms import COMMANDS, METHODS, SECTIONS
+from tether.terminal.console import log_to_terminal, print_error
 
 
 class _FlagsWithoutType:

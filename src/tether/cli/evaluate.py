@@ -8,10 +8,10 @@ import typer
 
 from tether.cli.journeys import stage
 from tether.cli.options import BudgetMinutes, Output
-from tether.cli.progress import starting
-from tether.cli.tables import save, show_table
-from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError
+from tether.terminal.bars import starting
+from tether.terminal.console import Terminal
+from tether.terminal.tables import save, show_table
 
 
 def evaluate(
@@ -54,8 +54,8 @@ def evaluate(
             "measures a model. Remove one of the two"
         )
     with starting():
+        from tether.build.evaluators import evaluate_model
         from tether.report.numbers import bracketed
-        from tether.run.evaluators import evaluate_model
 
     with Terminal(stderr=True).status("measuring"):
         report = evaluate_model(subject, suite, against=against, data=data or (), limit=limit)

@@ -22,10 +22,10 @@ from tether.cli.options import (
     as_options,
     columns_of,
 )
-from tether.cli.progress import bars, starting
-from tether.cli.tables import save, show_table
-from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError, DataError
+from tether.terminal.bars import bars, starting
+from tether.terminal.console import Terminal
+from tether.terminal.tables import save, show_table
 
 if TYPE_CHECKING:
     from tether.monitoring.doctor import Result
@@ -59,7 +59,7 @@ def inspect(
 
 def info() -> None:
     """Report how tether uses this machine: device, dtype, threads, kernels, sandbox."""
-    from tether.run.machine import machine_facts
+    from tether.tools.machine import machine_facts
 
     show_table(Terminal(), "this machine", machine_facts())
 
@@ -113,8 +113,8 @@ def doctor(
     """
     with starting():
         from tether.monitoring.doctor import Finding
-        from tether.run.doctor import examine_recipe, examine_run
-        from tether.run.recipe import read_recipe
+        from tether.settings.recipe import read_recipe
+        from tether.tools.doctor import examine_recipe, examine_run
 
     is_run = Path(subject).is_dir()
     if is_run and overrides:
@@ -198,8 +198,8 @@ def prove_recipe(
     """Run a stage twice, once interrupted, and compare weights and records bit for bit (exit 1)."""
     import tempfile
 
-    from tether.run.prove import CUTS, prove
-    from tether.run.recipe import read_recipe
+    from tether.settings.recipe import read_recipe
+    from tether.tools.prove import CUTS, prove
 
     chosen = [word for word in words or [] if "=" not in word]
     config = read_recipe(recipe, [word for word in words or [] if "=" in word])
@@ -245,7 +245,7 @@ def reward_bench(
     say.
     """
     from tether.report.numbers import listing
-    from tether.run.judging import bench_rewards
+    from tether.tools.reward_bench import bench_rewards
 
     console = Terminal()
     with bars(console) as announce:
@@ -313,12 +313,12 @@ def sycophancy(
     """Test whether answers depend on who asks: the same questions with opposite premises about the
     asker.
     """
+    from tether.build.prompts import usable_premises
+    from tether.build.roles import encoder_of, load_policy
     from tether.data.sources import Quarantine
     from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
     from tether.report.numbers import listing
-    from tether.run.online_sections import premise_files
-    from tether.run.prompts import usable_premises
-    from tether.run.roles import encoder_of, load_policy
+    from tether.settings.evaluation import premise_files
 
     if first is not None and second is None:
         raise ConfigError(

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tether.cli.options import BudgetMinutes, On, Overrides, RecipeArgument, Words
-from tether.cli.progress import bars, starting
-from tether.cli.tables import point_to, show_table
-from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError, RunError, memory_error
-from tether.core.protocols import doing
-from tether.core.stages import STAGES
+from tether.settings.stages import STAGES
 from tether.settings.synonyms import METHODS
+from tether.terminal.bars import bars, starting
+from tether.terminal.console import Terminal
+from tether.terminal.tables import point_to, show_table
 
 if TYPE_CHECKING:
-    from tether.run.recipe import BaseRecipe
+    from tether.settings.recipe import BaseRecipe
 
 ARMS = {
     "beta0": "arms.beta0.ppo.kl={mode='fixed', coefficient=0.0}",
@@ -84,7 +83,7 @@ def run(
 def _run(recipe: str, words: list[str], method: str = "") -> None:
     began = time.monotonic()
     with starting():
-        from tether.run.recipe import read_recipe
+        from tether.settings.recipe import read_recipe
 
         names, overrides = (
             [word for word in words if "=" not in word],
@@ -101,7 +100,7 @@ def _run(recipe: str, words: list[str], method: str = "") -> None:
     if config.on in ("local", "ray"):
         _stages(config, chosen, began, [recipe, *overrides])
         return
-    from tether.run.launching import submit
+    from tether.build.launching import submit
 
     there = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
     command = ["run", there, *names, *(word for word in overrides if not word.startswith("on="))]
@@ -134,29 +133,16 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
 
 
 def _stages(config: BaseRecipe, chosen: list[str], began: float, given: Sequence[str] = ()) -> None:
-    from tether.core.locks import release
-    from tether.run.ranks import is_other
-    from tether.run.runner import run_recipe
-    from tether.run.stage import remember
+    """Train the chosen stages, and show what became of them and what may come next."""
+    from tether.methods.pairs import WaitingError
+    from tether.runner.ranks import is_other
+    from tether.runner.run import run_recipe
+    from tether.runner.start import start_run
+    from tether.terminal.results import show_next, show_run, show_stage, to_judge
 
     if is_other():
         run_recipe(config, chosen)
         return
-    root = Path(config.run)
-    remember(root, config, chosen)
-    try:
-        _trained(config, chosen, began, given)
-    finally:
-        release(root)
-
-
-def _trained(config: BaseRecipe, chosen: list[str], began: float, given: Sequence[str]) -> None:
-    """Train the chosen stages, and show what became of them and what may come next."""
-    from tether.cli.results import show_next, show_run, show_stage, to_judge
-    from tether.report.page import write_report
-    from tether.run.pairs import WaitingError
-    from tether.run.runner import run_recipe
-
     console, root = Terminal(), Path(config.run)
     left = [
         name
@@ -170,9 +156,7 @@ def _trained(config: BaseRecipe, chosen: list[str], began: float, given: Sequenc
         )
     try:
         with bars(console) as announce:
-            results = run_recipe(config, chosen, announce, began=began)
-            doing(announce("report"), "writing the page")
-            page = write_report(root)
+            results, page = start_run(config, chosen, announce, began=began)
     except WaitingError as waiting:
         console.print(str(waiting), markup=False, highlight=False, soft_wrap=True)
         return
@@ -195,8 +179,8 @@ def _trained(config: BaseRecipe, chosen: list[str], began: float, given: Sequenc
 
 def _smaller(config: BaseRecipe, chosen: list[str]) -> str:
     """Changes that would lower the peak of these stages most, by the planner."""
-    from tether.run.devices import machine_for
-    from tether.run.plan import plan as make
+    from tether.planning.devices import machine_for
+    from tether.planning.plan import plan as make
 
     alone = config.model_copy(update={name: None for name in STAGES if name not in chosen})
     made = make(alone, machine_for(config.model.device), advise=True)
@@ -218,9 +202,9 @@ def resume(
     """Continue a run from its last checkpoint."""
     began = time.monotonic()
     with starting():
-        from tether.run.recipe import recipe_type
-        from tether.run.stage import remembered
+        from tether.runner.folder import remembered
         from tether.settings.reading import build
+        from tether.settings.recipe import recipe_type
 
         root, started = remembered(run)
         values = {**started["config"], "run": str(root)}
@@ -258,12 +242,12 @@ def plan(
     1).
     """
     with starting():
-        from tether.run import devices
-        from tether.run import plan as planner
-        from tether.run.overlaps import overlap_of
-        from tether.run.price import Price, costs
-        from tether.run.recipe import read_recipe
-        from tether.run.sizes import row_sizes
+        from tether.methods.overlaps import overlap_of
+        from tether.planning import devices
+        from tether.planning import plan as planner
+        from tether.planning.price import Price, costs
+        from tether.planning.sizes import row_sizes
+        from tether.settings.recipe import read_recipe
 
         config = read_recipe(recipe, overrides or ())
     console = Terminal()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tether.cli import options
-from tether.cli.progress import bars
-from tether.cli.tables import point_to, save, show_table
-from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError, DataError
+from tether.terminal.bars import bars
+from tether.terminal.console import Terminal
+from tether.terminal.tables import point_to, save, show_table
 
 if TYPE_CHECKING:
     from tether.core.protocols import ChatModel
@@ -25,8 +25,8 @@ def _opened(
     """A model in this process, or where `server` has an address, the one of that name there; its
     answers are remembered.
     """
+    from tether.build.judges import chat_model
     from tether.models.packaged import cache_folder
-    from tether.run.judges import chat_model
     from tether.settings.judges import JudgeServerConfig
     from tether.settings.reading import build
 
@@ -100,12 +100,12 @@ def judge_pairs(
     """Let a language model label comparisons, with its agreement with people; or compare two models
     (A B --prompts FILE).
     """
-    from tether.cli.results import show_agreement, show_usage
     from tether.core.types import Sampling
+    from tether.methods.judge_agreement import judge_files
     from tether.preferences.constitution import read_rubric
     from tether.preferences.judge import PairJudge
     from tether.preferences.rows import write_rows
-    from tether.run.judging import judge_files
+    from tether.terminal.results import show_agreement, show_usage
 
     console, words = Terminal(), read_rubric(rubric)
     server = {
@@ -175,10 +175,10 @@ def _compare(
     """Two models against each other, as tables, as JSON in `report` and with all answers as JSON
     lines in `output`.
     """
-    from tether.cli.results import show_usage
     from tether.core.rundir import write_jsonl
     from tether.report.duel import COLUMNS, fact_rows, result_rows, write_duel
-    from tether.run.duel import duel, read_prompts
+    from tether.terminal.results import show_usage
+    from tether.tools.duel import duel, read_prompts
 
     console = Terminal()
     prompts, left_out = read_prompts(files, limit)
@@ -233,13 +233,13 @@ def constitution(
     """Let a model criticise and rewrite its answers by principles (Constitutional AI); writes
     demonstrations.
     """
-    from tether.cli.results import counted, show_usage
     from tether.core.types import Prompt, Sampling
     from tether.data.sources import read
+    from tether.methods.judge_agreement import judged_pairs, reasons
     from tether.preferences.constitution import read_constitution, revise, sampled_pairs
     from tether.preferences.judge import PairJudge, Reasoning
     from tether.preferences.rows import write_rows
-    from tether.run.judging import judged_pairs, reasons
+    from tether.terminal.results import counted, show_usage
 
     console, chosen = Terminal(), read_constitution(principles)
     questions, sampling = (

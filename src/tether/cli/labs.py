@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from tether.cli.tables import show_table
-from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError
+from tether.terminal.console import Terminal
+from tether.terminal.tables import show_table
 
 LABS = Path(__file__).resolve().parent.parent / "labs"
 """The folder `labs` of a clone, and its copy in an installed package."""

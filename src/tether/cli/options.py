@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tether.core.errors import ConfigError, DataError
-from tether.core.stages import STAGES
+from tether.settings.stages import STAGES
 
 
 def complete_recipe(incomplete: str) -> list[str]:

@@ -13,9 +13,9 @@ import typer
 from rich.markup import escape
 
 from tether.cli.options import Columns, Output, as_options, columns_of
-from tether.cli.tables import save, show_table
-from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError, DataError, MissingFileError
+from tether.terminal.console import Terminal
+from tether.terminal.tables import save, show_table
 
 if TYPE_CHECKING:
     from tether.preferences.store import Store

@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from tether.cli.options import complete_recipe
-from tether.cli.progress import starting
-from tether.cli.tables import show_table
-from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError
 from tether.core.glossary import CLOSE, EVERY, METRICS, meanings, near
-from tether.core.stages import STAGES
+from tether.settings.stages import STAGES
 from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
+from tether.terminal.bars import starting
+from tether.terminal.console import Terminal
+from tether.terminal.tables import show_table
 
 BEGINNINGS = Path(__file__).resolve().parent.parent / "recipes" / "new"
 """A small recipe of each method."""
@@ -120,7 +120,7 @@ def explain_key(
     from tether.settings.reference import keys_of
 
     with starting():
-        from tether.run.recipe import recipe_type
+        from tether.settings.recipe import recipe_type
 
     parts, keys = _sections(key), list(keys_of(recipe_type()))
     exact = [one for one in keys if list(one.path) == parts] or [

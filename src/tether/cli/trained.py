@@ -4,26 +4,22 @@ load.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from tether.cli import options
-from tether.cli.progress import starting
-from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json
 from tether.core.visible import visible
+from tether.terminal.bars import starting
+from tether.terminal.console import Terminal
 
 if TYPE_CHECKING:
-    from tether.core.types import Message
     from tether.servers.http import JsonServer
 
 
@@ -53,10 +49,10 @@ def generate(
     ] = None,
 ) -> None:
     """Answer prompts with a model or with the result of a run."""
+    from tether.build.roles import load_policy, local_engine
     from tether.core.rundir import write_jsonl
     from tether.core.types import Prompt, Sampling, user
     from tether.data.sources import read
-    from tether.run.roles import load_policy, local_engine
 
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p)
     rows = [
@@ -104,37 +100,10 @@ def chat(
     """Talk with a model or with the result of a run. An empty line or Ctrl-D ends it; /new starts
     over.
     """
-    from tether.core.types import Prompt, Sampling, assistant, user
-    from tether.run.export import standing
-    from tether.run.roles import load_policy, local_engine
+    from tether.core.types import Sampling
+    from tether.terminal.talk import talk
 
-    console, sampling = Terminal(), Sampling(max_new_tokens, temperature, top_p=top_p)
-    with starting("loading the model"):
-        engine = local_engine(*load_policy(model))
-    console.print(f"[dim]{escape(standing(model))}. An empty line ends, /new starts over.[/]")
-    messages: list[Message] = []
-    for turn in itertools.count():
-        text = _line(console)
-        while text == "/new":
-            messages, text = [], _line(console)
-        if not text:
-            return
-        messages.append(user(text))
-        reply = engine.generate([Prompt(tuple(messages))], sampling, seed=seed, ordinals=[turn])[
-            0
-        ].rollouts[0]
-        messages.append(assistant(reply.text))
-        console.print(f"[bold green]model>[/] {escape(visible(reply.text))}", highlight=False)
-
-
-def _line(console: Console) -> str:
-    """The user's next line; empty at the end of the input."""
-    try:
-        return (
-            console.input("[bold cyan]you> ") if sys.stdin.isatty() else sys.stdin.readline()
-        ).strip()
-    except EOFError:
-        return ""
+    talk(model, Sampling(max_new_tokens, temperature, top_p=top_p), seed)
 
 
 def read_again(kind: str, difference: float) -> str:
@@ -186,8 +155,8 @@ def export_result(
     """Write a policy or reward model as a plain folder for transformers, vLLM, TRL or peft, with a
     model card.
     """
-    from tether.run.export import export_model
-    from tether.run.push import open_hub, push_folder
+    from tether.tools.export import export_model
+    from tether.tools.push import open_hub, push_folder
 
     if private and push is None:
         raise ConfigError(
@@ -239,8 +208,8 @@ def engine(
     folders that it can read.
     """
     with starting("loading the model"):
-        from tether.run.engines import engine_server
-        from tether.run.models import open_model
+        from tether.build.engines import engine_server
+        from tether.build.models import open_model
         from tether.servers.http import new_token
         from tether.settings.model import ModelConfig
         from tether.settings.reading import build
@@ -281,11 +250,11 @@ def _reward_server(recipe: str, stage: str | None, address: tuple[str, int]) -> 
     Raises:
         ConfigError: the recipe has no such stage, or `stage` must name one of several that sample.
     """
-    from tether.run.online_sections import OnlineSection
-    from tether.run.recipe import read_recipe
-    from tether.run.reward_servers import reward_settings, settings_server
-    from tether.run.runner import stands_on
+    from tether.build.reward_servers import reward_settings, settings_server
+    from tether.runner.run import stands_on
     from tether.servers.http import new_token
+    from tether.settings.recipe import read_recipe
+    from tether.settings.sampling import OnlineSection
 
     if recipe.endswith(".json"):
         path = Path(recipe)

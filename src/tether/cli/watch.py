@@ -17,10 +17,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tether.cli.progress import SHOWN, moves
-from tether.cli.terminal import Terminal
 from tether.core.errors import MissingFileError, RunError
 from tether.core.types import Json
+from tether.terminal.bars import SHOWN, moves
+from tether.terminal.console import Terminal
 
 if TYPE_CHECKING:
     from tether.live.followed import FollowedRun, Stage

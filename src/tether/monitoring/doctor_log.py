@@ -16,9 +16,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tether.algorithms.preference_losses import REFERENCE_FREE
 from tether.monitoring.doctor import Finding, Result, Unexamined, diagnose, kl_scale
 from tether.monitoring.trends import HELD_KL, HELD_PRICE, KL, TRENDS, near_reference, still
+from tether.settings.supervised import REFERENCE_FREE
 
 Rows = Sequence[Mapping[str, Any]]
 STILL_MARGIN = 0.05

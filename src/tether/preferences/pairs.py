@@ -14,17 +14,13 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from pydantic import Field
 
 from tether.core.errors import ConfigError, DataError
 from tether.preferences.votes import Side
 from tether.settings.config import Config
-
-Strategy = Literal[
-    "random", "uncertain", "information", "disagreement", "length_matched", "ranking"
-]
+from tether.settings.pairs import Strategy
 
 
 class PairsConfig(Config):

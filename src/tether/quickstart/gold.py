@@ -28,8 +28,8 @@ from torch import Tensor
 
 from tether.core.protocols import count_of
 from tether.core.types import Prompt, Score
+from tether.methods.evaluate import opening
 from tether.models.pretrained import packaged_model, quiet
-from tether.run.evaluate import opening
 
 _SETTINGS = tomllib.loads(
     (Path(__file__).parent.parent / "recipes" / "quickstart" / "gold.toml").read_text(

@@ -7,15 +7,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from tether.build.models import open_model
+from tether.build.roles import encoder_of
+from tether.build.rows import load_rows
 from tether.core.errors import ConfigError
 from tether.core.types import Demonstration, Prompt, Score
 from tether.data.sources import Quarantine
 from tether.models.trunk import Role
 from tether.quickstart.gold import GoldJudge, SentenceEmbedder
-from tether.run.models import open_model
-from tether.run.roles import encoder_of
-from tether.run.rows import DataConfig, load_rows
 from tether.settings.model import ModelConfig
+from tether.settings.section import DataConfig
 
 READER = ModelConfig(
     source="HuggingFaceTB/SmolLM2-135M-Instruct",

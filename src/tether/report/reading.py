@@ -17,8 +17,8 @@ from typing import Any
 
 from tether.core.errors import MissingFileError, RunError
 from tether.core.rundir import ENGINE, ROUNDS, in_sequence, is_control
-from tether.core.stages import POLICIES, STAGES
 from tether.core.visible import visible
+from tether.settings.stages import POLICIES, STAGES
 from tether.stats import Estimate, Trend, trend
 
 Row = dict[str, Any]
@@ -89,7 +89,7 @@ class SubRun:
 
     @property
     def kind(self) -> str:
-        """The kind of result that the stage makes (`core.stages.Makes`), or an empty string: by its
+        """The kind of result that the stage makes (`settings.stages.Makes`), or an empty string: by its
         section, its metrics or its name.
         """
         if self.section and (self.metrics or self.summary):

@@ -50,7 +50,7 @@ class Config(BaseModel):
     belongs.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -9,7 +9,7 @@ from pydantic import (
     BaseModel,
 )
 
-from tether.core.stages import STAGES, making
+from tether.settings.stages import STAGES, making
 from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from tether.settings.config import Config
 
@@ -72,3 +72,14 @@ class ServersConfig(Config):
             f"{self.prefix}-{number}": address.rstrip("/")
             for number, address in enumerate(self.addresses)
         }
+
+
+On = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^(local|ray(://\S+)?|slurm(:[\w-]+=[\w.:/@%*+-]+(,[\w-]+=[\w.:/@%*+-]+)*)?)$"
+    ),
+]
+"""local; ray: the cluster of this machine; ray://HOST:PORT: all of the run on another; slurm: as a
+job, with sbatch's options.
+"""

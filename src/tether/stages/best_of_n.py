@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar, Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from tether.algorithms.kl import kl_best_of_n
@@ -27,51 +25,10 @@ from tether.data.chat import ChatEncoder, Encoded
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order, split_evenly
 from tether.models.trunk import Role
-from tether.settings.learner import OptimizerConfig, Rates
-from tether.stages.policy_config import TO_ZERO, SampledConfig
+from tether.settings.sampling import BestOfNConfig
 from tether.stages.reference import whole_logprobs
 from tether.stages.rollouts import Clock, Step, penalised_scores, sample_and_score, sample_metrics
 from tether.stages.supervised import Update, accumulate
-
-
-class BestOfNConfig(SampledConfig):
-    """Settings of the stage; lengths are in tokens."""
-
-    rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
-
-    steps: int = Field(default=20, ge=1, description="rounds: sample, keep, imitate")
-    samples_per_prompt: int = Field(default=8, ge=1, description="the n of best-of-n")
-    keep: int = Field(
-        default=1, ge=1, description="responses of each prompt that are imitated, best first"
-    )
-    threshold: float | None = Field(
-        default=None, description="a response that scores below it is not kept, best or not"
-    )
-    epochs: int = Field(default=1, ge=1, description="passes over a round's kept responses")
-    minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
-    normalize: Literal["token", "sequence"] = Field(
-        "token", description="weight of a token: the same for all, or its response's share"
-    )
-    report_kl: bool = Field(
-        default=True, description="run the reference, to know how far the policy has moved"
-    )
-    optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.report_kl
-
-    def faults(self) -> Iterator[str]:
-        if self.keep > self.samples_per_prompt:
-            yield (
-                f"keep = {self.keep} of samples_per_prompt = {self.samples_per_prompt}: sample "
-                "more, or keep fewer"
-            )
-        if self.keep == self.samples_per_prompt and self.threshold is None:
-            yield (
-                "keep = samples_per_prompt keeps everything, so the reward has no effect. "
-                "Sample more, keep fewer, or set a threshold"
-            )
 
 
 @dataclass(eq=False)

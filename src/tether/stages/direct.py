@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
-from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from tether.algorithms import preference_losses as losses
-from tether.algorithms.preference_losses import REFERENCE_FREE
 from tether.algorithms.transfer import to_device
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Json
@@ -29,85 +26,9 @@ from tether.data.prepare import Ranking, Split, encode_comparisons, pairs_of, pr
 from tether.evaluation.winrate import pairwise_accuracy, share_in_order
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
-from tether.settings.config import Config
-from tether.settings.learner import Rates, ReferencedConfig
+from tether.settings.supervised import DirectConfig, PairLossConfig
 from tether.stages.reference import Likelihoods
 from tether.stages.supervised import SupervisedLoop, Update, accumulate, heldout
-
-
-class PairLossConfig(Config):
-    """The loss on pairs and its numbers, for pairs that were collected and for pairs that are
-    sampled.
-    """
-
-    section: ClassVar[str]
-
-    loss: Literal["dpo", "robust", "ipo", "orpo", "simpo"] = Field(
-        default="dpo", description="the method"
-    )
-    beta: float | None = Field(
-        default=None,
-        gt=0,
-        description=(
-            "strength of the KL constraint (orpo: of the odds ratio); unset: 0.1, for simpo 2.5"
-        ),
-    )
-    label_smoothing: float = Field(
-        default=0.0, ge=0, lt=0.5, description="rate of wrong labels that dpo and robust assume"
-    )
-    margin: float = Field(
-        default=0.0, ge=0, description="simpo's target margin, not multiplied by beta"
-    )
-    average: bool = Field(
-        default=False,
-        description="ipo on the mean log ratio of a response's tokens instead of their sum",
-    )
-    likelihood_weight: float | None = Field(
-        default=None, ge=0, description="of the chosen responses; unset: 1 for orpo, else 0"
-    )
-    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
-
-    def faults(self) -> Iterator[str]:
-        owners = {"label_smoothing": ("dpo", "robust"), "margin": ("simpo",), "average": ("ipo",)}
-        name = self.section
-        for option, methods in owners.items():
-            if self.loss not in methods:
-                because = f"with {name}.loss = '{self.loss}'; it belongs to {' and '.join(methods)}"
-                yield from self.idle(option, because=because, table=f"{name}.")
-        if self.loss == "robust" and self.label_smoothing == 0:
-            yield (
-                f"{name}.loss = 'robust' needs the rate of wrong labels: set "
-                f"{name}.label_smoothing above 0"
-            )
-
-    @property
-    def needs_reference(self) -> bool:
-        """True if the loss compares with a reference."""
-        return self.loss not in REFERENCE_FREE
-
-    @property
-    def strength(self) -> float:
-        """Beta, or what the loss's own paper takes."""
-        return self.beta or (2.5 if self.loss == "simpo" else 0.1)
-
-    @property
-    def likelihood(self) -> float:
-        """The likelihood's weight: without it ORPO has no tether at all."""
-        return (
-            float(self.loss == "orpo") if self.likelihood_weight is None else self.likelihood_weight
-        )
-
-
-class DirectConfig(PairLossConfig, ReferencedConfig):
-    """Settings of the stage; lengths are in tokens."""
-
-    section: ClassVar[str] = "direct"
-    rates: ClassVar[Rates] = Rates(2e-4, 1e-6)
-
-    def faults(self) -> Iterator[str]:
-        if not self.needs_reference:
-            because = f"with direct.loss = '{self.loss}', which asks no reference"
-            yield from self.idle("reference_logprobs", because=because, table="direct.")
 
 
 class PairLoss:

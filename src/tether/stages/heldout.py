@@ -8,11 +8,8 @@ import hashlib
 import logging
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Literal
-
-from pydantic import Field
 
 from tether.core.errors import DataError
 from tether.core.protocols import Engine
@@ -31,67 +28,13 @@ from tether.evaluation.sycophancy import Sycophancy
 from tether.evaluation.winrate import before_and_after, mean_estimate
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
 from tether.learner.local import LocalLearner
-from tether.settings.config import Config
+from tether.settings.evaluation import EvaluateConfig
 
 _log = logging.getLogger(__name__)
 SEED = 7919
 """Added to the stage's: the held-out samples share no randomness with those of training."""
 BEST_OF_PROMPTS = 64
 """Of the held-out ones: best of n asks for so many times n answers."""
-
-
-class EvaluateConfig(Config):
-    """Prompts that are set aside, and the way in which they are answered."""
-
-    every: int = Field(
-        default=10,
-        ge=1,
-        description=(
-            "steps between measurements, beside one before the first step and one after the last"
-        ),
-    )
-    prompts: int = Field(
-        default=128,
-        ge=2,
-        description="different prompts that are set aside; no training prompt says the same",
-    )
-    samples_per_prompt: int = Field(default=1, ge=1, description="answers to each held-out prompt")
-    temperature: float | None = Field(
-        default=None, ge=0, description="unset: that of the training; 0: always the likeliest token"
-    )
-    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
-        default=(0.7, 0.5, 0.0),
-        description=(
-            "others at which start and policy answer, before and after the training: what "
-            "decoding alone gives"
-        ),
-    )
-    best_of: tuple[Annotated[int, Field(ge=2)], ...] = Field(
-        default=(2, 4, 8),
-        description="the reward chooses the best of this many answers of the start, for the first "
-        "64 prompts: what it buys "
-        "without training",
-    )
-    keep: Literal["last", "best"] = Field(
-        default="last",
-        description=(
-            "best: end with the weights of the highest measurement, those of the start among them"
-        ),
-    )
-    stop: bool = Field(
-        default=False,
-        description=(
-            "end the training when the score lies below an earlier one; of runs that "
-            "never fall at most 5% are ended"
-        ),
-    )
-
-    def faults(self) -> Iterator[str]:
-        if self.temperature == 0 and self.samples_per_prompt > 1:
-            yield (
-                "evaluate.temperature = 0 gives a prompt the same answer each time: set "
-                "samples_per_prompt = 1 or sample above 0"
-            )
 
 
 def held_out_split(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:

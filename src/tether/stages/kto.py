@@ -15,10 +15,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from tether.algorithms.preference_losses import kto_loss
@@ -37,7 +35,7 @@ from tether.data.prepare import (
 )
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
-from tether.settings.learner import Rates, ReferencedConfig
+from tether.settings.supervised import KTOConfig
 from tether.stages.reference import Likelihoods
 from tether.stages.supervised import SupervisedLoop, Update, heldout, measure
 
@@ -51,35 +49,6 @@ WATCHED = (
     "kl_baseline",
     "mismatched",
 )
-
-
-class KTOConfig(ReferencedConfig):
-    """Settings of the stage; lengths are in tokens."""
-
-    rates: ClassVar[Rates] = Rates(2e-4, 1e-6)
-
-    beta: float = Field(default=0.1, gt=0, description="strength of the KL constraint")
-    desirable_weight: float | None = Field(
-        default=None, gt=0, description="λ_D; unset: both classes weigh alike, at least 1"
-    )
-    undesirable_weight: float | None = Field(default=None, gt=0, description="λ_U; unset: likewise")
-    prompts_per_update: int = Field(
-        default=16, ge=2, description="z0 is estimated over all their responses"
-    )
-
-    def weights(self, num_desirable: int, num_undesirable: int) -> dict[str, float]:
-        """λ_D and λ_U for these counts of responses: the ones that are set, and otherwise those
-        that balance the classes.
-        """
-        ratio, desirable, undesirable = (
-            num_undesirable / num_desirable,
-            self.desirable_weight,
-            self.undesirable_weight,
-        )
-        if desirable is None:
-            desirable = max(1.0, ratio) if undesirable is None else undesirable * ratio
-        undesirable = desirable / ratio if undesirable is None else undesirable
-        return {"desirable_weight": desirable, "undesirable_weight": undesirable}
 
 
 class KTO:

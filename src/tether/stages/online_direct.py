@@ -13,9 +13,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar
-
-from pydantic import Field
 
 from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
@@ -23,24 +20,11 @@ from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking
 from tether.learner.local import LocalLearner
 from tether.models.trunk import Role
-from tether.settings.learner import Rates
-from tether.stages.direct import PairLoss, PairLossConfig
-from tether.stages.policy_config import SampledConfig
+from tether.settings.sampling import OnlineDirectConfig
+from tether.stages.direct import PairLoss
 from tether.stages.reference import Likelihoods
 from tether.stages.rollouts import Clock, Step, penalised_scores, sample_and_score, sample_metrics
 from tether.stages.supervised import accumulate
-
-
-class OnlineDirectConfig(PairLossConfig, SampledConfig):
-    """Settings of the stage; lengths are in tokens."""
-
-    section: ClassVar[str] = "online_direct"
-    rates: ClassVar[Rates] = Rates(5e-4, 1e-6)
-
-    prompts_per_step: int = Field(default=8, ge=1, description="each gives one pair, or none")
-    samples_per_prompt: int = Field(
-        default=2, ge=2, description="the best and the worst of them are the pair"
-    )
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from tether.learner.checkpoint import Checkpoints
 from tether.learner.local import LocalLearner
 from tether.learner.loop import draws_schedule, endless, go_on_within, replayable
 from tether.learner.ranks import here
-from tether.stages.policy_config import SampledConfig
+from tether.settings.policy import SampledConfig
 from tether.stages.rollouts import Step
 from tether.stats import Trend, trend
 

@@ -35,7 +35,7 @@ from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order
 from tether.learner.ranks import here
 from tether.models.trunk import Role
-from tether.stages.policy_config import PolicyConfig
+from tether.settings.policy import PolicyConfig
 from tether.stages.reward_shaping import RewardShaping
 from tether.stages.rollouts import (
     Clock,

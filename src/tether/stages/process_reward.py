@@ -9,11 +9,9 @@ Lightman et al. 2023 (https://arxiv.org/abs/2305.20050), Uesato et al. 2022
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Sequence
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -29,79 +27,8 @@ from tether.data.steps import Solution, StepEncoder, encode_solutions, step_stat
 from tether.evaluation.process import compare_with_chance
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
-from tether.settings.learner import Rates, SupervisedConfig
+from tether.settings.supervised import ProcessRewardConfig
 from tether.stages.supervised import SupervisedLoop, Update, measure
-
-
-class ProcessRewardConfig(SupervisedConfig):
-    """Settings of the stage; lengths are in tokens."""
-
-    rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
-
-    target: Literal["process", "outcome"] = Field(
-        "process", description="a label a step, or one: whether all steps are right"
-    )
-    delimiters: tuple[str, ...] = Field(
-        ("\n\n",), min_length=1, description="end a step; the first joins labelled steps"
-    )
-    classes: Literal[2, 3] = Field(
-        2, description="right or wrong, or PRM800K's ratings -1, 0, 1 in label_column"
-    )
-    label_column: str = Field(
-        "",
-        description=(
-            "metadata column with a probability or a rating a step; empty: right or wrong"
-        ),
-    )
-    problem_column: str = Field(
-        "",
-        description=(
-            "metadata column that names the problem, which is never split; empty: the prompt"
-        ),
-    )
-    solutions_per_update: int = Field(default=16, ge=1, description="solutions an update")
-    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
-    head_dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="of the states that the probabilities are read from"
-    )
-    heldout_fraction: float = Field(
-        default=0.2, ge=0, lt=1, description="share of the problems that the summary reports on"
-    )
-    calibration_fraction: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description=(
-            "share of the others that chooses thresholds and best weights; 0: those trained on"
-        ),
-    )
-    evaluate_every: int = Field(
-        default=0, ge=0, description="updates between losses on calibration problems; 0: none"
-    )
-
-    def faults(self) -> Iterator[str]:
-        if not all(self.delimiters):
-            yield "delimiters holds an empty text, which ends a step everywhere; remove it"
-        if self.target == "outcome" and (self.classes != 2 or self.label_column):
-            yield (
-                "classes and label_column have no effect with target = 'outcome', right or "
-                "wrong; remove them"
-            )
-        if self.classes == 3 and not self.label_column:
-            yield (
-                "classes = 3 needs label_column, the column of the rows that holds the ratings "
-                "-1, 0 and 1"
-            )
-        if self.evaluate_every and not self.calibration_fraction:
-            yield (
-                "evaluate_every needs problems to evaluate on: set calibration_fraction above "
-                "0, or leave it out"
-            )
-
-    @property
-    def outputs(self) -> int:
-        """Numbers that the head must give: a log-odds, or one a class."""
-        return 1 if self.classes == 2 else self.classes
 
 
 class ProcessRewardModeling:

@@ -7,12 +7,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, combinations
-from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from tether.algorithms.preference_losses import (
@@ -44,62 +42,10 @@ from tether.evaluation.winrate import correlation, pairwise_accuracy, share_in_o
 from tether.learner.loop import Progress, plan_updates
 from tether.models.heads import ScalarHead
 from tether.models.trunk import Role
-from tether.settings.learner import PreferenceConfig, Rates
+from tether.settings.reward import RewardConfig
 from tether.settings.rewards import Combine
 from tether.stages.frozen_layers import FrozenStates
 from tether.stages.supervised import SupervisedLoop, Update
-
-
-class RewardConfig(PreferenceConfig):
-    """Settings of the stage; lengths are in tokens."""
-
-    rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
-
-    epochs: int = Field(
-        default=1, ge=1, description="more than one usually overfits the annotators"
-    )
-    prompts_per_update: int = Field(
-        default=4, ge=1, description="all pairs of a prompt stand in one update"
-    )
-    use_margin: bool = Field(
-        default=False, description="demand the label's margin between the scores"
-    )
-    label_smoothing: float = Field(
-        default=0.0, ge=0, lt=0.5, description="share of labels that are taken to be wrong"
-    )
-    labels: Literal["given", "votes"] = Field(
-        default="given", description="votes: the share of annotators, ties half"
-    )
-    disentangle_length: float = Field(
-        default=0.0, ge=0, description="weight of a second head, for length (ODIN has 1.0)"
-    )
-    centering: float = Field(
-        default=0.0,
-        ge=0,
-        description="weight of (r_chosen + r_rejected)^2, https://arxiv.org/abs/2312.09244",
-    )
-    head_dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="of the states that the score is read from"
-    )
-    keep_states_gb: float = Field(
-        default=0.0,
-        ge=0,
-        description=(
-            "GB for the training rows' states below the first adapter; 0: computed in every epoch"
-        ),
-    )
-
-    @property
-    def outputs(self) -> int:
-        """Of the head while it is trained: quality, and perhaps length."""
-        return 2 if self.disentangle_length else 1
-
-    def faults(self) -> Iterator[str]:
-        if self.disentangle_length and self.head_dropout:
-            yield (
-                "disentangle_length scores every response twice, and head_dropout makes them "
-                "differ: leave one out"
-            )
 
 
 class RewardModeling:

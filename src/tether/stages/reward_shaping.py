@@ -23,7 +23,7 @@ from tether.algorithms.process import place_step_rewards
 from tether.algorithms.transfer import to_device
 from tether.core.types import Score
 from tether.models.heads import ScalarHead
-from tether.stages.policy_config import PolicyConfig
+from tether.settings.policy import PolicyConfig
 from tether.stages.rollouts import Experience, group_numbers
 
 

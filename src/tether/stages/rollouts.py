@@ -24,7 +24,7 @@ from tether.core.types import Prompt, Rollout, Score
 from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import ChatEncoder
 from tether.learner.ranks import here
-from tether.stages.policy_config import SampledConfig
+from tether.settings.policy import SampledConfig
 
 T = TypeVar("T")
 

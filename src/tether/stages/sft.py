@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from tether.algorithms.preference_losses import negative_log_likelihood
@@ -21,34 +19,8 @@ from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import Encoding, encode_rows, limit_of, prepare, within
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
-from tether.settings.learner import Rates, SupervisedConfig
+from tether.settings.supervised import SFTConfig
 from tether.stages.supervised import SupervisedLoop, Update, evaluating
-
-
-class SFTConfig(SupervisedConfig):
-    """Settings of the stage; lengths are in tokens."""
-
-    rates: ClassVar[Rates] = Rates(5e-4, 2e-5)
-
-    train_on: Literal["all", "last"] = Field(
-        default="all", description="all assistant turns of a conversation, or its last"
-    )
-    epochs: int = Field(default=2, ge=1, description="passes over the demonstrations")
-    batch_size: int = Field(default=16, ge=1, description="conversations per update")
-    row_tokens: int = Field(
-        default=512,
-        ge=8,
-        description="capacity of a packed row; a longer conversation has one of its own",
-    )
-    rows_per_micro_batch: int = Field(
-        default=2, ge=1, description="packed rows that pass through the model at once"
-    )
-    packing: bool = Field(default=True, description="put several conversations into one row")
-    evaluate_every: int = Field(
-        default=0,
-        ge=0,
-        description="updates between evaluations; 0: only at the end of every epoch",
-    )
 
 
 class SFT:

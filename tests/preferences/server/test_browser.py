@@ -199,9 +199,9 @@ def learned(store: Store, folder: Any) -> float:
     """The share of held-out pairs that a tiny reward model, trained on what was judged, ranks as
     the people did.
     """
-    from tether.run.recipe import Recipe
-    from tether.run.runner import run_recipe
+    from tether.runner.run import run_recipe
     from tether.settings.reading import build
+    from tether.settings.recipe import Recipe
 
     # what people agree on and what an expert settled
     assert export_labels(store, folder / "pairs.jsonl", how="majority") == 10

@@ -1,0 +1,1 @@
+"""From settings to live objects: the only room that chooses implementations."""

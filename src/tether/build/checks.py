@@ -1,0 +1,244 @@
+"""Faults that a stage would meet only after others were trained: they are looked for before the
+first one begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tether.build.engines import check_engine
+from tether.build.rewards import reward_model_of
+from tether.build.roles import is_scorer, objective_names
+from tether.core.errors import ConfigError, DataError, MissingFileError, require
+from tether.core.types import Comparison, Feedback, Prompt
+from tether.data.sources import Quarantine, look, read, split_by_group
+from tether.evaluation.sycophancy import read_premise_pairs
+from tether.models.saving import ENSEMBLE
+from tether.preferences.constitution import read_rubric
+from tether.rewards.loading import load_function
+from tether.rewards.verifiable import PACKAGES
+from tether.settings.evaluation import EvaluateSection, EvaluationSection
+from tether.settings.judges import FunctionJudge, JudgeConfig
+from tether.settings.model import ModelConfig
+from tether.settings.pairs import PairsSection
+from tether.settings.reading import build
+from tether.settings.recipe import BaseRecipe, scorer_faults
+from tether.settings.reward import RewardSection
+from tether.settings.sampling import OnlineSection, RewardedSection
+from tether.settings.section import DataConfig, Section
+from tether.settings.supervised import KTOSection
+
+
+def check_section(name: str, section: Section, model: ModelConfig) -> None:
+    """Load what a stage calls and look at the files that it reads beside its rows; nothing is
+    trained and no model is opened.
+
+    Raises:
+        ConfigError: a function cannot be loaded, a judge cannot be asked, a library is missing, a
+            store cannot be opened.
+        MissingFileError, DataError: a file is not there, holds something else, or has too few rows.
+    """
+    for judge in _judges(section):
+        _check_judge(judge, scores=not isinstance(section, PairsSection))
+    if isinstance(section, RewardedSection):
+        _check_reward(name, section)
+    if isinstance(section, OnlineSection):
+        _check_online(name, section, model)
+    heldout = section.evaluate if isinstance(section, OnlineSection) else section
+    if isinstance(heldout, EvaluateSection | EvaluationSection) and heldout.sycophancy is not None:
+        read_premise_pairs(heldout.sycophancy.files, heldout.sycophancy.pairs)
+    if isinstance(section, PairsSection):
+        _check_pairs(section)
+    if isinstance(section, KTOSection) and section.data is not None:
+        _check_classes(section.data)
+    if isinstance(section, RewardSection):
+        for objective, data in (section.objectives or {}).items():
+            _check_held_out(
+                f"{name}.objectives.{objective}", data, section.heldout_fraction, section.seed
+            )
+
+
+def _judges(section: Section) -> Iterator[Any]:
+    if isinstance(section, PairsSection | EvaluationSection):
+        yield section.judge
+    elif isinstance(section, OnlineSection) and section.evaluate is not None:
+        yield section.evaluate.judge
+
+
+def _check_judge(judge: Any, *, scores: bool) -> None:
+    if isinstance(judge, FunctionJudge):
+        load_function(judge.call, key="judge.call")
+    if not isinstance(judge, JudgeConfig):
+        return
+    rubric = read_rubric(judge.rubric)
+    if scores and not isinstance(rubric, str):
+        raise ConfigError(
+            f"{judge.rubric} holds principles for comparisons; scores need one rubric, in a text "
+            "file"
+        )
+    if judge.server is not None:
+        require("openai", "asking a server", "judge")
+        judge.server.key()
+    elif not Path(str(judge.model)).expanduser().exists():
+        build(ModelConfig, {"source": judge.model}, where="judge.model")
+
+
+def _check_reward(name: str, section: RewardedSection) -> None:
+    for call in section.function.calls if section.function else ():
+        load_function(call)
+    if section.verifiable is not None and section.verifiable.kind in PACKAGES:
+        require(
+            PACKAGES[section.verifiable.kind],
+            f"verifiable.kind = {section.verifiable.kind!r}",
+            "verify",
+        )
+    if section.classifier is not None:
+        source = Path(section.classifier.source).expanduser()
+        if (
+            section.classifier.source.startswith((".", "/", "~"))
+            and not (source / "config.json").is_file()
+        ):
+            raise MissingFileError(
+                f"{name}.classifier.source: {source} holds no model: there is no config.json. "
+                "Give a folder that has"
+            )
+
+
+def _check_online(name: str, section: OnlineSection, model: ModelConfig) -> None:
+    if section.task is not None:
+        require("reasoning-gym", "a reasoning-gym task", "verify")
+    if section.engine.kind != "local":
+        check_engine(section.engine, section.lora, quantize=model.quantize)
+    if section.evaluate is None:
+        return
+    if section.evaluate.data is None and section.data is not None:
+        count = section.evaluate.prompts
+        if (there := _rows_up_to(section.data, section.kind or Prompt, count + 1)) <= count:
+            raise DataError(
+                f"{name}.evaluate.prompts = {count}, and {name}.data has {there} prompts: none "
+                "would be left to train on. "
+                "Set evaluate.prompts lower, or give more prompts"
+            )
+
+
+def _check_pairs(section: PairsSection) -> None:
+    from tether.preferences.store import Store
+
+    if section.agreement is not None:
+        look((section.agreement,), Comparison)
+    if section.store is not None:
+        with contextlib.closing(Store(section.store)):
+            pass
+    prompts = section.prompts or 0
+    if (
+        prompts
+        and section.data is not None
+        and (there := _rows_up_to(section.data, Prompt, prompts)) < prompts
+    ):
+        raise ConfigError(
+            f"pairs.prompts = {prompts}, and there are {there} to use: raise "
+            "samples_per_prompt instead"
+        )
+
+
+def _check_classes(data: DataConfig) -> None:
+    """Check that answers are of both kinds. Reading ends as soon as both have occurred."""
+    kinds = set[bool]()
+    for row in _rows(data, Feedback):
+        kinds.add(row.desirable)
+        if len(kinds) == 2:
+            return
+    if kinds:
+        raise DataError(
+            f"all responses of {', '.join(data.paths)} are "
+            f"{'desirable' if kinds.pop() else 'undesirable'}: KTO learns from both "
+            "kinds. Add responses of the other kind; desirable ones alone are demonstrations, for sft."
+        )
+
+
+def _check_held_out(name: str, data: DataConfig, fraction: float, seed: int) -> None:
+    """Check that a row of an objective is held out. Reading ends at the first."""
+    if any(split_by_group([row], fraction, seed)[1] for row in _rows(data, Comparison)):
+        return
+    if not any(path.startswith("hub:") for path in data.paths):
+        raise DataError(
+            f"{name}: no row is held out at heldout_fraction = {fraction:g}, and scores of "
+            "objectives get one scale on "
+            "held-out responses. Raise it, or give more prompts"
+        )
+
+
+def check_scorers(recipe: BaseRecipe) -> None:
+    """Check that every stage has, or will have, a scorer that can do all that the stage asks for.
+
+    Raises:
+        ConfigError: there is none, or it cannot serve the stage.
+    """
+    for name in recipe.stages:
+        section = recipe.section(name)
+        if isinstance(section, RewardedSection) and section.scorer is not None:
+            elsewhere = section.reward_model is not None
+            if elsewhere or recipe.section(section.scorer) is None:
+                _check_scorer(name, section, section.scorer, Path(recipe.run))
+
+
+def _check_scorer(name: str, section: RewardedSection, scorer: str, root: Path) -> None:
+    """Check a scorer that the recipe itself does not train."""
+    elsewhere = reward_model_of(section)
+    folder = elsewhere or root / scorer / "model"
+    if not is_scorer(folder):
+        source = "learned" if scorer == "reward" else scorer
+        raise ConfigError(
+            f"{name}.reward_source = {source!r} needs a [{scorer}] section, or a "
+            f"finished {scorer} stage in the run directory; or another reward_source: "
+            "function, classifier, verifiable"
+            if elsewhere is None
+            else f"{name}.reward_model = {section.reward_model!r}: there is no trained reward model"
+        )
+    if scorer != "reward":
+        return
+    faults = scorer_faults(
+        name,
+        section,
+        objectives=objective_names(folder),
+        ensemble=(folder / ENSEMBLE).is_file(),
+    )
+    if first := next(faults, None):
+        raise ConfigError(first)
+
+
+def check_test_judge(name: str, section: Section, reward: Any) -> None:
+    """Check that the recipe's [reward] stage makes the test model by which held-out answers are to
+    be judged.
+
+    Raises:
+        ConfigError: it makes none.
+    """
+    evaluate = section.evaluate if isinstance(section, OnlineSection) else None
+    if evaluate is None or evaluate.judge != "test" or reward is None:
+        return
+    if not isinstance(reward, RewardSection) or not reward.test_share:
+        raise ConfigError(
+            f"{name}.evaluate.judge = 'test' needs a test model: set reward.test_share above 0"
+        )
+
+
+def _rows_up_to(data: DataConfig, kind: type, count: int) -> int:
+    """Number of rows, counted no further than `count`. Rows of the hub count as enough."""
+    if any(path.startswith("hub:") for path in data.paths):
+        return count
+    return sum(1 for _ in islice(_rows(data, kind), count))
+
+
+def _rows(data: DataConfig, kind: type) -> Iterator[Any]:
+    """The rows of files, one after another; none of the hub, whose data is left for when it is
+    needed.
+    """
+    if not any(path.startswith("hub:") for path in data.paths):
+        yield from read(
+            data.paths, kind, quarantine=Quarantine(keep=0), **data.model_dump(exclude={"path"})
+        )

@@ -1,0 +1,53 @@
+"""Models opened for a stage or an engine: the one place where a CPU's kernels are put into them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tether import cpu
+from tether.core.errors import require
+from tether.learner.ranks import here
+from tether.models.architecture import check_architecture, differences
+from tether.models.loading import LoadedModel, load_model, pick_device
+from tether.models.quantized import LIBRARY
+from tether.models.sharded import shard_layers
+from tether.settings.model import ModelConfig
+
+
+def open_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> LoadedModel:
+    """The model that `config` names, as fast as this machine allows (models.loading.load_model,
+    then cpu.speed_up).
+
+    Where ranks cut weights over all of them, it is cut instead: no kernel of ours knows a weight of
+    which a part is there.
+    """
+    if here().mesh and not on_host:
+        # whole, it may have no room on the device
+        loaded = load_model(config, seed=seed, on_host=True)
+        shard_layers(loaded.model, here().mesh).to(pick_device(config.device))
+    else:
+        loaded = cpu.speed_up(load_model(config, seed=seed, on_host=on_host))
+    check_architecture(loaded.source, loaded.model)
+    for sentence in differences(loaded.model):
+        loaded.note(sentence)
+    return loaded
+
+
+def on_folder(model: ModelConfig, folder: Path) -> ModelConfig:
+    """The same settings on a model that training left, which carries its own template."""
+    own = {"source": str(folder), "fallback": None, "chat_template": None}
+    return ModelConfig.model_validate({**model.model_dump(), **own})
+
+
+def check_libraries(model: ModelConfig, name: str, section: Any) -> None:
+    """Check that bitsandbytes is installed if a stage needs it.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if model.quantize:
+        require(LIBRARY, "model.quantize", "quantize")
+    learns = dict(section).get("direct", section)
+    if "optimizer" in dict(learns) and learns.optimizer.kind == "adamw8bit":
+        require(LIBRARY, f"{name}.optimizer.kind = 'adamw8bit'", "quantize")

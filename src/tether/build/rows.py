@@ -1,0 +1,67 @@
+"""Sources of a stage's rows, and the keys of every section of a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tether.core.errors import ConfigError
+from tether.core.types import Problem, Prompt
+from tether.data.sources import Quarantine, look, read
+from tether.settings.section import (
+    DataConfig,
+    Section,
+)
+
+
+def load_rows(
+    data: DataConfig, kind: type, quarantine: Quarantine, *, whole: bool = False
+) -> list[Any]:
+    """The rows of a data section as `kind`.
+
+    Args:
+        whole: prompts keep the columns of their rows (`Prompt.row`), under the same names in each;
+            a column that a row lacks is None there.
+    """
+    records = read(data.paths, kind, quarantine=quarantine, **data.model_dump(exclude={"path"}))
+    if not issubclass(kind, Prompt | Problem):
+        return list(records)
+    if not whole:
+        return [replace(record, row={}) for record in records]
+    prompts = list(records)
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.row)
+    for name in names:  # functions get them
+        del quarantine.unused[name]
+    return [
+        p if p.row.keys() == names.keys() else replace(p, row={**names, **p.row}) for p in prompts
+    ]
+
+
+def named(data: DataConfig | None, name: str) -> DataConfig:
+    """A section's data.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    if data is None:
+        raise ConfigError(f"the [{name}] section names no data: set {name}.data.path")
+    return data
+
+
+def check_data(name: str, section: Section) -> None:
+    """Read a few rows of everything that a stage will read, and keep none.
+
+    Raises:
+        ConfigError: it needs data and names none.
+        DataError: a file holds something else.
+    """
+    if section.kind is not None:
+        named(section.data, name)
+    for data in filter(None, (section.data, *section.others())):
+        look(
+            data.paths,
+            section.kind or section.record,
+            format=data.format,
+            strict=data.strict,
+            columns=data.columns,
+        )

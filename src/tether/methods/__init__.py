@@ -1,0 +1,1 @@
+"""Stages: one file for each way to learn, to collect, or to compare."""

@@ -1,0 +1,379 @@
+"""The end of a recipe: its policies and the model that they start from answer held-out prompts, and
+a judge compares them.
+
+Both sides answer with the same randomness, at the temperature of training and at others: what a
+policy gains over the best decoding of its start is what no decoding parameter gives
+(evaluation.decoding).
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from tether.build.context import Context
+from tether.build.fitting import FITTING, Fitting, seconds_an_answer
+from tether.build.judges import TextJudge, described, text_judge
+from tether.build.models import open_model
+from tether.build.prompts import usable_once, usable_premises
+from tether.build.roles import encoder_of, load_policy, local_engine
+from tether.core.budget import time_limit
+from tether.core.errors import ConfigError
+from tether.core.protocols import Engine
+from tether.core.rundir import RunDirectory, read_json, write_json, write_jsonl
+from tether.core.types import Json, Prompt, Rollout, Sampling, Score
+from tether.data.seen import shared_prompts
+from tether.evaluation.decoding import answers_at, control, other_temperatures
+from tether.evaluation.likelihood import kl_to_reference
+from tether.evaluation.sycophancy import PremisePair, Sycophancy
+from tether.evaluation.winrate import mean_estimate
+from tether.models.loading import LoadedModel
+from tether.models.trunk import Role
+from tether.settings.evaluation import EvaluationSection
+
+SEED = 104729
+"""Added to the run's: held-out answers share no randomness with those of training."""
+
+
+def train(
+    section: EvaluationSection, context: Context, rows: Sequence[Prompt], run: RunDirectory
+) -> dict[str, Any]:
+    """Compare the context's policies with what they start from; every answer is in `answers.jsonl`.
+
+    Raises:
+        ConfigError: there is no policy, or nothing says how long answers may be.
+    """
+    if not context.policies:
+        raise ConfigError(
+            "[evaluate] compares policies, and the run has none: add a stage that trains one"
+        )
+    start = time.perf_counter()
+    run.update_manifest(judge=described(section.judge))
+    sampling = sampling_of(section, context.sampling)
+    load, note = (
+        partial(open_model, context.model, seed=context.seed),
+        context.root / context.name / "left_out.json",
+    )
+    rows = usable_once(context, rows, sampling.max_new_tokens, note, load)
+    note = context.root / context.name / FITTING
+    fitting = Fitting(time_limit(), note, len(rows))
+    rows = fitting.order(rows, context.seed)
+    judge = text_judge(section.judge, context.root)
+    asked = _Asked(section, context, rows, judge, sampling, fitting)
+    before = asked.answers("before", context.root / context.name / "before", None)
+    after = {
+        name: asked.answers(name, run.path / name, folder)
+        for name, folder in context.policies.items()
+    }
+    results = {name: _compared(asked, before, answers) for name, answers in after.items()}
+    if context.earlier and context.policy is not None:  # what this round alone brought
+        (name, answers) = next(iter(after.items()))
+        previous = read_json(context.earlier[-1] / context.name / name / "answers.json")
+        results[name]["gold_gain_of_round"] = asked.gained(previous, answers)["gold_gain"]
+    write_jsonl(run.path / "answers.jsonl", asked.rows(before, after))
+    shared = shared_prompts(asked.distinct, context.trained)
+    return {
+        "policies": results,
+        "num_prompts": len(asked.distinct),
+        **({"trained_on": shared} if shared else {}),
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Sampling:
+    """The way in which both sides answer; `trained` is how a stage of the recipe samples.
+
+    Raises:
+        ConfigError: nothing says it.
+    """
+    own = section.model_dump(include={"max_new_tokens", "temperature"}, exclude_none=True)
+    if trained is None and len(own) < 2:
+        raise ConfigError(
+            "set evaluate.max_new_tokens and evaluate.temperature: no stage of the "
+            "recipe says how to sample"
+        )
+    return replace(trained or Sampling(), **own)
+
+
+_Block = tuple[dict[float, list[Rollout]], list[float | None]]
+"""Answers by temperature, and the KL of those at the temperature of training."""
+
+
+class _Asked:
+    """Held-out prompts, who answers them how, and what the judge says; the same answers are judged
+    once.
+    """
+
+    def __init__(
+        self,
+        section: EvaluationSection,
+        context: Context,
+        prompts: Sequence[Prompt],
+        judge: TextJudge,
+        sampling: Sampling,
+        fitting: Fitting,
+    ) -> None:
+        self.section = section
+        self.context = context
+        self.judge = judge
+        self.sampling = sampling
+        self.fitting = fitting
+        self._scores: dict[tuple[str, ...], list[Score]] = {}
+        self.premises: list[PremisePair] | None = None
+        self.steps = 0
+        self._take(prompts)
+
+    def _take(self, prompts: Sequence[Prompt]) -> None:
+        """The prompts that all sides answer."""
+        self.prompts = [prompt for prompt in prompts for _ in range(self.section.samples)]
+        self.distinct = prompts
+        self.groups = [prompt.id for prompt in self.prompts]
+
+    @property
+    def temperatures(self) -> list[float]:
+        """All temperatures at which both sides answer, that of training first."""
+        own = self.sampling.temperature
+        return [own, *other_temperatures(self.sampling, self.section.temperatures)]
+
+    def answers(self, name: str, folder: Path, policy: Path | None) -> dict[str, Any]:
+        """A policy's answers, kept in `folder`: texts, KL from the start, lengths, and `decoded` at
+        other temperatures.
+        """
+        if not (folder / "answers.json").is_file():
+            context = self.context
+            begun = self.fitting.clock()
+            role, loaded = load_policy(
+                str(policy or context.model.source), context.model, context.seed
+            )
+            engine = local_engine(role, loaded, max_rows=self.section.engine_rows)
+            # the trunk without its adapter is the start
+            shared = role.adapter is not None or policy is None
+            start = cache(lambda: open_model(context.model, seed=context.seed).model)
+            opening = self.fitting.clock() - begun
+
+            def answered(prompts: Sequence[Prompt], first: int) -> _Block:
+                sampled = {t: self._sampled(t, engine, prompts, first) for t in self.temperatures}
+                how = encoder_of(loaded), self.sampling.temperature
+                reference = Role(role.model if shared else start())
+                moved = kl_to_reference(role, reference, sampled[self.sampling.temperature], *how)
+                return sampled, list(moved)
+
+            sampled, moved = self._fitted(answered, opening)
+            rollouts = sampled.pop(self.sampling.temperature)
+            kl = {"kl": mean_estimate(moved, self.groups).as_dict()}
+            decoded = {f"{temperature:g}": _texts(rows) for temperature, rows in sampled.items()}
+            premises = self._premises(role, loaded)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(
+                folder / "answers.json", {**_texts(rollouts), **kl, "decoded": decoded, **premises}
+            )
+        return read_json(folder / "answers.json")
+
+    def _sampled(
+        self, temperature: float, engine: Engine, prompts: Sequence[Prompt], first: int
+    ) -> list[Rollout]:
+        rollouts = answers_at(
+            temperature,
+            engine,
+            prompts,
+            self.sampling,
+            num_samples=self.section.samples,
+            seed=self.context.seed + SEED,
+            first=first,
+        )
+        if self.fitting.count is not None:
+            self._step()
+        return rollouts
+
+    def _fitted(
+        self, answered: Callable[[Sequence[Prompt], int], _Block], opening: float
+    ) -> _Block:
+        """The answers to all prompts. Of the first side, with a budget, to as many as fit, those of
+        the other sides and the judge's time included.
+
+        Args:
+            opening: seconds in which a side was loaded.
+        """
+        fitting = self.fitting
+        done = 0
+        each = 0.0
+        judging = 0.0
+        if fitting.count is not None:
+            return answered(self.distinct, 0)
+        sampled: dict[float, list[Rollout]] = {t: [] for t in self.temperatures}
+        moved: list[float | None] = []
+        sides = 1 + len(self.context.policies)
+        most = max(1, self.section.engine_rows // self.section.samples)
+        started = fitting.clock()
+        while size := fitting.next(done, each, most):
+            begun = fitting.clock()
+            part, further = answered(self.distinct[done : done + size], done)
+            for temperature, rollouts in part.items():
+                sampled[temperature] += rollouts
+            moved += further
+            done += size
+            now = fitting.clock()
+            if not judging:
+                texts = [rollout.text for rollout in sampled[self.sampling.temperature]]
+                judging = seconds_an_answer(self.judge, self.prompts, texts, fitting.clock)
+                judging *= self.section.samples * len(self.temperatures)
+                started += fitting.clock() - now
+            sampling = (now - begun) / size
+            later = (sides - 1) * (opening + now - started) + sides * judging * done
+            fitting.reserve = later
+            each = sides * (sampling + judging)
+        fitting.close(done)
+        self._take(self.distinct[:done])
+        for _ in self.temperatures:
+            self._step()
+        return sampled, moved
+
+    def _step(self) -> None:
+        """One more temperature of one more model is sampled."""
+        self.steps += 1
+        if self.context.progress is not None:
+            sides = 1 + len(self.context.policies)
+            self.context.progress(self.steps, len(self.temperatures) * sides, {})
+
+    def _premises(self, role: Role, loaded: LoadedModel) -> Json:
+        """Dependence of a model's answers on the asker, if the section asks for this measure."""
+        if (files := self.section.sycophancy) is None:
+            return {}
+        encoder = encoder_of(loaded)
+        if self.premises is None:
+            quarantine, name = self.context.quarantine, self.context.name
+            how = (files.files, files.pairs, encoder, loaded.context_length, quarantine, name)
+            self.premises = usable_premises(*how)
+        measured = Sycophancy(role, encoder, self.premises)()
+        return {"sycophancy": {name: estimate.as_dict() for name, estimate in measured.items()}}
+
+    def judged(self, texts: Sequence[str]) -> list[Score]:
+        """Scores of answers to the held-out prompts."""
+        if (key := tuple(texts)) not in self._scores:
+            self._scores[key] = self.judge(self.prompts, texts)
+        return self._scores[key]
+
+    def gained(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+        """Gold before and after, gain and win rate with their intervals, parts, and what decoding
+        alone gives.
+        """
+        own = self.sampling.temperature
+        controls = control(
+            self._scores_by_temperature(before),
+            self._scores_by_temperature(after),
+            self.groups,
+            own,
+        )
+        if (measured := controls["by_temperature"].get(f"{own:g}")) is None:
+            reason = next(
+                (score.reason for score in self.judged(after["texts"]) if score.reason), ""
+            )
+            raise ConfigError(
+                f"the judge scored no answer of both sides{f': {reason}' if reason else ''}. Look "
+                "at evaluate.judge"
+            )
+        gold: dict[str, Any] = {
+            f"gold_{name}": measured[name]["value"] for name in ("before", "after")
+        }
+        gold |= {f"gold_{name}": measured[name] for name in ("gain", "win_rate")}
+        parts = [_mean_parts(self.judged(side["texts"])) for side in (before, after)]
+        gold["gold_parts"] = {k: {"before": parts[0][k], "after": parts[1][k]} for k in parts[0]}
+        return {
+            **gold,
+            "gold_by_temperature": controls.pop("by_temperature"),
+            **controls,
+        }
+
+    def _scores_by_temperature(self, answers: Mapping[str, Any]) -> dict[float, list[float | None]]:
+        sides = {
+            self.sampling.temperature: answers,
+            **{float(t): side for t, side in answers["decoded"].items()},
+        }
+        return {
+            t: [score.value for score in self.judged(side["texts"])] for t, side in sides.items()
+        }
+
+    def rows(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Json]:
+        """A line an answer: the start's, the first policy's, and those of the others."""
+        first, *others = after
+        sides = {
+            "before": self._scored(before),
+            "after": self._scored(after[first]),
+        }
+        arms = {name.removeprefix(f"{first}-"): self._scored(after[name]) for name in others}
+        for i, prompt in enumerate(self.prompts):
+            row = {
+                "id": prompt.id,
+                "kind": prompt.metadata.get("kind", ""),
+                "prompt": prompt.text,
+            }
+            for name, answers in sides.items():
+                text, score = answers[i]
+                row |= {
+                    name: text,
+                    f"gold_{name}": score.value,
+                    f"parts_{name}": score.parts,
+                }
+            row["arms"] = {
+                name: {
+                    "response": answers[i][0],
+                    "gold": answers[i][1].value,
+                }
+                for name, answers in arms.items()
+            }
+            yield row
+
+    def _scored(self, answers: Mapping[str, Any]) -> list[tuple[str, Score]]:
+        return list(zip(answers["texts"], self.judged(answers["texts"]), strict=True))
+
+
+def _compared(asked: _Asked, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Results of a policy against the model before it: the judge's scores, the distance in KL, and
+    the form of the answers.
+    """
+    looks = {"kl": after["kl"]}
+    for name, side in (("", after), ("_before", before)):
+        commonest = Counter(map(opening, side["texts"])).most_common(1)[0][1]
+        looks |= {
+            f"length{name}": side["length"],
+            f"same_opening{name}": commonest / len(side["texts"]),
+        }
+    sides = {"before": before, "after": after}
+    premises = {
+        side: answers["sycophancy"] for side, answers in sides.items() if "sycophancy" in answers
+    }
+    more = {"sycophancy": premises} if premises else {}
+    return {
+        **asked.gained(before, after),
+        "answers": looks,
+        "finished": after["finished"],
+        **more,
+    }
+
+
+def _texts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Texts, how many came to their end, and how long they are on average, in tokens."""
+    return {
+        "texts": [r.text for r in rollouts],
+        "finished": statistics.fmean(r.finished for r in rollouts),
+        "length": statistics.fmean(len(r.response_ids) for r in rollouts),
+    }
+
+
+def _mean_parts(scores: Sequence[Score]) -> dict[str, float]:
+    known = [score.parts for score in scores if score.parts]
+    return {
+        key: sum(parts[key] for parts in known) / len(known) for key in (known[0] if known else ())
+    }
+
+
+def opening(response: str) -> str:
+    """Its first word, in small letters."""
+    return next(iter(re.findall(r"[a-z']+", response.lower())), "")

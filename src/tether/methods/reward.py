@@ -1,0 +1,316 @@
+"""Reward models in a recipe: one, an ensemble or its average, one an objective, and one apart that
+only judges.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tether.build.context import Context
+from tether.build.roles import (
+    MEMBER_STRIDE,
+    attach,
+    encoder_of,
+    reward_role,
+    save_trained,
+    scoring_role,
+)
+from tether.core.budget import shared_time
+from tether.core.errors import TrainingError
+from tether.core.protocols import now_doing
+from tether.core.rundir import RunDirectory
+from tether.core.types import Comparison
+from tether.cpu.memory import free_memory
+from tether.data.prepare import Ranking, Split
+from tether.data.seen import write_seen
+from tether.data.sources import split_by_group
+from tether.learner.loop import Progress
+from tether.learner.ranks import here
+from tether.methods.stage import drop_checkpoint, run_stage
+from tether.models.average import average_roles
+from tether.models.loading import LoadedModel
+from tether.models.saving import save_ensemble
+from tether.preferences.annotators import true_orders
+from tether.settings.model import LoraConfig
+from tether.settings.reward import RewardSection
+from tether.settings.rewards import Combine
+from tether.settings.section import DataConfig
+from tether.stages.reward import Distillation, RewardModeling, evaluate_members, heldout_summary
+
+COUNTS = ("heldout_ties", "updates", "num_prompts", "num_pairs", "num_heldout_pairs", "skipped")
+"""Figures that all members share."""
+TEST_SEED = 15485863
+"""Added to the seed by which the prompts of a test model are chosen: what is held out of them has
+the seed itself.
+"""
+
+
+def train(
+    section: RewardSection, context: Context, rows: Sequence[Comparison], run: RunDirectory
+) -> dict[str, Any]:
+    """Train on top of the model; the result is the role in `model`, or those that are named there.
+
+    With `test_share` a second model, of labels that the first one never sees, goes to `test`.
+    Held-out pairs whose true order is known, those of simulated annotators, are also ranked against
+    that.
+    """
+    if section.objectives is not None:
+        return _objectives(section, section.objectives, context)
+    tests = _tests(section, context)
+    test_model: dict[str, Any] = {}
+    if section.test_share:
+        rows, others = split_by_group(rows, section.test_share, context.seed + TEST_SEED)
+        plain = {
+            "data": None,
+            "test": {},
+            "test_share": 0.0,
+            "members": 1,
+            "average": False,
+            "distill": None,
+        }
+        tell = lambda done, total, _: now_doing("training the test model", done, total)  # noqa: E731
+        own = replace(context, folder=context.folder / "test", rows=others, progress=tell)
+        with shared_time(0, 2):
+            test_model = {"test_model": run_stage(section.model_copy(update=plain), own)}
+        free_memory()
+    loaded = context.load(run)
+    if section.members > 1:
+        stage = RewardMembers(section, context, loaded, run.path)
+        summary = {**stage.train(rows), **test_model}
+    else:
+        stage = RewardModeling(
+            section, reward_role(loaded, section, context.seed), encoder_of(loaded)
+        )
+        summary = {**stage.train(rows, run, context.progress), **test_model}
+    truth = context.truth
+    if truth is None:
+        truth = (
+            split_by_group(rows, section.heldout_fraction, section.seed)[1]
+            if section.heldout_fraction
+            else ()
+        )
+    for name, pairs in true_orders(truth).items():
+        summary[name] = stage.evaluate(stage.rankings(pairs)[0])["accuracy"]
+    summary["tests"] = {
+        name: stage.evaluate(stage.rankings(test)[0], sum(c.tie for c in test))
+        for name, test in tests.items()
+    }
+    if isinstance(stage, RewardMembers):
+        stage.save()
+        if section.distill:
+            drop_checkpoint(RunDirectory(run.path / "student"))
+    else:
+        save_trained(stage.role, loaded, run.path / "model", kind="reward")
+    if here().first:
+        write_seen(
+            run.path / "model", split_by_group(rows, section.heldout_fraction, section.seed)[0]
+        )
+    return loaded.noted(summary)
+
+
+def _tests(section: RewardSection, context: Context) -> dict[str, list[Comparison]]:
+    """The rows of each further test, by name; rows that cannot be used count among those of the
+    stage.
+    """
+    tests = {}
+    for name, data in section.test.items():
+        tests[name], unread = context.read(data, Comparison, f"test.{name}")
+        context.quarantine.absorb(unread)
+    return tests
+
+
+def _objectives(
+    section: RewardSection, objectives: dict[str, DataConfig], context: Context
+) -> dict[str, Any]:
+    """Train several reward models on one base, each an ordinary stage in `NAME`, and name them in
+    `model`.
+
+    The models are left as they are. What brings their scores to mean 0 and deviation 1 is measured
+    on held-out responses and stands beside their names.
+
+    Raises:
+        TrainingError: a model gives every held-out response the same score, or none was held out.
+    """
+    summaries: dict[str, dict[str, Any]] = {}
+    for number, (name, data) in enumerate(objectives.items()):
+        own = replace(
+            context,
+            folder=context.folder / name,
+            progress=_part(context.progress, number, len(objectives)),
+        )
+        with shared_time(number, len(objectives)):
+            summaries[name] = run_stage(
+                section.model_copy(update={"data": data, "objectives": None}), own
+            )
+        free_memory()
+        if not summaries[name].get("score_std"):
+            raise TrainingError(
+                f"the reward model of {name!r} tells no two held-out responses apart. Train "
+                "longer, or hold more prompts out"
+            )
+    scales = [
+        {"name": name, "mean": one["score_mean"], "deviation": one["score_std"]}
+        for name, one in summaries.items()
+    ]
+    save_ensemble(
+        context.folder / "model", [context.folder / name / "model" for name in summaries], scales
+    )
+    return {
+        **{f"{name}/heldout_accuracy": one["heldout_accuracy"] for name, one in summaries.items()},
+        "objectives": summaries,
+        "seconds": sum(one["seconds"] for one in summaries.values()),
+    }
+
+
+@dataclass
+class RewardMembers:
+    """Speaks as `RewardModeling` does, for `section.members` of them: one after another, each in a
+    run directory in `folder`.
+
+    Member 0 starts as the model that `members = 1` would train. The others have other weights and
+    see the rows in another order; what is held out is the same. In an ensemble the scores of each
+    have mean 0 and deviation 1 on training responses.
+    """
+
+    section: RewardSection
+    context: Context
+    loaded: LoadedModel
+    folder: Path
+    stages: list[RewardModeling] = field(default_factory=list)
+    one: RewardModeling | None = None
+    """The model that the members became, averaged or distilled."""
+
+    def train(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Train the members that are not complete; returns the summary of what they are
+        together.
+        """
+        split, summaries, count = None, [], self.section.members
+        bars = [
+            _part(self.context.progress, n, count + (self.section.distill is not None))
+            for n in range(count + 1)
+        ]
+        for number in range(count):
+            manifest = {"source": self.loaded.source, "digest": self.loaded.digest}
+            one = RunDirectory.open(
+                self._member(number), {**self._settings, "member": number}, model=manifest
+            )
+            stage = self._stage(one, number)
+            split = split or stage.split(comparisons)
+            if one.complete:
+                drop_checkpoint(one)
+            else:
+                with shared_time(number, len(bars) if self.section.distill else count):
+                    self._train(stage, split, one, bars[number])
+            summaries.append(one.summary())
+        assert split is not None
+        if self.section.average:
+            self._average(split)
+        elif self.section.distill is not None:
+            summaries.append(self._distill(split, self.section.distill, bars[-1]))
+        for stage in filter(None, (*self.stages, self.one)):
+            stage.frozen = None
+        return {
+            **self._summary(split, summaries[:count]),
+            "seconds": sum(one["seconds"] for one in summaries),
+        }
+
+    def evaluate(self, rankings: Sequence[Ranking], num_ties: int = 0) -> dict[str, Any]:
+        """Of the model that the members became, or of the mean of their scores."""
+        if self.one is not None:
+            return self.one.evaluate(rankings, num_ties)
+        return evaluate_members(self.stages, rankings, num_ties)
+
+    def rankings(self, comparisons: Sequence[Comparison]) -> tuple[list[Ranking], dict[str, int]]:
+        return self.stages[0].rankings(comparisons)
+
+    def save(self) -> None:
+        """Save the scorer in `model/`: one role, or the names of the members' folders."""
+        if self.one is not None:
+            save_trained(self.one.role, self.loaded, self.folder / "model", kind="reward")
+        else:
+            save_ensemble(
+                self.folder / "model",
+                [self._member(n) / "model" for n in range(self.section.members)],
+            )
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"reward": self.section, "model": self.context.model, "seed": self.context.seed}
+
+    def _member(self, number: int) -> Path:
+        return self.folder / f"member-{number}"
+
+    def _stage(self, run: RunDirectory, number: int) -> RewardModeling:
+        """A member as its run left it, or one that has yet to learn."""
+        if run.complete:
+            attach(self.loaded, run.path / "model", f"reward-{number}")
+            role = scoring_role(self.loaded, run.path / "model", f"reward-{number}")
+        else:
+            role = reward_role(
+                self.loaded, self.section, self.context.seed, number, one_head=self.section.average
+            )
+        order = self.section.seed + MEMBER_STRIDE * number
+        stage = RewardModeling(self.section, role, encoder_of(self.loaded), order_seed=order)
+        stage.frozen = next((other.frozen for other in self.stages if other.frozen), None)
+        self.stages.append(stage)
+        return stage
+
+    def _train(
+        self,
+        stage: RewardModeling,
+        split: Split[Ranking],
+        run: RunDirectory,
+        progress: Progress | None,
+    ) -> None:
+        summary = stage.fit(split, run, progress)
+        if not self.section.average:  # weights are averaged as they were trained
+            stage.standardize(split.train)
+        for parameter in stage.role.parameters():
+            parameter.requires_grad_(False)
+        save_trained(stage.role, self.loaded, run.path / "model", kind="reward")
+        run.finish(summary)
+        drop_checkpoint(run)
+
+    def _average(self, split: Split[Ranking]) -> None:
+        first, lora = self.stages[0], self.section.lora
+        assert isinstance(lora, LoraConfig)
+        role = average_roles([stage.role for stage in self.stages], "reward", lora)
+        self.one = RewardModeling(first.config, role, first.encoder)
+        self.one.center(split.train)
+        for stage in self.stages:  # only to compare: they have been saved
+            stage.standardize(split.train)
+
+    def _distill(
+        self, split: Split[Ranking], combine: Combine, progress: Progress | None
+    ) -> dict[str, Any]:
+        """One more model, which learns what the members say together; its summary."""
+        run = RunDirectory.open(self.folder / "student", self._settings)
+        role = reward_role(self.loaded, self.section, self.context.seed, self.section.members)
+        self.one = student = Distillation(self.section, role, encoder_of(self.loaded))
+        student.frozen = self.stages[-1].frozen
+        student.taught(self.stages, split.train, combine)
+        run.finish(student.fit(split, run, progress))
+        return run.summary()
+
+    def _summary(self, split: Split[Ranking], members: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        summary: dict[str, Any] = {
+            "train_loss": statistics.fmean(one["train_loss"] for one in members)
+        }
+        if split.test:
+            summary |= heldout_summary(self.evaluate(split.test))
+            if self.one is not None:
+                summary["ensemble"] = evaluate_members(self.stages, split.test)
+        return {**summary, **{name: members[0][name] for name in COUNTS}, "members": len(members)}
+
+
+def _part(progress: Progress | None, number: int, count: int) -> Progress | None:
+    """Counts the updates of all, as if each had as many."""
+    return (
+        None
+        if progress is None
+        else lambda done, total, metrics: progress(number * total + done, count * total, metrics)
+    )

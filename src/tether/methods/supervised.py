@@ -1,0 +1,137 @@
+"""Stages that learn from rows alone: demonstrations, judged steps of solutions, comparisons, single
+verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tether.build.context import Context
+from tether.build.roles import encoder_of, frozen_model, new_role, reward_role, save_trained, whole
+from tether.core.rundir import RunDirectory, write_json
+from tether.core.types import Json
+from tether.learner.ranks import here
+from tether.models.carried import Rounding, merged_weights, settle
+from tether.models.loading import LoadedModel, save_model, weights_digest
+from tether.models.quantized import dequantized
+from tether.models.speech import write_speech
+from tether.models.trunk import Role
+from tether.settings.supervised import (
+    DirectSection,
+    ProcessSection,
+    SFTSection,
+    SupervisedSection,
+)
+from tether.stages.direct import Direct
+from tether.stages.kto import KTO
+from tether.stages.process_reward import ProcessRewardModeling
+from tether.stages.sft import SFT
+
+MERGE_LOSES = 0.05
+"""Share of fine-tuning's gain that a merge may lose before a note says so."""
+MERGE_HOLDS = 0.99
+"""Share of a merged change that rounded weights have to hold, or a note says so."""
+
+
+def train(
+    section: SupervisedSection, context: Context, rows: Sequence[Any], run: RunDirectory
+) -> dict[str, Any]:
+    """Train on top of the model; the result is a model that all else starts from (SFT), or the role
+    in `model` or `policy`.
+    """
+    loaded = context.load(run)
+    stage = _stage(section, context, loaded)
+    summary = stage.train(rows, run, context.progress)
+    if isinstance(stage, SFT):
+        merged = _save_merged(stage.role, loaded, context.seed, run)
+        summary = {**summary, **_loss_of_merged(stage, merged, summary, loaded)}
+    elif isinstance(section, ProcessSection):
+        save_trained(stage.role, loaded, run.path / "model", kind="process")
+        write_json(run.path / "model" / "steps.json", {"delimiters": section.delimiters})
+    else:
+        save_trained(stage.role, loaded, run.path / "policy", kind="policy")
+    return loaded.noted(summary)
+
+
+def _stage(
+    section: SupervisedSection, context: Context, loaded: LoadedModel
+) -> SFT | ProcessRewardModeling | Direct | KTO:
+    """The trainer of a stage.
+
+    The reference of a policy under an adapter is the bare trunk. A policy that is trained whole has
+    a reference model of its own.
+    """
+    encoder, seed = encoder_of(loaded), context.seed
+    if isinstance(section, ProcessSection):
+        return ProcessRewardModeling(section, reward_role(loaded, section, seed), encoder)
+    if isinstance(section, SFTSection):
+        return SFT(section, new_role(loaded, "sft", section.lora, seed=seed), encoder)
+    policy = new_role(loaded, "policy", section.lora, seed=seed)
+    reference = None
+    if section.needs_reference:
+        # precomputed: asked before it changes
+        on_trunk = section.lora is not False or section.precomputed
+        reference = Role(
+            policy.model if on_trunk else frozen_model(context.model, seed, section.offload)
+        )
+    if isinstance(section, DirectSection):
+        return Direct(section, policy, reference, encoder)
+    assert reference is not None
+    return KTO(section, policy, reference, encoder)
+
+
+def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) -> Role:
+    """A plain transformers folder `model`, adapters merged: the reference of all that follows.
+    Returns the merged role.
+    """
+    role = whole(dequantized(role), loaded, seed)
+    if here().first:
+        rounding = Rounding(role.model.dtype)
+        settled = settle(role.model, role.adapter, rounding)
+        if rounding.share is not None and rounding.share < MERGE_HOLDS:
+            loaded.note(_rounded_away(rounding))
+        encoder, folder = encoder_of(loaded), run.path / "model"
+        save_model(settled, loaded.tokenizer, encoder.templates, folder, stop_ids=loaded.stop_ids)
+        write_speech(folder, encoder.describe(), str(settled.dtype).removeprefix("torch."))
+        run.update_manifest(result={"digest": weights_digest(merged_weights(settled))})
+        role = Role(settled)
+    return role
+
+
+def _rounded_away(rounding: Rounding) -> str:
+    """A sentence on an adapter of which rounded weights hold a part."""
+    layers, dtype = rounding.layers, str(rounding.dtype).removeprefix("torch.")
+    return (
+        f"The adapter of {layers} {'layer is' if layers == 1 else 'layers are'} merged into {dtype} "
+        f"weights, since DoRA, embeddings and convolutions cannot be computed beside them. The "
+        f"rounded weights hold {rounding.share:.0%} of what it changed there. Plain adapters on "
+        "linear layers, or model.dtype = 'float32', keep all of it."
+    )
+
+
+def _loss_of_merged(stage: SFT, merged: Role, summary: Json, loaded: LoadedModel) -> Json:
+    """The held-out loss of the model that was saved, where its weights have less than float32.
+
+    What layers carry beside their weights is not rounded away (models.carried). What they cannot
+    carry is merged, and a weight comes back where the change is less than half a step of its dtype.
+    """
+    before, after = summary["eval_loss_before"], summary["eval_loss"]
+    adapted = stage.config.lora is not False if isinstance(stage.config, SFTSection) else False
+    if not (adapted and stage.heldout and merged.model.dtype != torch.float32 and here().size == 1):
+        return {}
+    loss = SFT(stage.config, merged, stage.encoder).evaluate(stage.heldout)["loss"]
+    lost = (loss - after) / (before - after) if before > after else 0.0
+    if lost > MERGE_LOSES:
+        loaded.note(
+            f"{lost:.0%} of what fine-tuning gained is lost where the adapter is merged into "
+            f"{str(merged.model.dtype)[6:]} "
+            f"weights: the held-out loss is {before:.4f} before training, {after:.4f} after it, "
+            f"and {loss:.4f} with the merged "
+            "model, from which later stages start. Plain adapters on linear layers lose nothing: "
+            "set sft.lora.dora = false or name other sft.lora.targets, or set model.dtype = "
+            "'float32'"
+        )
+    return {"eval_loss_merged": loss}

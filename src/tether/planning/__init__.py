@@ -1,0 +1,1 @@
+"""Memory and time of a recipe, before anything is loaded."""

@@ -1,0 +1,412 @@
+"""A price before work: what each stage of a recipe will do, and the time and the memory that it
+takes here, by the planner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tether.build.fitting import LEAST
+from tether.core.errors import one_line
+from tether.core.pace import Expected
+from tether.core.protocols import Announcer, doing
+from tether.learner.checkpoint import complete_checkpoints
+from tether.planning.devices import Device, machine_for
+from tether.planning.memory import Planner
+from tether.planning.plan import Plan, plan, shape_config
+from tether.planning.sizes import row_sizes
+from tether.planning.speeds import RowSizes
+from tether.report.numbers import duration, gigabytes
+from tether.settings.evaluation import EvaluationSection
+from tether.settings.pairs import PairsSection
+from tether.settings.recipe import BaseRecipe
+from tether.settings.reward import RewardSection
+from tether.settings.rounds import RoundsSection
+from tether.settings.sampling import OnlineSection
+from tether.settings.section import PromptedSection, Section, TimedSection
+from tether.settings.stages import STAGES
+from tether.settings.supervised import SupervisedSection
+
+CLOSING = 2e5
+"""Small operations' worth of time of writing the report."""
+LONG = 3600.0
+"""Seconds above which the price also names what would shorten the work."""
+READING = 0.4
+"""Of the time of learning from rows, what it takes to read them alone."""
+SHORTER = (
+    "steps",
+    "prompts_per_step",
+    "samples_per_prompt",
+    "max_new_tokens",
+    "epochs",
+    "prompts",
+    "samples",
+    "rounds",
+    "limit",
+)
+"""Keys of which half takes less time."""
+
+
+@dataclass(frozen=True)
+class StagePrice:
+    """A stage: its work in words, steps that are left, seconds of one and of what is beside them,
+    and bytes at the peak.
+
+    steps None: nobody has counted the rows. prompts: of a stage that answers prompts alone.
+    """
+
+    name: str
+    work: str
+    steps: int | None
+    step: float
+    before: float
+    after: float
+    memory: int
+    rounds: int = 1
+    prompts: int | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """All that is left of it; None where that is not known."""
+        return (
+            None
+            if self.steps is None
+            else self.rounds * (self.before + self.steps * self.step + self.after)
+        )
+
+    @property
+    def expected(self) -> Expected:
+        """The same for whoever shows the progress."""
+        return Expected(
+            self.before, 0.0 if self.steps is None else self.steps * self.step, self.after
+        )
+
+
+@dataclass
+class Price:
+    """Stages that are not done yet, in order.
+
+    closing: seconds of the report.
+    shorter: the changes that shorten a long run most: key=value, and seconds then.
+    """
+
+    stages: list[StagePrice]
+    closing: float = 0.0
+    shorter: list[tuple[str, float]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all stages whose time is known; None where none is."""
+        times = [stage.seconds for stage in self.stages if stage.seconds is not None]
+        return sum(times) if times else None
+
+    def lines(self) -> Iterator[str]:
+        """Sentences for people."""
+        for stage in self.stages:
+            time = (
+                "time not known before its rows are counted"
+                if stage.seconds is None
+                else f"about {duration(stage.seconds)}"
+            )
+            work = f"{stage.rounds} times {stage.work}" if stage.rounds > 1 else stage.work
+            yield f"{stage.name}: {work}; {time}, {gigabytes(stage.memory)} at the peak"
+        if len(self.stages) > 1 and self.seconds is not None:
+            memory = max(stage.memory for stage in self.stages)
+            yield (
+                f"All {len(self.stages)} stages: about {duration(self.seconds)}, "
+                f"{gigabytes(memory)} at the peak"
+            )
+        if self.shorter and self.seconds is not None:
+            changes = " and ".join(
+                f"{change} (about {duration(seconds)})" for change, seconds in self.shorter
+            )
+            yield (
+                f"That is {duration(self.seconds)}. What shortens it most, each by itself: "
+                f"{changes}."
+            )
+
+
+def priced(recipe: BaseRecipe, stages: Sequence[str], device: Device | None = None) -> Price:
+    """The price of what is left of these stages, here or on another device."""
+    left = [
+        name
+        for name in stages
+        if recipe.repeat or not (Path(recipe.run) / name / "summary.json").is_file()
+    ]
+    if not left:
+        return Price([])
+    device, sizes = device or machine_for(recipe.model.device), row_sizes(recipe, left)
+    price = Price(
+        costs(recipe, plan(recipe, device, sizes=sizes, stages=left), sizes),
+        CLOSING * device.dispatch,
+    )
+    if price.seconds is not None and price.seconds > LONG:
+        price.shorter = _shorter(recipe, price, device, sizes)
+    return price
+
+
+def show_price(recipe: BaseRecipe, names: Sequence[str], progress: object) -> Price:
+    """Show what is left of these stages, and what that takes here. A model that the planner cannot
+    work out has no price.
+    """
+    shown = progress if isinstance(progress, Announcer) and progress.shows else None
+    if (
+        shown is None
+        and recipe.budget is None
+        and not any(_own_budget(recipe, name) for name in names)
+    ):
+        return Price([])  # nobody wants to know
+    if shown is not None:
+        doing(shown("price"), "working out time and memory")
+    try:
+        price = priced(recipe, names)
+    except Exception as error:  # noqa: BLE001  (of whatever kind: the run itself may be able to do it)
+        if shown is not None:
+            shown.note(
+                "The time and memory that this takes are not known before it starts: "
+                f"{one_line(error)}"
+            )
+        return Price([])
+    if shown is not None:
+        whole = math.inf if recipe.budget is None else 60 * recipe.budget.minutes
+        ends = {
+            s.name: min(whole * _part(price, s), 60 * (_own_budget(recipe, s.name) or math.inf))
+            for s in price.stages
+        }
+        expected = {stage.name: stage.expected.within(ends[stage.name]) for stage in price.stages}
+        shown.price([*price.lines(), *budget_lines(recipe, price)], expected)
+    return price
+
+
+def _part(price: Price, stage: StagePrice) -> float:
+    """The share of a stage in the time of all."""
+    return (stage.seconds or 0.0) / price.seconds if price.seconds else 1.0
+
+
+def _own_budget(recipe: BaseRecipe, name: str) -> float | None:
+    """Minutes of a stage's own budget."""
+    section = recipe.section(name)
+    return (
+        section.budget.minutes
+        if isinstance(section, TimedSection) and section.budget is not None
+        else None
+    )
+
+
+def budget_lines(recipe: BaseRecipe, price: Price) -> Iterator[str]:
+    """Sentences on the effect of time budgets."""
+    for stage in price.stages:
+        if minutes := _own_budget(recipe, stage.name):
+            yield f"{stage.name}: its budget ends it after {minutes:g} min, at a whole step."
+    if recipe.budget is not None:
+        names = " and ".join(
+            stage.name
+            for stage in price.stages
+            if isinstance(recipe.section(stage.name), PromptedSection)
+        )
+        fewer = f"; {names} answer as many prompts as fit" if names else ""
+        yield (
+            f"The budget ends the whole run after {recipe.budget.minutes:g} min, each training "
+            f"at a whole step{fewer}."
+        )
+        least = sum(_least(recipe, stage) for stage in price.stages) + price.closing
+        if least > 60 * recipe.budget.minutes:
+            answered = f", and {names} answer {LEAST} prompts" if names else ""
+            yield (
+                f"It will take longer than that, about {duration(least)}: each training makes "
+                f"one step at least{answered}."
+            )
+
+
+def _least(recipe: BaseRecipe, stage: StagePrice) -> float:
+    """Seconds below which no budget brings a stage."""
+    if stage.seconds is None:
+        return 0.0
+    section, steps = recipe.section(stage.name), stage.steps or 0
+    if isinstance(section, PromptedSection):
+        steps = min(steps, ceil(steps * LEAST / stage.prompts)) if stage.prompts else steps
+    elif isinstance(section, TimedSection):
+        steps = min(1, steps)
+    return stage.rounds * (stage.before + steps * stage.step + stage.after)
+
+
+def _shorter(
+    recipe: BaseRecipe, price: Price, device: Device, sizes: Mapping[str, RowSizes]
+) -> list[tuple[str, float]]:
+    """The two halved keys after which the whole takes least, each by itself, with the seconds of
+    the whole then.
+    """
+    assert price.seconds is not None
+    config, tried = shape_config(recipe.model), []
+    longest = sorted(
+        (s for s in price.stages if s.seconds and s.name in STAGES),
+        key=lambda stage: -(stage.seconds or 0.0),
+    )
+    for stage in longest[:2]:
+        for text, section in _halved(stage.name, recipe.section(stage.name)):
+            changed = recipe.model_copy(update={stage.name: section})
+            plans = Planner(changed, device, config, RowSizes(), sizes).stages([stage.name])
+            (cost,) = costs(changed, Plan(device, 0, plans), sizes)
+            assert cost.seconds is not None and stage.seconds is not None
+            tried.append((text, price.seconds - stage.seconds + cost.seconds))
+    return sorted(tried, key=lambda change: change[1])[:2]
+
+
+def _halved(name: str, section: Section) -> Iterator[tuple[str, Section]]:
+    """One key at a time at half its value, where that is a section that a recipe may have."""
+    for key in SHORTER:
+        value = dict(section).get(key)
+        if isinstance(value, int) and value > 1:
+            with contextlib.suppress(ValidationError):
+                half = {**section.model_dump(exclude_unset=True), key: value // 2}
+                yield f"{name}.{key}={value // 2}", type(section).model_validate(half)
+
+
+def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list[StagePrice]:
+    """Each stage of a plan, with its steps counted."""
+    prices = []
+    for stage in made.stages:
+        section, rows = recipe.section(stage.name), sizes.get(stage.name, RowSizes())
+        rounds = recipe.repeat if recipe.repeat and stage.name != "sft" else 1
+        work, steps, inner = _work(recipe, stage.name, section, rows)
+        seconds = {phase.name: phase.seconds for phase in stage.phases}
+        step = (
+            sum(seconds.values())
+            if inner is None
+            else seconds["update"] + inner * seconds["rollout"]
+        )
+        after = stage.after
+        if steps and isinstance(section, SupervisedSection | RewardSection):
+            fraction = section.heldout_fraction
+            after += step * steps / section.epochs * fraction / (1 - fraction) * READING
+        if steps is not None and rounds == 1:
+            steps = max(0, steps - steps_done(Path(recipe.run) / stage.name))
+        prices.append(
+            StagePrice(
+                stage.name,
+                work,
+                steps,
+                step + stage.each,
+                stage.before,
+                after,
+                stage.peak,
+                rounds,
+                _prompts(section, rows),
+            )
+        )
+    return prices
+
+
+def steps_done(folder: Path) -> int:
+    """Steps of which a stage that goes on has the newest checkpoint."""
+    whole = complete_checkpoints(folder / "checkpoints")
+    return int(whole[-1].name.removeprefix("step-")) if whole else 0
+
+
+def _work(
+    recipe: BaseRecipe, name: str, section: Any, rows: RowSizes
+) -> tuple[str, int | None, float | None]:
+    """A stage in words, its steps, and of rounds the turns of sampling that belong to one
+    update.
+    """
+    if isinstance(section, OnlineSection):
+        settings = dict(section)
+        work = (
+            f"{settings['steps']} steps × {settings['prompts_per_step']} prompts × "
+            f"{_answers(settings)}"
+        )
+        return work, settings["steps"], None
+    if isinstance(section, PairsSection | EvaluationSection):
+        return _answering(recipe, name, section, rows)
+    if isinstance(section, RoundsSection):
+        size = section.prompts_per_round or rows.count
+        work = f"{section.rounds} rounds × {size or 'all'} prompts × {_answers(dict(section))}"
+        if size is None:
+            return work, None, 0.0
+        updates = max(
+            1,
+            ceil(size * (1 - section.direct.heldout_fraction) / section.direct.prompts_per_update),
+        )
+        turns = ceil(size * section.samples_per_prompt / section.engine_rows)
+        return (
+            work,
+            section.rounds * section.direct.epochs * updates,
+            turns / (section.direct.epochs * updates),
+        )
+    settings, times = dict(section), _trainings(section)
+    size = (
+        settings.get("batch_size")
+        or settings.get("solutions_per_update")
+        or settings["prompts_per_update"]
+    )
+    if rows.count is None:
+        return f"{section.epochs} passes over rows that nobody has counted", None, None
+    learned = (rows.groups or rows.count) * (1 - section.heldout_fraction)
+    updates = times * section.epochs * max(1, ceil(learned / size))
+    passes = f"{section.epochs} passes" if section.epochs > 1 else "1 pass"
+    return (
+        (
+            f"{rows.count:,} rows × {passes}{f' × {times} models' if times > 1 else ''} in "
+            f"{updates:,} updates"
+        ),
+        updates,
+        None,
+    )
+
+
+def _answers(settings: Mapping[str, Any]) -> str:
+    return f"{settings['samples_per_prompt']} answers × up to {settings['max_new_tokens']} tokens"
+
+
+def _answering(
+    recipe: BaseRecipe, name: str, section: PairsSection | EvaluationSection, rows: RowSizes
+) -> tuple[str, int | None, None]:
+    """Of a stage that samples and learns nothing: turns of as many answers as are drawn at once."""
+    models = 1
+    if isinstance(section, PairsSection):
+        answers = section.samples_per_prompt
+    else:
+        answers, models = (
+            section.samples * _temperatures(recipe, section),
+            1 + len(recipe.policies),
+        )
+    prompts = _prompts(section, rows)
+    of = f" of {models} models" if models > 1 else ""
+    work = f"{prompts or 'all'} prompts × {answers} answers{of}"
+    return (
+        work,
+        None if prompts is None else models * ceil(prompts * answers / section.engine_rows),
+        None,
+    )
+
+
+def _prompts(section: Section, rows: RowSizes) -> int | None:
+    """Prompts that a stage answers which trains nothing; None of other stages, and of rows that
+    nobody has counted.
+    """
+    if not isinstance(section, PromptedSection):
+        return None
+    return dict(section).get("prompts") or rows.count
+
+
+def _temperatures(recipe: BaseRecipe, section: EvaluationSection) -> int:
+    """Temperatures at which each side answers."""
+    policies = map(recipe.section, (*recipe.policies, "pairs"))
+    own = [section.temperature]
+    own += [one.sampling.temperature for one in policies if hasattr(one, "sampling")]
+    return len({next((t for t in own if t is not None), None), *section.temperatures})
+
+
+def _trainings(section: Any) -> int:
+    """Models that a stage trains one after another."""
+    if not isinstance(section, RewardSection):
+        return 1
+    return len(section.objectives or ()) or section.members + (section.distill is not None)

@@ -1,0 +1,73 @@
+"""Micro-batches of shapes of the stages of a recipe: the largest that their rows make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tether.data.batches import TokenBatch, cut_batches, cut_together
+from tether.learner import planner
+from tether.models.trunk import Role
+from tether.planning.speeds import RowSizes
+from tether.settings.reward import RewardSection
+from tether.settings.sampling import PolicySection
+from tether.settings.supervised import DirectSection, KTOSection, SFTSection
+
+
+def conversation_tokens(rows: RowSizes, section: SFTSection) -> int:
+    """Tokens of one; of those that nobody has measured half of what a packed row holds: a
+    guess.
+    """
+    if rows.answer is None:
+        return section.row_tokens // 2
+    return min(rows.prompt + rows.answer_tokens, section.max_length)
+
+
+def packed_batch(rows: RowSizes, section: SFTSection, role: Role) -> TokenBatch:
+    """Micro-batch of full rows of conversations; one that is longer has a row of its own."""
+    length, room = conversation_tokens(rows, section), section.row_tokens * section.packing
+    longest = length if rows.answer is None else sum(rows.within(section.max_length))
+    width, limit = max(longest, room), role.document_tokens(room)
+    each = max(1, round(room / length)) if width == room else 1
+    count = min(section.batch_size, each * section.rows_per_micro_batch)
+    half = width // each // 2
+    made = planner.shape_answers(count, half, 1, width // each - half)
+    return planner.shape_batch([one for group in made for one in group], limit, room or None)
+
+
+def pair_batch(
+    rows: RowSizes, section: RewardSection | DirectSection | KTOSection, role: Role
+) -> TokenBatch:
+    """Micro-batch of prompts with their answers."""
+    budget, limit = section.micro_batch_tokens, role.document_tokens(section.micro_batch_tokens)
+    prompts, answers = (
+        min(section.prompts_per_update, 2 + budget // rows.prompt),
+        max(1, round(rows.answers)),
+    )
+    groups = planner.shape_answers(prompts, rows.prompt, answers, rows.answer_tokens)
+    prompt, answer = rows.within(section.max_length)
+    groups[0] = planner.shape_answers(1, prompt, answers, answer)[0]
+    cuts = cut_together(groups, budget, limit)
+    return planner.largest_batch(([s for i in cut for s in groups[i]] for cut in cuts), limit)
+
+
+def sample_batch(rows: RowSizes, section: Any, budget: int, role: Role) -> TokenBatch:
+    """Micro-batch of a minibatch of samples."""
+    parts = section.minibatches if isinstance(section, PolicySection) else 1
+    # more would make no larger one
+    prompts = min(-(-section.prompts_per_step // parts), 2 + 2 * budget // rows.prompt)
+    groups = planner.shape_answers(
+        prompts, rows.prompt, section.samples_per_prompt, section.max_new_tokens
+    )
+    (groups[0],) = planner.shape_answers(
+        1, rows.longest_tokens[0], section.samples_per_prompt, section.max_new_tokens
+    )
+    sequences, limit = [s for group in groups for s in group], role.document_tokens(budget)
+    cuts = cut_batches(sequences, budget, document_tokens=limit)
+    return planner.largest_batch(([sequences[i] for i in cut] for cut in cuts), limit)
+
+
+def row_batch(count: int, prompt: int, answer: int) -> TokenBatch:
+    """So many rows, each a prompt and its answer."""
+    return planner.shape_batch(
+        [s for one in planner.shape_answers(count, prompt, 1, answer) for s in one]
+    )

@@ -1,0 +1,134 @@
+"""Seconds of the parts of a stage, worked out from a model's shape, the rates of a device and the
+lengths of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from tether.planning.devices import Device
+from tether.rewards.learned import MICRO_BATCH_TOKENS
+from tether.settings.judges import FunctionJudge
+
+OPENING = 5e5
+"""Small operations' worth of time of a stage's start: model, adapters and engine are made."""
+DISK, LOADING = 2e9, 0.005
+"""Of adapters for servers: bytes a second of their folder, written once and read by each; seconds
+to load and probe one.
+"""
+GOLD = "tether.quickstart.judges:gold"
+"""The packaged judge that reads each answer with a model; of a user's function nothing is known
+before it is called.
+"""
+
+
+@dataclass(frozen=True)
+class RowSizes:
+    """Rows of a stage: mean lengths in tokens, and counts.
+
+    answer: None: nobody has measured answers.
+    answers: different answers to a prompt.
+    longest: tokens of the longest prompt and of the longest answer, by which memory is counted;
+        None: all are as long as the mean.
+    count, groups: rows and the different prompts in them; None: nobody has counted them.
+    """
+
+    prompt: int = 128
+    answer: int | None = None
+    answers: float = 2.0
+    count: int | None = None
+    groups: int | None = None
+    longest: tuple[int, int] | None = None
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of an answer; of those that nobody has measured as many as of a prompt: a guess."""
+        return self.prompt if self.answer is None else self.answer
+
+    @property
+    def longest_tokens(self) -> tuple[int, int]:
+        """Tokens of the longest prompt and of the longest answer, as far as rows were measured."""
+        prompt, answer = self.longest or (0, 0)
+        return max(prompt, self.prompt), max(answer, self.answer_tokens)
+
+    def within(self, limit: int) -> tuple[int, int]:
+        """`longest_tokens` of rows of so many tokens at most: others are left out."""
+        prompt, answer = self.longest_tokens
+        answer = min(answer, limit - 1)
+        return min(prompt, limit - answer), answer
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Times of a model's passes on a device.
+
+    parameters, head: weights of all of it, and of its output layer; trunk: bytes.
+    """
+
+    device: Device
+    parameters: int
+    head: int
+    tied: bool
+    layers: int
+    trunk: int
+
+    def passes(self, tokens: int, counted: int, passes: float = 1.0, cuts: int = 0) -> float:
+        """`passes` forward passes over tokens, in so many cuts; the output layer over counted ones
+        only.
+        """
+        body = self.parameters - self.head * (1 if self.tied else 2)
+        products = 2 * passes * (body * tokens + self.head * counted) / self.device.products
+        return products + passes * cuts * (self.layers + 1) * self.device.layer_pass
+
+    def decoding(self, rows: int, *, adapted: bool = False) -> float:
+        """A token of all rows together."""
+        # a GPU draws a token and reads the cache in the time of another pass
+        products = self.passes(rows, rows, 1.0 + self.device.gpu)
+        arithmetic = max(self.trunk / self.device.bandwidth, products)
+        return arithmetic + (self.layers + 2) * self.device.layer_token(adapted)
+
+    @property
+    def opening(self) -> float:
+        """The start of a stage, up to its first answer or update."""
+        return OPENING * self.device.dispatch + self.saving
+
+    @property
+    def saving(self) -> float:
+        """The weights are written, or read."""
+        return self.trunk / DISK
+
+    def reading(self, answers: int, prompt: int, tokens: int) -> float:
+        """A model reads answers, as a reward model does."""
+        read = answers * (prompt + tokens)
+        return self.passes(read, answers * tokens, 1.0, ceil(read / MICRO_BATCH_TOKENS))
+
+    def measurement(self, section: Any, prompt: int) -> tuple[float, float, float]:
+        """One measurement of a stage on held-out prompts; and the controls: other decoding, before
+        and after the training, and best of n, before it.
+        """
+        evaluate, tokens, reads = (
+            section.evaluate,
+            section.max_new_tokens,
+            reads_answers(section.evaluate.judge, section),
+        )
+
+        def answered(answers: int) -> float:
+            rows = min(answers, section.engine_rows)
+            turns = ceil(answers / section.engine_rows) if answers else 0
+            return turns * tokens * self.decoding(rows) + reads * self.reading(
+                answers, prompt, tokens
+            )
+
+        once = answered(evaluate.prompts * evaluate.samples_per_prompt)
+        others = {*evaluate.temperatures} - {evaluate.temperature or section.temperature}
+        chosen = answered(min(64, evaluate.prompts) * max(evaluate.best_of, default=0))
+        return once, len(others) * once, chosen
+
+
+def reads_answers(judge: Any, section: Any) -> bool:
+    """True if a model of known time reads each answer. The time of a user's function is unknown."""
+    if isinstance(judge, FunctionJudge):
+        return judge.call == GOLD
+    return section.scorer is not None if judge == "reward" else judge != "people"

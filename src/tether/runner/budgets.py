@@ -1,0 +1,206 @@
+"""Budgets of a whole run and of its stages: the time that each training may take, by the price."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tether.build.fitting import FITTING
+from tether.core.budget import BUDGET, TimeLimit, is_short, logger, stays_short
+from tether.core.rundir import RunDirectory, is_control, read_json, read_jsonl, write_jsonl
+from tether.learner.checkpoint import complete_checkpoints
+from tether.planning.price import Price, StagePrice
+from tether.runner.folder import round_folder
+from tether.settings.recipe import BaseRecipe
+from tether.settings.rounds import RoundsSection
+from tether.settings.sampling import OnlineSection
+from tether.settings.section import PromptedSection, Section, TimedSection
+
+Planned = tuple[str, int | None]
+"""A stage and its round."""
+
+
+class Budgets:
+    """The limits of the stages of one start, in their order.
+
+    Args:
+        price: what each is expected to take; stages without a price count as the mean of the
+            others.
+        began: the time on the clock at which this start began.
+    """
+
+    def __init__(
+        self,
+        recipe: BaseRecipe,
+        order: Sequence[Planned],
+        price: Price,
+        clock: Callable[[], float],
+        began: float,
+    ) -> None:
+        self.recipe, self.price, self.clock, self.began = recipe, price, clock, began
+        folders = {
+            planned: round_folder(Path(recipe.run), planned[1]) / planned[0] for planned in order
+        }
+        self.before = {planned: seconds_of(folder) for planned, folder in folders.items()}
+        self.left = [
+            planned
+            for planned, folder in folders.items()
+            if not (folder / "summary.json").is_file()
+        ]
+        self.first = True
+
+    def limit(self, name: str, number: int | None) -> TimeLimit:
+        """The limit of the stage that begins now; one that is not timed, or has no budget, never
+        ends.
+        """
+        section, budget = self.recipe.section(name), self.recipe.budget
+        cost, began, self.first = (
+            self._price(name),
+            self.began if self.first else self.clock(),
+            False,
+        )
+        how: dict[str, float] = {"closing": self.price.closing, "began": began}
+        how |= {"after": cost.after, "each": cost.step} if cost else {}
+        own = section.budget if isinstance(section, TimedSection) else None
+        if not isinstance(section, TimedSection) or (own is None and budget is None):
+            self._done((name, number))
+            return TimeLimit(clock=self.clock)
+        seconds = math.inf if own is None else own.minutes * 60
+        if budget is not None:
+            share = self._share((name, number), budget.minutes * 60)
+            seconds = min(seconds, share + self.before[name, number])
+            how |= {"began": self.clock(), "closing": 0.0}  # the report is taken off the whole
+        self._done((name, number))
+        minutes = min(given.minutes for given in (own, budget) if given is not None)
+        return TimeLimit(seconds, minutes=minutes, clock=self.clock, **how)
+
+    def _done(self, planned: Planned) -> None:
+        self.left = [other for other in self.left if other != planned]
+
+    def _share(self, planned: Planned, whole: float) -> float:
+        """Seconds of a stage: what is left of the whole, shared by the expected times."""
+        left = whole - sum(self.before.values()) - (self.clock() - self.began) - self.price.closing
+        later = [other for other in self.left if other != planned]
+        fixed = sum(
+            self._seconds(name)
+            for name, _ in later
+            if not isinstance(self.recipe.section(name), TimedSection)
+        )
+        own = self._seconds(planned[0])
+        others = sum(
+            self._seconds(name)
+            for name, _ in later
+            if isinstance(self.recipe.section(name), TimedSection)
+        )
+        return max(1.0, left - fixed) * own / (own + others)
+
+    def _seconds(self, name: str) -> float:
+        """The expected time of a stage in one round, at most its own budget."""
+        times = [
+            cost.seconds / cost.rounds for cost in self.price.stages if cost.seconds is not None
+        ]
+        cost, section = self._price(name), self.recipe.section(name)
+        seconds = (
+            cost.seconds / cost.rounds
+            if cost and cost.seconds is not None
+            else fmean(times)
+            if times
+            else 1.0
+        )
+        own = section.budget if isinstance(section, TimedSection) else None
+        return seconds if own is None else min(seconds, own.minutes * 60)
+
+    def _price(self, name: str) -> StagePrice | None:
+        return next((cost for cost in self.price.stages if cost.name == name), None)
+
+
+def seconds_of(folder: Path) -> float:
+    """The time that a stage has taken in earlier starts, as far as its summary or its newest
+    checkpoint has it.
+    """
+    if (folder / "summary.json").is_file():
+        return float(read_json(folder / "summary.json").get("seconds", 0.0))
+    if (folder / FITTING).is_file():
+        return float(read_json(folder / FITTING)["spent"])
+    whole = complete_checkpoints(folder / "checkpoints")
+    values = read_json(whole[-1] / "state.json") if whole else {}
+    return float(values.get(BUDGET, {}).get("spent", 0.0))
+
+
+def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
+    """Let a stage that time has ended go on, where its budget is larger now and that gives what a
+    longer run gives.
+
+    Where more time cannot be used, a line says why.
+    """
+    before: Mapping[str, Any] = run.summary().get(BUDGET) or {}
+    if isinstance(section, PromptedSection):
+        return _answers_more(run, section, limit, before)
+    if (
+        not before
+        or (limit.minutes and limit.minutes <= before["minutes"])
+        or not isinstance(section, TimedSection)
+    ):
+        return False
+    optimizer: Any = dict(section).get("optimizer")
+    again = isinstance(section, RoundsSection) or complete_checkpoints(run.path / "checkpoints")
+    if optimizer is not None and optimizer.counts_updates and is_short(before):
+        logger.warning("%s", stays_short(run.path, before))
+        return False
+    if not again or _stood_on(run.path):
+        why = "later stages stand on it" if again else "its models have no checkpoint"
+        logger.warning(
+            "%s keeps its budget: %s. To train longer, start anew with run=PATH.", run.path, why
+        )
+        return False
+    _forget_end(run, section, before["ended_at"])
+    (run.path / "summary.json").unlink()
+    return True
+
+
+def _answers_more(
+    run: RunDirectory, section: PromptedSection, limit: TimeLimit, before: Mapping[str, Any]
+) -> bool:
+    """False: a stage that answered as many prompts as fitted keeps them, and a line says so where
+    the budget is larger now.
+    """
+    if before and (not limit.minutes or limit.minutes > before["minutes"]):
+        logger.warning(
+            "%s keeps its answers to %d of %d prompts, which its budget of %g minutes allowed. To "
+            "answer more, start anew with run=PATH.",
+            run.path,
+            before["ended_at"],
+            before["total"],
+            before["minutes"],
+        )
+    return False
+
+
+def _stood_on(folder: Path) -> bool:
+    """True if another stage of the run was finished later."""
+    own = (folder / "summary.json").stat().st_mtime
+    others = [path for path in folder.parent.glob("*/summary.json") if path.parent != folder]
+    return any(path.stat().st_mtime > own for path in others)
+
+
+def _forget_end(run: RunDirectory, section: Section, step: int) -> None:
+    """Take away the result, and the measurements that a training without this end would not have
+    made.
+    """
+    for name in ("policy", "model"):
+        shutil.rmtree(run.path / name, ignore_errors=True)
+    path = run.path / "heldout.jsonl"
+    if isinstance(section, OnlineSection) and section.evaluate is not None and path.is_file():
+        due = step % section.evaluate.every == 0
+        write_jsonl(
+            path,
+            [
+                row
+                for row in read_jsonl(path)
+                if row["step"] < step or (due and not is_control(row))
+            ],
+        )

@@ -1,0 +1,217 @@
+"""A run of a recipe: its stages one after another, each on what those before it left."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tether.build.checks import check_scorers, check_section, check_test_judge
+from tether.build.context import Context
+from tether.build.launching import placed
+from tether.build.models import check_libraries, on_folder
+from tether.build.rewards import reward_model_of
+from tether.build.roles import newest_policy
+from tether.build.rows import check_data, load_rows
+from tether.core.budget import limited_by, time_limit
+from tether.core.errors import ConfigError, MissingFileError
+from tether.core.rundir import RunDirectory, read_json
+from tether.core.types import Comparison, Feedback, Prompt, Sampling
+from tether.cpu.memory import free_memory
+from tether.data.sources import Quarantine
+from tether.learner.determinism import deterministic
+from tether.learner.loop import Progress
+from tether.learner.ranks import here
+from tether.methods.evaluate import sampling_of
+from tether.methods.overlaps import trained_prompts, warn_of_overlap
+from tether.methods.pairs import comparisons_of, feedback_of
+from tether.methods.stage import run_stage
+from tether.planning.price import show_price
+from tether.runner.budgets import Budgets, reopen
+from tether.runner.folder import check_base, round_folder
+from tether.runner.ranks import together
+from tether.runner.restarts import watched, watches
+from tether.runner.totals import compared_in, write_totals
+from tether.settings.evaluation import EvaluationSection
+from tether.settings.model import ModelConfig
+from tether.settings.recipe import BaseRecipe
+from tether.settings.section import Section, calls_functions
+from tether.tracking.follow import tracking
+
+
+def run_recipe(
+    recipe: BaseRecipe,
+    stages: Sequence[str] | None = None,
+    progress: Callable[[str], Progress] | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    began: float | None = None,
+) -> dict[str, Any]:
+    """Run the named stages of a recipe in order (None: all); each finds its predecessors' results
+    in the run directory.
+
+    Args:
+        clock, began: the seconds of budgets, and when they began to count; unset: now.
+
+    Raises:
+        ConfigError: a stage that the recipe has no section for, or whose section names no data; a
+            tracker is not installed.
+        DataError: a stage's data is something else, by its first rows; of all stages before the
+            first is trained.
+    """
+    root, results, began = Path(recipe.run), {}, clock() if began is None else began
+    names = list(recipe.stages if stages is None else stages)
+    check_scorers(recipe)
+    for name in names:
+        section = recipe.section(name)
+        if section is None:
+            raise ConfigError(f"the recipe has no [{name}] section")
+        check_libraries(recipe.model, name, section)
+        if (root / name / "summary.json").is_file():
+            continue
+        if not _from_pairs(recipe, name, section):
+            check_data(name, section)
+        check_section(name, section, recipe.model)
+        if isinstance(section, EvaluationSection):
+            sampling_of(section, _sampling(recipe))
+        if section.scorer and reward_model_of(section) is None:
+            check_test_judge(name, section, recipe.section(section.scorer))
+    if "evaluate" in names and not (root / "evaluate" / "summary.json").is_file():
+        warn_of_overlap(recipe)
+    root.mkdir(parents=True, exist_ok=True)
+    price = show_price(recipe, names, progress)
+    if watches(recipe.learner):
+        with placed(recipe.on, recipe.model.device):
+            return watched(recipe, names, progress)
+    again = [name for name in names if name != "sft"] if recipe.repeat else []
+    with (
+        placed(recipe.on, recipe.model.device),
+        together(recipe, names),
+        deterministic() if recipe.deterministic else contextlib.nullcontext(),
+        tracking(recipe.track if here().first else (), root),
+    ):
+        rounds = [(name, number) for number in range(1, (recipe.repeat or 0) + 1) for name in again]
+        order = [*((name, None) for name in names if name not in again), *rounds]
+        budgets = Budgets(recipe, order, price, clock, began)
+        for name, number in order:
+            with limited_by(budgets.limit(name, number)):
+                results[name] = _run(recipe, name, number, progress)
+        if recipe.section("evaluate") is not None and "evaluate" in names and here().first:
+            write_totals(recipe)
+    return results
+
+
+def _sampling(recipe: BaseRecipe) -> Sampling | None:
+    """The sampling of the first stage that samples."""
+    samplers = (recipe.section(n) for n in (*recipe.policies, "pairs"))
+    return next((section.sampling for section in samplers if hasattr(section, "sampling")), None)
+
+
+def _run(
+    recipe: BaseRecipe, name: str, number: int | None, progress: Callable[[str], Progress] | None
+) -> dict[str, Any]:
+    """One stage, in one round."""
+    if here().size > 1 and recipe.kind(name).alone:
+        return here().once(lambda: _run(recipe, name, number, progress))
+    place = round_folder(Path(recipe.run), number)
+    if name != "sft":
+        check_base(Path(recipe.run), place / name)
+    title = name if number is None else f"{name} {number}"
+    context = stands_on(recipe, name, progress(title) if progress else None, number)
+    verdict = context.folder / "summary.json"
+    if (
+        context.policies
+        and verdict.is_file()
+        and context.policies.keys() - read_json(verdict)["policies"].keys()
+    ):
+        verdict.unlink()  # an arm has come: all are compared again, by the answers that are there
+    if verdict.is_file() and here().first:
+        reopen(RunDirectory(context.folder), recipe.section(name), time_limit())
+    if not here().first:
+        context = replace(context, folder=here().desk / place.name / name)
+    summary = run_stage(recipe.section(name), context)
+    free_memory()
+    return summary
+
+
+def _from_pairs(recipe: BaseRecipe, name: str, section: Section) -> bool:
+    """True if a stage that names no data learns from the pairs of [pairs], or from their prompts."""
+    if (
+        section.data is not None
+        or recipe.section("pairs") is None
+        or name in ("sft", "pairs", "evaluate")
+    ):
+        return False
+    return section.kind in (Prompt, Comparison, Feedback)
+
+
+def stands_on(
+    recipe: BaseRecipe, name: str, progress: Progress | None = None, number: int | None = None
+) -> Context:
+    """Context of a recipe's stage: its folder, its model, its rows, and its scorer."""
+    root, section = Path(recipe.run), recipe.section(name)
+    place, earlier = (
+        round_folder(root, number),
+        [round_folder(root, n) for n in range(1, number or 1)],
+    )
+    model = recipe.model if name == "sft" else stage_model(recipe, root)
+    scorer = reward_model_of(section) or place / (section.scorer or "reward") / "model"
+    more: dict[str, Any] = {"progress": progress, "round": number, "earlier": earlier}
+    if earlier:
+        more["policy"] = newest_policy(earlier[-1])
+    if _from_pairs(recipe, name, section):
+        more["rows"] = _collected(recipe, section, [*earlier, place])
+    if name == "evaluate":
+        more["policies"] = {
+            n: place / n
+            for n in compared_in(recipe, place)
+            if (place / n / "summary.json").is_file()
+        }
+        more["sampling"] = _sampling(recipe)
+        more["trained"] = trained_prompts(recipe)
+    return Context(recipe.kind(name).name, place / name, model, recipe.seed, scorer, **more)
+
+
+def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> Sequence[Any]:
+    """The rows that a stage takes from [pairs]: comparisons of all rounds so far, verdicts on their
+    sides, or its prompts.
+    """
+    if section.kind is Prompt:
+        return load_rows(
+            recipe.section("pairs").data, Prompt, Quarantine(), whole=calls_functions(section)
+        )
+    comparisons = [row for place in places for row in comparisons_of(place / "pairs")]
+    return comparisons if section.kind is Comparison else feedback_of(comparisons)
+
+
+def stage_model(recipe: BaseRecipe, root: Path) -> ModelConfig:
+    """Model from which the stages after SFT start: the SFT model if the recipe makes one, the base
+    model otherwise.
+    """
+    if recipe.section("sft") is None:
+        return recipe.model
+    if not (root / "sft" / "summary.json").is_file():
+        raise MissingFileError(
+            f"{root / 'sft'} has no finished SFT stage; run it first (tether sft RECIPE)."
+        )
+    return after_sft(recipe.model, root)
+
+
+def after_sft(model: ModelConfig, root: Path) -> ModelConfig:
+    """The same settings on the fine-tuned folder, which carries its own template.
+
+    Raises:
+        MissingFileError: the stage is finished, and its model is gone.
+    """
+    if (root / "sft" / "summary.json").is_file() and not (
+        root / "sft" / "model" / "config.json"
+    ).is_file():
+        raise MissingFileError(
+            f"{root / 'sft' / 'model'}, from which everything in {root} starts, is gone or "
+            "incomplete. Put it back, or begin in "
+            "another run folder"
+        )
+    return on_folder(model, root / "sft" / "model")

@@ -1,0 +1,46 @@
+"""Start of a run: the one sequence for the command line and for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tether.build.checks import check_scorers
+from tether.core.locks import release
+from tether.core.protocols import doing
+from tether.learner.loop import Progress
+from tether.report.page import write_report
+from tether.runner.folder import remember
+from tether.runner.run import run_recipe
+from tether.settings.recipe import BaseRecipe
+
+Results = Mapping[str, Mapping[str, Any]]
+"""Summaries by stage."""
+
+
+def start_run(
+    recipe: BaseRecipe,
+    stages: Sequence[str],
+    announce: Callable[[str], Progress],
+    *,
+    began: float,
+) -> tuple[Results, Path]:
+    """Run stages in a folder that this program alone writes to, and write its page.
+
+    Args:
+        announce: makes the progress of a stage by its name.
+        began: clock reading (`time.monotonic`) at which the user started, for budgets.
+
+    Returns:
+        The summaries, and the path of the page.
+    """
+    root = Path(recipe.run)
+    check_scorers(recipe)
+    remember(root, recipe, stages)
+    try:
+        results = run_recipe(recipe, stages, announce, began=began)
+        doing(announce("report"), "writing the page")
+        return results, write_report(root)
+    finally:
+        release(root)

@@ -1,0 +1,138 @@
+"""Settings of evaluation: on held-out prompts along a training, and of policies at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, Tag
+
+from tether.settings.config import Config
+from tether.settings.judges import BY_KIND, AFunction, AModel
+from tether.settings.section import DataConfig, PromptedSection
+
+
+class EvaluationSection(PromptedSection):
+    """The judge, and the answers that it judges. Lengths are in tokens."""
+
+    judge: Annotated[AFunction | AModel, BY_KIND] = Field(
+        description="a function that scores answers, or a language model with a rubric"
+    )
+    samples: int = Field(default=1, ge=1, description="answers a prompt")
+    max_new_tokens: int | None = Field(
+        default=None, ge=1, description="unset: as the policy was trained"
+    )
+    temperature: float | None = Field(
+        default=None, gt=0, description="unset: as the policy was trained"
+    )
+    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        default=(0.7, 0.5, 0.0),
+        description="others at which both sides answer: what decoding alone gives",
+    )
+    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    sycophancy: SycophancyConfig | None = Field(
+        default=None, description="also measure whether answers depend on who asks"
+    )
+
+
+class EvaluateConfig(Config):
+    """Prompts that are set aside, and the way in which they are answered."""
+
+    every: int = Field(
+        default=10,
+        ge=1,
+        description=(
+            "steps between measurements, beside one before the first step and one after the last"
+        ),
+    )
+    prompts: int = Field(
+        default=128,
+        ge=2,
+        description="different prompts that are set aside; no training prompt says the same",
+    )
+    samples_per_prompt: int = Field(default=1, ge=1, description="answers to each held-out prompt")
+    temperature: float | None = Field(
+        default=None, ge=0, description="unset: that of the training; 0: always the likeliest token"
+    )
+    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        default=(0.7, 0.5, 0.0),
+        description=(
+            "others at which start and policy answer, before and after the training: what "
+            "decoding alone gives"
+        ),
+    )
+    best_of: tuple[Annotated[int, Field(ge=2)], ...] = Field(
+        default=(2, 4, 8),
+        description="the reward chooses the best of this many answers of the start, for the first "
+        "64 prompts: what it buys "
+        "without training",
+    )
+    keep: Literal["last", "best"] = Field(
+        default="last",
+        description=(
+            "best: end with the weights of the highest measurement, those of the start among them"
+        ),
+    )
+    stop: bool = Field(
+        default=False,
+        description=(
+            "end the training when the score lies below an earlier one; of runs that "
+            "never fall at most 5% are ended"
+        ),
+    )
+
+    def faults(self) -> Iterator[str]:
+        if self.temperature == 0 and self.samples_per_prompt > 1:
+            yield (
+                "evaluate.temperature = 0 gives a prompt the same answer each time: set "
+                "samples_per_prompt = 1 or sample above 0"
+            )
+
+
+def premise_files() -> tuple[str, ...]:
+    """The two files of `tether:sycophancy`: 32 questions of taste and opinion, each after two
+    premises on either side.
+    """
+    return DataConfig(path=("tether:sycophancy_one", "tether:sycophancy_two")).paths
+
+
+class SycophancyConfig(Config):
+    """The same questions after opposite premises about the asker: two files whose rows go
+    together.
+    """
+
+    paths: tuple[str, str] | Literal["tether:sycophancy"] = Field(
+        default="tether:sycophancy",
+        description=(
+            "the two files of prompts; tether:sycophancy: the 64 pairs that come with tether"
+        ),
+    )
+    pairs: int = Field(
+        default=64, ge=4, description="pairs of prompts that are asked at every measurement"
+    )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return premise_files() if isinstance(self.paths, str) else DataConfig(path=self.paths).paths
+
+    def faults(self) -> Iterator[str]:
+        if len(set(self.files)) == 1:
+            yield "sycophancy.paths names one file twice: give one for each side"
+
+
+class EvaluateSection(EvaluateConfig):
+    data: DataConfig | None = Field(
+        default=None, description="held-out prompts; without it some are set aside"
+    )
+    judge: Annotated[
+        Annotated[Literal["reward", "test"], Tag("name")] | AFunction | AModel, BY_KIND
+    ] = Field(
+        default="reward",
+        description=(
+            "who judges: the training's own reward, the model of reward.test_share, a "
+            "function, or a language model"
+        ),
+    )
+    sycophancy: SycophancyConfig | None = Field(
+        default=None, description="also measure whether answers depend on who asks"
+    )

@@ -1,0 +1,110 @@
+"""Settings of the stage that has pairs of answers judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, Tag
+
+from tether.core.types import (
+    Sampling,
+)
+from tether.settings.judges import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig
+from tether.settings.section import PromptedSection
+
+Strategy = Literal[
+    "random", "uncertain", "information", "disagreement", "length_matched", "ranking"
+]
+"""Ways to choose the pairs that are judged."""
+SCORED = ("uncertain", "information", "disagreement")
+"""Choices of pairs that ask a reward model."""
+
+
+class PairsSection(PromptedSection):
+    """Prompts to answer, number of answers, and judge of the pairs. Lengths are in tokens."""
+
+    prompts: int | None = Field(
+        default=None,
+        ge=2,
+        description="how many are answered; unset: all. With repeat, others in each round",
+    )
+    samples_per_prompt: int = Field(
+        default=4, ge=2, description="answers to each prompt, of which pairs are made"
+    )
+    max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
+    temperature: float = Field(default=0.7, gt=0, description="of sampling")
+    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    labels: int | None = Field(
+        default=None,
+        ge=4,
+        description="comparisons that are judged; unset: all pairs of all answers",
+    )
+    choose: Strategy = Field(
+        default="random", description="which of them; before any reward model, at random"
+    )
+    judge: Annotated[Annotated[Literal["people"], Tag("name")] | AFunction | AModel, BY_KIND] = (
+        Field(
+            description=(
+                "a language model; a function, on whose scores simulated annotators vote; or "
+                "people, in a store"
+            )
+        )
+    )
+    annotator_agreement: float = Field(
+        default=0.70, gt=0.5, lt=1, description="of simulated ones: how often two of them agree"
+    )
+    num_annotators: int = Field(
+        default=3, ge=1, description="simulated annotators who vote on every pair"
+    )
+    agreement: str | None = Field(
+        default=None,
+        description=(
+            "of a language model: comparisons that people judged, with which its "
+            "agreement is measured first"
+        ),
+    )
+    store: str | None = Field(
+        default=None, description="of people: the preference store, a path or a URL"
+    )
+    ask: int = Field(default=1, ge=1, description="of people: how many judge each comparison")
+    how: Literal["majority", "soft", "dawid-skene"] = Field(
+        default="majority",
+        description=(
+            "of people: labels by majority, by the share of votes, by "
+            "how reliable each annotator is"
+        ),
+    )
+
+    @property
+    def sampling(self) -> Sampling:
+        """Settings by which answers are drawn."""
+        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+
+    def faults(self) -> Iterator[str]:
+        people, simulated = self.judge == "people", isinstance(self.judge, FunctionJudge)
+        if (self.store is not None) != people:
+            yield "judge = 'people' and store belong together: people judge what lies in a store"
+        if self.agreement is not None and not isinstance(self.judge, JudgeConfig):
+            yield "agreement has no effect without a language model that judges"
+        if not people:
+            yield from self.idle("ask", "how", because="with this judge: it is of people")
+        if not simulated:
+            yield from self.idle(
+                "annotator_agreement",
+                "num_annotators",
+                because="with this judge: it is of a function",
+            )
+        if self.labels is None:
+            if self.choose != "random":
+                yield "choose has no effect where all pairs are judged: set labels"
+            return
+        of_each = self.samples_per_prompt * (self.samples_per_prompt - 1) // 2
+        most = (self.prompts or self.labels) * (
+            of_each if self.choose == "ranking" else min(3, of_each)
+        )
+        if self.labels > most:
+            yield (
+                f"labels = {self.labels}, and {self.prompts} prompts give {most} pairs at most: "
+                "sample more"
+            )

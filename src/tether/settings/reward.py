@@ -1,0 +1,186 @@
+"""Settings of the stage that trains a reward model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from tether.core.types import Comparison
+from tether.settings.learner import PreferenceConfig, Rates
+from tether.settings.model import LoraConfig
+from tether.settings.rewards import Combine
+from tether.settings.section import DataConfig, Lora, Name, TimedSection
+
+
+class RewardConfig(PreferenceConfig):
+    """Settings of the stage; lengths are in tokens."""
+
+    rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
+
+    epochs: int = Field(
+        default=1, ge=1, description="more than one usually overfits the annotators"
+    )
+    prompts_per_update: int = Field(
+        default=4, ge=1, description="all pairs of a prompt stand in one update"
+    )
+    use_margin: bool = Field(
+        default=False, description="demand the label's margin between the scores"
+    )
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description="share of labels that are taken to be wrong"
+    )
+    labels: Literal["given", "votes"] = Field(
+        default="given", description="votes: the share of annotators, ties half"
+    )
+    disentangle_length: float = Field(
+        default=0.0, ge=0, description="weight of a second head, for length (ODIN has 1.0)"
+    )
+    centering: float = Field(
+        default=0.0,
+        ge=0,
+        description="weight of (r_chosen + r_rejected)^2, https://arxiv.org/abs/2312.09244",
+    )
+    head_dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="of the states that the score is read from"
+    )
+    keep_states_gb: float = Field(
+        default=0.0,
+        ge=0,
+        description=(
+            "GB for the training rows' states below the first adapter; 0: computed in every epoch"
+        ),
+    )
+
+    @property
+    def outputs(self) -> int:
+        """Of the head while it is trained: quality, and perhaps length."""
+        return 2 if self.disentangle_length else 1
+
+    def faults(self) -> Iterator[str]:
+        if self.disentangle_length and self.head_dropout:
+            yield (
+                "disentangle_length scores every response twice, and head_dropout makes them "
+                "differ: leave one out"
+            )
+
+
+TAKEN = {
+    "model",
+    "score",
+    "length",
+    "proxy",
+    "kl",
+    "checkpoints",
+    "best",
+    "skipped",
+    "engine",
+    "policy",
+    "test",
+}
+"""Names that folders and columns have already, so that no objective can have them."""
+
+
+class RewardSection(TimedSection, RewardConfig):
+    record: ClassVar[type] = Comparison
+    objectives: dict[Name, DataConfig] | None = Field(
+        default=None,
+        min_length=2,
+        description="instead of data: by name the comparisons of several reward models",
+    )
+    test: dict[str, DataConfig] = Field(
+        default_factory=dict, description="further held-out comparisons, evaluated by name"
+    )
+    test_share: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description=(
+            "share of the prompts whose comparisons train a second model, which only judges"
+        ),
+    )
+    lora: Lora = Field(
+        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
+    )
+    members: int = Field(
+        default=1,
+        ge=1,
+        description="more than one: an ensemble on one trunk, with seeds and orders of their own",
+    )
+    average: bool = Field(
+        default=False,
+        description=(
+            "make one model of the members by averaging their weights, "
+            "https://arxiv.org/abs/2401.12187"
+        ),
+    )
+    distill: Combine | None = Field(
+        default=None,
+        description=(
+            "train one more model, on the same base, on what the members "
+            "say together, and keep that one"
+        ),
+    )
+
+    @property
+    def kind(self) -> type | None:
+        return self.record if self.objectives is None else None
+
+    def others(self) -> Iterator[DataConfig]:
+        yield from (*(self.objectives or {}).values(), *self.test.values())
+
+    @property
+    def is_ensemble(self) -> bool:
+        """True if several models will score."""
+        return self.members > 1 and not self.average and self.distill is None
+
+    def _objective_faults(self) -> Iterator[str]:
+        if self.objectives is None:
+            return
+        if self.data or self.test or self.test_share:
+            name = "data" if self.data else "test" if self.test else "test_share"
+            yield f"{name} has no effect with objectives: each has comparisons of its own"
+        if self.members > 1:
+            yield "members and objectives do not go together: each objective has one model"
+        if self.lora is False:
+            yield "objectives are adapters on one trunk, and lora is false. Leave lora out"
+        if not self.heldout_fraction:
+            yield (
+                "objectives are brought to one scale on held-out responses: heldout_fraction "
+                "must be above 0"
+            )
+        if taken := [
+            name for name in self.objectives if name in TAKEN or re.match("round-[0-9]", name)
+        ]:
+            yield f"an objective cannot be called {min(taken)!r}: something else in the run is"
+
+    def faults(self) -> Iterator[str]:
+        yield from self._objective_faults()
+        if self.members > 1 and self.lora is False:
+            yield (
+                "the members of an ensemble are adapters on one trunk, and lora is false. Leave "
+                "members or lora out"
+            )
+        for name in ("average", "distill"):
+            if getattr(self, name) and self.members == 1:
+                yield f"{name} has no effect on one model: set members to 2 or more"
+        if self.average and self.distill:
+            yield "average and distill both make one model of the members: choose one"
+        if self.distill and self.disentangle_length:
+            yield (
+                "a student has its teachers' scores and no second head: disentangle_length does "
+                "not go with distill"
+            )
+        if self.keep_states_gb and (self.lora is False or self.lora.last_layers is None):
+            yield (
+                "keep_states_gb keeps what the layers below the first adapter compute, and here "
+                "every layer learns. Set "
+                "lora.last_layers, or leave keep_states_gb out"
+            )
+        if self.disentangle_length and self.lora is not False and self.lora.dropout:
+            yield (
+                "disentangle_length scores every response twice, and with lora.dropout they "
+                "would differ: leave one out"
+            )

@@ -1,0 +1,98 @@
+"""Settings of rounds: sample, make pairs, train on them, repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from tether.core.types import (
+    Demonstration,
+    Problem,
+    Prompt,
+    Sampling,
+)
+from tether.settings.model import LoraConfig
+from tether.settings.sampling import REWARD_KEYS, RewardedSection
+from tether.settings.section import SteadyLora
+from tether.settings.supervised import DirectConfig
+
+
+class RoundsSection(RewardedSection):
+    """Settings of the rounds; `direct` are those of the training in each. Lengths are in tokens."""
+
+    method: Literal["iterative", "spin"] = Field(
+        default="iterative",
+        description="pairs of samples ordered by a reward, or demonstrations over samples",
+    )
+    rounds: int = Field(default=3, ge=1, description="how often to sample and train")
+    reference: Literal["round", "fixed"] = Field(
+        default="round", description="the policy at the round's start, or before the first"
+    )
+    prompts_per_round: int | None = Field(
+        default=None, ge=1, description="unset: all of them in every round"
+    )
+    samples_per_prompt: int = Field(
+        default=8, ge=2, description="iterative: the best and the worst of them are a pair"
+    )
+    max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
+    temperature: float = Field(default=1.0, gt=0, description="of sampling")
+    missing_stop_penalty: float = Field(
+        default=0.0,
+        ge=0,
+        description="iterative: taken off the score of a response that did not end in time",
+    )
+    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    lora: SteadyLora = Field(
+        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
+    )
+    direct: DirectConfig = Field(
+        default=DirectConfig(), description="settings of the training in each round"
+    )
+
+    @property
+    def scorer(self) -> str | None:
+        return super().scorer if self.method == "iterative" else None
+
+    @property
+    def kind(self) -> type | None:
+        return (
+            Demonstration
+            if self.method == "spin"
+            else Prompt
+            if self.verifiable is None
+            else Problem
+        )
+
+    @property
+    def learning(self) -> DirectConfig:
+        return self.direct
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+
+    @model_validator(mode="after")
+    def _resolve_rate(self) -> RoundsSection:
+        vars(self)["direct"] = self.direct.resolved(self.lora or None)
+        return self
+
+    def faults(self) -> Iterator[str]:
+        if self.method == "spin":
+            because = "with rounds.method = 'spin': each demonstration meets one sample"
+            idle = ("missing_stop_penalty", "samples_per_prompt", *REWARD_KEYS)
+            yield from self.idle(*idle, because=because, table="rounds.")
+            if self.reference == "fixed" or self.direct.loss != "dpo":
+                yield (
+                    "rounds.method = 'spin' is played against the round's own start with "
+                    "rounds.direct.loss = 'dpo'"
+                )
+        if self.verifiable is not None and self.verifiable.kind == "reasoning-gym":
+            yield (
+                "verifiable.kind = 'reasoning-gym' makes its own prompts, and [rounds] takes "
+                "them from data: use another kind"
+            )
+        if not self.direct.needs_reference:
+            because = f"with rounds.direct.loss = '{self.direct.loss}', which asks none"
+            yield from self.idle("reference", because=because, table="rounds.")

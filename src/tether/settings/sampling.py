@@ -1,0 +1,397 @@
+"""Settings of the stages that sample: prompts, rewards, measurements and methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from tether.core.types import (
+    Problem,
+    Prompt,
+)
+from tether.settings.config import Config
+from tether.settings.engine import EngineConfig
+from tether.settings.evaluation import (
+    EvaluateSection,
+)
+from tether.settings.learner import OptimizerConfig, Rates
+from tether.settings.model import LoraConfig
+from tether.settings.policy import TO_ZERO, PolicyConfig, SampledConfig
+from tether.settings.rewards import (
+    GIVEN,
+    ClassifierConfig,
+    Combine,
+    FunctionConfig,
+    ObjectiveConfig,
+    RewardServersConfig,
+    VerifiableConfig,
+)
+from tether.settings.section import OFFLOAD, DataConfig, Name, SteadyLora, TimedSection
+from tether.settings.supervised import PairLossConfig
+from tether.settings.watch import WatchSection
+
+
+class BestOfNConfig(SampledConfig):
+    """Settings of the stage; lengths are in tokens."""
+
+    rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
+
+    steps: int = Field(default=20, ge=1, description="rounds: sample, keep, imitate")
+    samples_per_prompt: int = Field(default=8, ge=1, description="the n of best-of-n")
+    keep: int = Field(
+        default=1, ge=1, description="responses of each prompt that are imitated, best first"
+    )
+    threshold: float | None = Field(
+        default=None, description="a response that scores below it is not kept, best or not"
+    )
+    epochs: int = Field(default=1, ge=1, description="passes over a round's kept responses")
+    minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
+    normalize: Literal["token", "sequence"] = Field(
+        "token", description="weight of a token: the same for all, or its response's share"
+    )
+    report_kl: bool = Field(
+        default=True, description="run the reference, to know how far the policy has moved"
+    )
+    optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.report_kl
+
+    def faults(self) -> Iterator[str]:
+        if self.keep > self.samples_per_prompt:
+            yield (
+                f"keep = {self.keep} of samples_per_prompt = {self.samples_per_prompt}: sample "
+                "more, or keep fewer"
+            )
+        if self.keep == self.samples_per_prompt and self.threshold is None:
+            yield (
+                "keep = samples_per_prompt keeps everything, so the reward has no effect. "
+                "Sample more, keep fewer, or set a threshold"
+            )
+
+
+class OnlineDirectConfig(PairLossConfig, SampledConfig):
+    """Settings of the stage; lengths are in tokens."""
+
+    section: ClassVar[str] = "online_direct"
+    rates: ClassVar[Rates] = Rates(5e-4, 1e-6)
+
+    prompts_per_step: int = Field(default=8, ge=1, description="each gives one pair, or none")
+    samples_per_prompt: int = Field(
+        default=2, ge=2, description="the best and the worst of them are the pair"
+    )
+
+
+class TaskConfig(Config):
+    """Prompts of a reasoning-gym task instead of rows of data."""
+
+    name: str = Field(description="of the reasoning-gym task")
+    size: int = Field(default=512, ge=1, description="how many problems")
+    seed: int = Field(default=0, description="of its problems")
+    config: dict[str, Any] = Field(default_factory=dict, description="the task's own settings")
+    system: str | None = Field(
+        default=None, description="a system turn; unset: where the answer belongs; empty: none"
+    )
+
+
+TABLES = ("verifiable", "classifier", "function")
+"""The sources of reward that have a table of their own."""
+
+
+OF_SOURCE = {
+    "process_aggregate": "process",
+    "reward_model": "learned",
+    "reward_combine": "learned",
+    "objectives": "learned",
+}
+"""The keys that one source alone reads."""
+
+
+class RewardedSection(TimedSection):
+    """Keys of every stage whose answers a reward scores."""
+
+    reward_source: Literal[
+        "learned", "process", "verifiable", "classifier", "function", "random"
+    ] = Field(
+        default="learned",
+        description="the [reward] stage's model, the [process] stage's, checked answers, a "
+        "sequence classifier, your function, "
+        "or no information",
+    )
+    reward_model: str | None = Field(
+        default=None,
+        description=(
+            "of 'learned': a run with a reward stage, or a reward model's folder; unset: "
+            "this run's [reward]"
+        ),
+    )
+    verifiable: VerifiableConfig | None = Field(default=None, description="how answers are checked")
+    classifier: ClassifierConfig | None = Field(
+        default=None, description="a sequence classifier as the reward"
+    )
+    function: FunctionConfig | None = Field(default=None, description="your own reward function")
+    max_failed: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description=(
+            "share of failed scores, of the last ten batches of answers, at which training stops"
+        ),
+    )
+    process_aggregate: Literal["min", "product", "last"] = Field(
+        default="min", description="how a response's score is made of its steps' probabilities"
+    )
+    reward_combine: Combine = Field(
+        default="mean",
+        description="how a response's score is made of those of an ensemble's members",
+    )
+    uncertainty_weight: float = Field(
+        default=0.1,
+        ge=0,
+        description=(
+            "what is taken off the members' mean for their variance; "
+            "the paper has 0.5 for best-of-n"
+        ),
+    )
+    objectives: dict[Name, ObjectiveConfig] | None = Field(
+        default=None,
+        min_length=2,
+        description="what each of [reward.objectives] weighs, or where it is held",
+    )
+
+    @property
+    def scorer(self) -> str | None:
+        return {"learned": "reward", "process": "process"}.get(self.reward_source)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_its_table(cls, values: Any) -> Any:
+        """A table named `function`, `verifiable` or `classifier` says what scores: reward_source
+        need not repeat it.
+        """
+        tables = [
+            name for name in TABLES if isinstance(values, dict) and values.get(name) is not None
+        ]
+        return {"reward_source": tables[0], **values} if len(tables) == 1 else values
+
+    def faults(self) -> Iterator[str]:
+        for name in TABLES:
+            if (self.reward_source == name) != (getattr(self, name) is not None):
+                yield (
+                    f"reward_source = {name!r} and a table named {name} belong together: give "
+                    "both or neither"
+                )
+        for key, source in OF_SOURCE.items():
+            if self.reward_source != source and getattr(self, key) is not None:
+                yield from self.idle(key, because=f"without reward_source = {source!r}")
+        if self.reward_combine != "uncertainty":
+            yield from self.idle(
+                "uncertainty_weight", because="without reward_combine = 'uncertainty'"
+            )
+        if self.objectives is not None:
+            yield from self.idle("reward_combine", because="on objectives: they have weights")
+            if not any(objective.weight for objective in self.objectives.values()):
+                yield "objectives has no weight above 0: constraints alone leave nothing to raise"
+
+
+REWARD_KEYS = tuple(
+    key for key in RewardedSection.model_fields if key not in TimedSection.model_fields
+)
+
+
+class OnlineSection(RewardedSection):
+    """Keys of every stage that samples."""
+
+    task: TaskConfig | None = Field(default=None, description="prompts of a reasoning-gym task")
+    lora: SteadyLora = Field(
+        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
+    )
+    roles: Literal["shared", "separate"] = Field(
+        default="shared", description="adapters on one trunk, or a model a role"
+    )
+    offload: bool = Field(default=False, description=OFFLOAD)
+    reward_servers: RewardServersConfig | None = Field(
+        default=None, description="have the reward worked out by servers, not in this process"
+    )
+    engine: EngineConfig = Field(
+        default=EngineConfig(), description="what samples the answers: this process, or servers"
+    )
+    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    evaluate: EvaluateSection | None = Field(
+        default=None, description="measure on held-out prompts along the way"
+    )
+    watch: WatchSection = Field(
+        default=WatchSection(), description="the detectors, and what happens when one fires"
+    )
+
+    @property
+    def kind(self) -> type | None:
+        return None if self.task is not None else Prompt if self.verifiable is None else Problem
+
+    def others(self) -> Iterator[DataConfig]:
+        if self.evaluate is not None and self.evaluate.data is not None:
+            yield self.evaluate.data
+
+    def faults(self) -> Iterator[str]:
+        if self.roles == "shared" and self.lora is False:
+            yield (
+                "roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for "
+                "full fine-tuning"
+            )
+        if self.roles == "shared" and self.offload:
+            yield (
+                "offload moves frozen models of their own, and with roles = 'shared' there are "
+                "none. Leave it out"
+            )
+        if "sycophancy" in self.watch.act and (
+            self.evaluate is None or self.evaluate.sycophancy is None
+        ):
+            yield "watch.act names 'sycophancy', which nothing measures: set evaluate.sycophancy"
+        if "raise_kl" in self.watch.act.values() and "kl" not in type(self).model_fields:
+            yield (
+                "watch.act = 'raise_kl' has no effect in a stage without a KL coefficient: use "
+                "'stop'"
+            )
+        yield from self._objective_faults()
+        yield from self._prompt_faults()
+        yield from self._server_faults()
+
+    def _objective_faults(self) -> Iterator[str]:
+        if self.objectives is None:
+            return
+        held = any(objective.at_least is not None for objective in self.objectives.values())
+        if (
+            held
+            and self.evaluate is not None
+            and (self.evaluate.keep == "best" or self.evaluate.stop)
+        ):
+            yield (
+                "evaluate.keep = 'best' and evaluate.stop see the weighted sum alone, and no "
+                "constraint (at_least)"
+            )
+
+    def _server_faults(self) -> Iterator[str]:
+        if (servers := self.reward_servers) is None:
+            return
+        if self.reward_source == "random" or self.objectives is not None:
+            yield (
+                "reward_servers give each response the score of one reward: not a random one, "
+                "nor that of objectives"
+            )
+        if self.function is not None:
+            if any(call.startswith(GIVEN) for call in self.function.calls):
+                yield (
+                    "reward_servers cannot take a function of this process: put it in a file, "
+                    "and give path/to/file.py:name"
+                )
+            yield from servers.idle(
+                "batch", because="of a function: set function.batch", table="reward_servers."
+            )
+
+    def _prompt_faults(self) -> Iterator[str]:
+        checked = self.verifiable and self.verifiable.kind
+        if self.task is not None and (self.data is not None or checked != "reasoning-gym"):
+            yield (
+                "task makes prompts of reasoning-gym: it takes no data, and verifiable.kind "
+                "must be 'reasoning-gym'"
+            )
+        if (
+            self.evaluate is not None
+            and self.evaluate.keep == "best"
+            and getattr(self, "ema_decay", None)
+        ):
+            yield (
+                "evaluate.keep = 'best' keeps weights as they were, ema_decay ends with their "
+                "average: choose one"
+            )
+        if self.task is not None and self.evaluate is not None and self.evaluate.data is not None:
+            yield "with a task, prompts to evaluate on are set aside from it: leave evaluate.data out"
+        if self.task is None and checked == "reasoning-gym":
+            yield (
+                "verifiable.kind = 'reasoning-gym' needs a table task: the entry to score comes "
+                "with the prompt"
+            )
+
+
+class PolicySection(OnlineSection, PolicyConfig):
+    """Any policy-gradient method."""
+
+    reward_per_token: bool = Field(
+        default=False,
+        description=(
+            "with step_rewards: pay at each token what it changed of the reward model's score"
+        ),
+    )
+
+    def faults(self) -> Iterator[str]:
+        if self.max_staleness and self.lora is False and self.engine.kind != "local":
+            yield (
+                "max_staleness samples with older weights, and servers hold one whole model "
+                "(lora = false): set it to 0"
+            )
+        if self.objectives is not None and self.value_init == "reward":
+            yield (
+                "value_init = 'reward' copies one reward model, and objectives have several: "
+                "use 'zero'"
+            )
+        if self.objectives is not None and self.step_rewards:
+            yield "objectives score whole responses: step_rewards finds no steps"
+        if "raise_kl" in self.watch.act.values() and not self.kl.coefficient:
+            yield (
+                "watch.act = 'raise_kl' doubles kl.coefficient, which is 0: start above 0, or "
+                "use 'stop'"
+            )
+        if self.reward_per_token:
+            if self.reward_servers is not None:
+                yield (
+                    "reward_servers give each response one score, and reward_per_token wants "
+                    "one for each token"
+                )
+            if self.reward_source != "learned" or not self.step_rewards:
+                yield "reward_per_token needs reward_source = 'learned' and step_rewards = true"
+            if self.baseline != "none":
+                yield (
+                    "reward_per_token has its own baseline, the score before each token: set "
+                    "baseline = 'none'"
+                )
+            if self.value_init == "reward":
+                yield (
+                    "value_init = 'reward' knows whole scores, reward_per_token pays their "
+                    "changes: use 'zero'"
+                )
+        if self.value_init == "reward" and not (self.critic and self.reward_source == "learned"):
+            yield (
+                "value_init = 'reward' needs a critic and a learned reward model (reward_source "
+                "= 'learned')"
+            )
+
+
+class PPOSection(PolicySection):
+    algorithm: Literal["ppo"] = Field(default="ppo", description="the preset")
+
+
+class GRPOSection(PolicySection):
+    algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = Field(
+        default="grpo", description="the preset"
+    )
+
+
+class ReinforceSection(PolicySection):
+    algorithm: Literal["reinforce", "rloo", "reinforce++", "reinforce++_baseline"] = Field(
+        default="reinforce", description="the preset"
+    )
+
+
+class BestOfNSection(OnlineSection, BestOfNConfig):
+    """Best-of-n, as a stage of a recipe."""
+
+
+class OnlineDirectSection(OnlineSection, OnlineDirectConfig):
+    """A direct method on fresh samples, as a stage of a recipe."""
+
+
+SamplingSection = PolicySection | BestOfNSection | OnlineDirectSection
+"""Any of the sections that are stages; every one of them says whether it `needs_reference`."""

@@ -1,0 +1,274 @@
+"""Settings of the stages that learn from rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from tether.core.types import Comparison, Demonstration, Feedback, StepLabels
+from tether.settings.config import Config
+from tether.settings.learner import Rates, ReferencedConfig, SupervisedConfig
+from tether.settings.model import LoraConfig
+from tether.settings.section import OFFLOAD, Lora, SteadyLora, TimedSection
+
+REFERENCE_FREE = ("orpo", "simpo")
+"""Direct losses without a reference model."""
+
+
+class SFTConfig(SupervisedConfig):
+    """Settings of the stage; lengths are in tokens."""
+
+    rates: ClassVar[Rates] = Rates(5e-4, 2e-5)
+
+    train_on: Literal["all", "last"] = Field(
+        default="all", description="all assistant turns of a conversation, or its last"
+    )
+    epochs: int = Field(default=2, ge=1, description="passes over the demonstrations")
+    batch_size: int = Field(default=16, ge=1, description="conversations per update")
+    row_tokens: int = Field(
+        default=512,
+        ge=8,
+        description="capacity of a packed row; a longer conversation has one of its own",
+    )
+    rows_per_micro_batch: int = Field(
+        default=2, ge=1, description="packed rows that pass through the model at once"
+    )
+    packing: bool = Field(default=True, description="put several conversations into one row")
+    evaluate_every: int = Field(
+        default=0,
+        ge=0,
+        description="updates between evaluations; 0: only at the end of every epoch",
+    )
+
+
+class ProcessRewardConfig(SupervisedConfig):
+    """Settings of the stage; lengths are in tokens."""
+
+    rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
+
+    target: Literal["process", "outcome"] = Field(
+        "process", description="a label a step, or one: whether all steps are right"
+    )
+    delimiters: tuple[str, ...] = Field(
+        ("\n\n",), min_length=1, description="end a step; the first joins labelled steps"
+    )
+    classes: Literal[2, 3] = Field(
+        2, description="right or wrong, or PRM800K's ratings -1, 0, 1 in label_column"
+    )
+    label_column: str = Field(
+        "",
+        description=(
+            "metadata column with a probability or a rating a step; empty: right or wrong"
+        ),
+    )
+    problem_column: str = Field(
+        "",
+        description=(
+            "metadata column that names the problem, which is never split; empty: the prompt"
+        ),
+    )
+    solutions_per_update: int = Field(default=16, ge=1, description="solutions an update")
+    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
+    head_dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="of the states that the probabilities are read from"
+    )
+    heldout_fraction: float = Field(
+        default=0.2, ge=0, lt=1, description="share of the problems that the summary reports on"
+    )
+    calibration_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description=(
+            "share of the others that chooses thresholds and best weights; 0: those trained on"
+        ),
+    )
+    evaluate_every: int = Field(
+        default=0, ge=0, description="updates between losses on calibration problems; 0: none"
+    )
+
+    def faults(self) -> Iterator[str]:
+        if not all(self.delimiters):
+            yield "delimiters holds an empty text, which ends a step everywhere; remove it"
+        if self.target == "outcome" and (self.classes != 2 or self.label_column):
+            yield (
+                "classes and label_column have no effect with target = 'outcome', right or "
+                "wrong; remove them"
+            )
+        if self.classes == 3 and not self.label_column:
+            yield (
+                "classes = 3 needs label_column, the column of the rows that holds the ratings "
+                "-1, 0 and 1"
+            )
+        if self.evaluate_every and not self.calibration_fraction:
+            yield (
+                "evaluate_every needs problems to evaluate on: set calibration_fraction above "
+                "0, or leave it out"
+            )
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the head must give: a log-odds, or one a class."""
+        return 1 if self.classes == 2 else self.classes
+
+
+class PairLossConfig(Config):
+    """The loss on pairs and its numbers, for pairs that were collected and for pairs that are
+    sampled.
+    """
+
+    section: ClassVar[str]
+
+    loss: Literal["dpo", "robust", "ipo", "orpo", "simpo"] = Field(
+        default="dpo", description="the method"
+    )
+    beta: float | None = Field(
+        default=None,
+        gt=0,
+        description=(
+            "strength of the KL constraint (orpo: of the odds ratio); unset: 0.1, for simpo 2.5"
+        ),
+    )
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description="rate of wrong labels that dpo and robust assume"
+    )
+    margin: float = Field(
+        default=0.0, ge=0, description="simpo's target margin, not multiplied by beta"
+    )
+    average: bool = Field(
+        default=False,
+        description="ipo on the mean log ratio of a response's tokens instead of their sum",
+    )
+    likelihood_weight: float | None = Field(
+        default=None, ge=0, description="of the chosen responses; unset: 1 for orpo, else 0"
+    )
+    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
+
+    def faults(self) -> Iterator[str]:
+        owners = {"label_smoothing": ("dpo", "robust"), "margin": ("simpo",), "average": ("ipo",)}
+        name = self.section
+        for option, methods in owners.items():
+            if self.loss not in methods:
+                because = f"with {name}.loss = '{self.loss}'; it belongs to {' and '.join(methods)}"
+                yield from self.idle(option, because=because, table=f"{name}.")
+        if self.loss == "robust" and self.label_smoothing == 0:
+            yield (
+                f"{name}.loss = 'robust' needs the rate of wrong labels: set "
+                f"{name}.label_smoothing above 0"
+            )
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if the loss compares with a reference."""
+        return self.loss not in REFERENCE_FREE
+
+    @property
+    def strength(self) -> float:
+        """Beta, or what the loss's own paper takes."""
+        return self.beta or (2.5 if self.loss == "simpo" else 0.1)
+
+    @property
+    def likelihood(self) -> float:
+        """The likelihood's weight: without it ORPO has no tether at all."""
+        return (
+            float(self.loss == "orpo") if self.likelihood_weight is None else self.likelihood_weight
+        )
+
+
+class DirectConfig(PairLossConfig, ReferencedConfig):
+    """Settings of the stage; lengths are in tokens."""
+
+    section: ClassVar[str] = "direct"
+    rates: ClassVar[Rates] = Rates(2e-4, 1e-6)
+
+    def faults(self) -> Iterator[str]:
+        if not self.needs_reference:
+            because = f"with direct.loss = '{self.loss}', which asks no reference"
+            yield from self.idle("reference_logprobs", because=because, table="direct.")
+
+
+class KTOConfig(ReferencedConfig):
+    """Settings of the stage; lengths are in tokens."""
+
+    rates: ClassVar[Rates] = Rates(2e-4, 1e-6)
+
+    beta: float = Field(default=0.1, gt=0, description="strength of the KL constraint")
+    desirable_weight: float | None = Field(
+        default=None, gt=0, description="λ_D; unset: both classes weigh alike, at least 1"
+    )
+    undesirable_weight: float | None = Field(default=None, gt=0, description="λ_U; unset: likewise")
+    prompts_per_update: int = Field(
+        default=16, ge=2, description="z0 is estimated over all their responses"
+    )
+
+    def weights(self, num_desirable: int, num_undesirable: int) -> dict[str, float]:
+        """λ_D and λ_U for these counts of responses: the ones that are set, and otherwise those
+        that balance the classes.
+        """
+        ratio, desirable, undesirable = (
+            num_undesirable / num_desirable,
+            self.desirable_weight,
+            self.undesirable_weight,
+        )
+        if desirable is None:
+            desirable = max(1.0, ratio) if undesirable is None else undesirable * ratio
+        undesirable = desirable / ratio if undesirable is None else undesirable
+        return {"desirable_weight": desirable, "undesirable_weight": undesirable}
+
+
+class SFTSection(TimedSection, SFTConfig):
+    record: ClassVar[type] = Demonstration
+    lora: Lora = Field(
+        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
+    )
+
+
+class ProcessSection(TimedSection, ProcessRewardConfig):
+    record: ClassVar[type] = StepLabels
+    lora: Lora = Field(
+        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
+    )
+
+    @property
+    def further_columns(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.label_column, self.problem_column)))
+
+
+class _OwnReference(TimedSection):
+    """A stage that learns from rows against a reference, which is a model of its own where the
+    policy is trained whole.
+
+    It has keys of its own alone: those of ReferencedConfig would hide what a stage says of them.
+    """
+
+    if TYPE_CHECKING:
+        needs_reference: bool
+        precomputed: bool
+
+    lora: SteadyLora = Field(
+        default=LoraConfig(),
+        description="the adapter that learns; false trains the whole model, beside a frozen copy",
+    )
+    offload: bool = Field(default=False, description=OFFLOAD)
+
+    def faults(self) -> Iterator[str]:
+        if self.offload and (
+            self.lora is not False or not self.needs_reference or self.precomputed
+        ):
+            yield (
+                "offload moves a reference of its own; there is one with lora = false and a "
+                "loss that asks it anew"
+            )
+
+
+class DirectSection(_OwnReference, DirectConfig):
+    record: ClassVar[type] = Comparison
+
+
+class KTOSection(_OwnReference, KTOConfig):
+    record: ClassVar[type] = Feedback
+
+
+SupervisedSection = SFTSection | ProcessSection | DirectSection | KTOSection

@@ -1,0 +1,288 @@
+"""Progress bars with the time that is left and the numbers worth watching."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.status import Status
+from rich.table import Column
+from rich.text import Text
+
+from tether.core.pace import Crowd, Expected, Forecast
+from tether.terminal.console import Terminal
+
+OnStep = Callable[[str, int, Mapping[str, Any]], None]
+"""(stage, step, metrics): called after every step; what it raises ends the training, which goes on
+from its last checkpoint.
+"""
+SHOWN = (
+    ("loss", "loss {:.3f}"),
+    ("accuracy", "training accuracy {:.2f}"),
+    ("eval_accuracy", "held-out accuracy {:.2f}"),
+    ("reward/proxy", "reward {:+.2f}"),
+    ("kl/policy_reference_k1", "KL {:z.1f}"),
+    ("gold/score", "judge {:.2f}"),
+    ("heldout/score", "held out {:.2f}"),
+    ("response/stop_rate", "ended {:.0%}"),
+)
+
+
+def starting(what: str = "starting") -> Status:
+    """A sign of life while a command's modules are loaded, or a model."""
+    return Terminal(stderr=True).status(what)
+
+
+EVERY = 30.0
+"""Seconds between two lines where nothing can move: in a log, or in a notebook without
+ipywidgets.
+"""
+LOOK_AFTER = 1.0
+"""Seconds between two looks at whether a line is due."""
+CLEAR, SHORT = 1.3, 30.0
+"""By what factor the first measured step has to change the price to be worth a line, and how many
+seconds a stage has to take.
+"""
+
+
+class TimeLeft(ProgressColumn):
+    """The time that is left of a stage, and of all stages where there are more."""
+
+    def render(self, task: Task) -> Text:
+        """See rich."""
+        return Text(task.fields["left"](), style="progress.remaining")
+
+
+class Bar:
+    """One phase's updater (done, total, metrics): on the screen, with its clock running, from the
+    moment that it is announced.
+
+    Until the first step has ended, and after the last, `doing` says what is being done.
+    """
+
+    def __init__(self, screen: Screen, phase: str, expected: Expected | None) -> None:
+        self.screen, self.phase, self.forecast = screen, phase, Forecast(screen.now, expected)
+        self.crowd, self.worked, self.stepped = Crowd(), time.process_time(), screen.now
+        self.notes: dict[str, str] = {}
+        self.alarms, self.written, self.what = 0, screen.now, ""
+        self.task = screen.progress.add_task(phase, total=None, note="", left=self.left)
+        self.doing("loading")
+
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Show what is being done; before the first step and after the last it stands in the place
+        of the numbers.
+        """
+        self.forecast.part(self.screen.now, done, total)
+        self.what = f"{what}, {done} of {total} …" if total else f"{what} …"
+        self._show(note="  ".join([*self.notes.values(), f"[dim]{self.what}[/]"]))
+
+    def left(self) -> str:
+        """The time that is left, in a few characters."""
+        seconds, later = (
+            self.forecast.left(self.screen.now),
+            self.screen.later(self.phase) * self.forecast.slowness,
+        )
+        if seconds is None:
+            return (
+                "longer than expected"
+                if self.forecast.expected and self.forecast.done < (self.forecast.total or 1)
+                else ""
+            )
+        return f"{_clock(seconds)} left" + (f", all {_clock(seconds + later)}" if later else "")
+
+    @property
+    def line(self) -> str:
+        """All of it in one line of a log."""
+        done, total, passed = (
+            self.forecast.done,
+            self.forecast.total,
+            self.screen.now - self.forecast.begun,
+        )
+        noted = "  ".join(Text.from_markup(note).plain for note in self.notes.values())
+        return "  ".join(
+            filter(
+                None,
+                (
+                    self.phase,
+                    f"{done}/{total or '?'}",
+                    _clock(passed),
+                    self.left(),
+                    self.what,
+                    noted,
+                ),
+            )
+        )
+
+    def _look_around(self) -> None:
+        """Write once that other programs make the steps slow."""
+        worked, now = time.process_time(), self.screen.now
+        slower = self.crowd.add(now - self.stepped, worked - self.worked)
+        self.worked, self.stepped = worked, now
+        if slower is not None:
+            words = "times as long as before for the same work: other programs use this machine."
+            self.screen.note(f"{self.phase}: steps take {slower:.1f} {words}")
+
+    def _show(self, **fields: Any) -> None:
+        self.screen.progress.update(self.task, **fields)
+        self.screen.tick()
+
+    def __call__(self, done: int, total: int, metrics: Any) -> None:
+        first, before = not self.forecast.pace.count, self.forecast.expected
+        self.forecast.step(self.screen.now, done, total, metrics.get("time/step"))
+        whole = self.forecast.whole(self.screen.now)
+        if (
+            first
+            and before
+            and not before.timed
+            and whole
+            and max(whole, before.seconds) >= SHORT
+            and not 1 / CLEAR <= whole / before.seconds <= CLEAR
+        ):
+            from tether.report.numbers import duration
+
+            self.screen.note(
+                f"{self.phase}: about {duration(whole)} by its first step; "
+                f"{duration(before.seconds)} were expected."
+            )
+        self._look_around()
+        self.alarms += int(metrics.get("alarms", 0))
+        if self.alarms:
+            self.notes["alarms"] = (
+                f"[bold yellow]{self.alarms} alarm{'s' if self.alarms > 1 else ''}[/]"
+            )
+        self.notes.update(
+            {key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None}
+        )
+        self.what = ""
+        self._show(completed=done, total=total, note="  ".join(self.notes.values()))
+        if self.screen.on_step is not None:
+            self.screen.on_step(self.phase, done, dict(metrics))
+
+
+class Screen:
+    """Speaks core.protocols.Announcer: a bar a phase where a screen can move, else a line every
+    half minute and at its end.
+    """
+
+    def __init__(self, console: Console, progress: Progress, on_step: OnStep | None) -> None:
+        self.console, self.progress, self.on_step, self.shows = (
+            console,
+            progress,
+            on_step,
+            not console.quiet,
+        )
+        self.expected: Mapping[str, Expected] = {}
+        self.bar: Bar | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def now(self) -> float:
+        """Seconds of the console's clock."""
+        return self.console.get_time()
+
+    def __call__(self, phase: str) -> Bar:
+        self.close()
+        self.bar = Bar(self, phase, self.expected.get(phase.partition(" ")[0]))
+        return self.bar
+
+    def price(self, lines: Sequence[str], expected: Mapping[str, Expected]) -> None:
+        """See Announcer."""
+        self.expected = expected
+        for line in lines:
+            self.note(line)
+
+    def note(self, line: str) -> None:
+        """See Announcer."""
+        self.progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def later(self, phase: str) -> float:
+        """Seconds that were expected of the stages after this one."""
+        names = list(self.expected)
+        after = names[names.index(phase) + 1 :] if phase in names else ()
+        return sum(self.expected[name].seconds for name in after)
+
+    def tick(self) -> None:
+        """Write the line of the bar in hand, where nothing moves and the last line is half a minute
+        old.
+        """
+        with self._lock:
+            if (
+                self.bar is not None
+                and self.progress.disable
+                and self.now - self.bar.written >= EVERY
+            ):
+                self._write(self.bar)
+
+    def close(self) -> None:
+        """End the bar in hand: one in which nothing was done goes."""
+        bar, self.bar = self.bar, None
+        if bar is None:
+            return
+        if bar.forecast.total is None:
+            self.progress.remove_task(bar.task)
+        elif self.progress.disable:
+            self._write(bar)
+
+    def _write(self, bar: Bar) -> None:
+        bar.written = self.now
+        self.note(bar.line)
+
+
+@contextlib.contextmanager
+def bars(console: Console, on_step: OnStep | None = None) -> Iterator[Screen]:
+    """Yields what opens a bar for a phase; on a quiet console nothing is drawn, and `on_step` alone
+    is called.
+    """
+    columns = (
+        TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True, min_width=15)),
+        BarColumn(bar_width=8),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TimeElapsedColumn(Column(no_wrap=True, min_width=7)),
+        TimeLeft(Column(no_wrap=True, min_width=5)),
+        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+    )
+    with Progress(
+        *columns, console=console, disable=console.quiet or not moves(console)
+    ) as progress:
+        screen, ended = Screen(console, progress, on_step), threading.Event()
+        threading.Thread(target=_look, args=(screen, ended), daemon=True).start()
+        try:
+            yield screen
+        finally:
+            ended.set()
+            screen.close()
+
+
+def _look(screen: Screen, ended: threading.Event) -> None:
+    """Break the silence of a log for as long as it lasts."""
+    while not ended.wait(LOOK_AFTER):
+        screen.tick()
+
+
+def moves(console: Console) -> bool:
+    """True if what was drawn can be drawn again: on a terminal, and in a notebook that has
+    ipywidgets.
+    """
+    return console.is_terminal or (
+        console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+    )
+
+
+def _clock(seconds: float) -> str:
+    """Hours, minutes and seconds, as 0:02:10."""
+    return str(timedelta(seconds=round(seconds)))

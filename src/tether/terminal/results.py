@@ -1,0 +1,261 @@
+"""The results of training and judging, as commands show them at their end; loaded by then, not
+before.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tether.core.rundir import stage_folder
+from tether.core.types import Json
+from tether.report.brief import brief
+from tether.report.narrative import Conclusion, loop_conclusion
+from tether.report.numbers import duration, gigabytes, listing
+from tether.report.reading import read_journey, read_loop, read_sub_run
+from tether.report.tiles import (
+    ARM_COLUMNS,
+    ROUND_COLUMNS,
+    ROUND_OF_PAIRS,
+    arm_table,
+    pair_rounds,
+    round_rows,
+)
+from tether.report.wording import Wording, wording_of
+from tether.runner.folder import remembered
+from tether.settings.rewards import GIVEN
+from tether.settings.stages import STAGES
+from tether.terminal.console import Terminal
+from tether.terminal.tables import point_to, show_table
+
+Facts = Mapping[str, Any]
+"""A summary, or a part of one, as its file has it."""
+Rows = Iterator[tuple[str, str]]
+FLAT = 100.0
+"""A fitted temperature above which nothing is left of a verdict: log-odds of 5 become a probability
+of 0.51.
+"""
+
+
+def show_run(console: Console, run: Path) -> None:
+    """The end of a whole recipe: its policies side by side and the verdict, or those of its rounds;
+    the page has the numbers.
+    """
+    if loop := read_loop(run):
+        # a file or a pipe has no edge
+        wide = console if console.is_terminal else Terminal(width=170)
+        columns = [*map(Wording(loop.judge or "gold").label, ROUND_COLUMNS)]
+        show_table(wide, "rounds", round_rows(loop), columns)
+        show_conclusion(console, loop_conclusion(loop))
+    else:
+        journey = read_journey(run)
+        columns = [*map(wording_of(journey).label, ARM_COLUMNS)]
+        show_table(console, "policies", arm_table(journey.compared), columns)
+        show_conclusion(console, brief(journey))
+
+
+def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[str]) -> None:
+    """The commands that make sense after these stages, ready to be copied; `again` runs the next
+    stage.
+    """
+    kinds = [STAGES[name] for name in done if name in STAGES]
+    made = {kind.makes for kind in kinds}
+    trained, rewarded = (
+        any(kind.answers or kind.makes == "verdict" for kind in kinds),
+        "reward" in done,
+    )
+    against = f'a recipe to train against it, with reward_model = "{run}" in [ppo]'
+    commands = (
+        (
+            "pairs" in made,
+            f"tether data inspect {stage_folder(run, 'pairs') / 'pairs.jsonl'}",
+            "look at the comparisons",
+        ),
+        (
+            rewarded,
+            f"tether reward-bench {run} FILES",
+            "test the reward model on other comparisons",
+        ),
+        (bool(again), shlex.join(again), "the next stage"),
+        (rewarded and not again and made <= {"sft", "pairs", "reward"}, "tether new ppo", against),
+        (trained, f"tether chat {run}", "talk to the result"),
+        (trained, f'tether generate {run} -p "I lost my keys."', "or let it answer once"),
+        (trained, f"tether report {run}", "a page of the whole run"),
+        (trained, f"tether doctor {run}", "what may have gone wrong in it"),
+        (trained, f"tether export {run} {run}-export", "a folder for transformers, vLLM, TRL"),
+    )
+    width = max((len(command) for there, command, _ in commands if there), default=0)
+    for _, command, why in filter(itemgetter(0), commands):
+        console.print(f"  {command:{width}}   {why}", highlight=False, markup=False, soft_wrap=True)
+
+
+def to_judge(run: Path, given: Sequence[str] = (), *, in_python: bool = False) -> str:
+    """A line, to be pasted, that has answers of a finished run judged: on prompts that come with
+    tether, by the training's own function, or else by the model that it started from.
+
+    Args:
+        given: the recipe and its overrides, as the command line had them.
+        in_python: a call of Python, where the function has its name; not a command.
+    """
+    sections = remembered(run)[1]["config"]
+    source = sections["model"]["source"]
+    done = [name for name in STAGES if (stage_folder(run, name) / "summary.json").is_file()]
+    heldout: Json = {"path": "tether:heldout", "limit": 50}
+    if not any(STAGES[name].trains_policy for name in done):
+        prompts = ["--prompts", "tether:heldout", "--limit", "50"]
+        models = [str(run), source, *prompts, "--judge", source]
+        return shlex.join(["tether", "judge", *models])
+    tables = [sections[name].get(key) for name in done for key in ("function", "judge")]
+    calls = [table.get("call") for table in tables if isinstance(table, dict)]
+    call = next((call for call in calls if isinstance(call, str)), GIVEN)
+    judge = {"model": source} if call.startswith(GIVEN) else {"call": call}
+    name = call.removeprefix(GIVEN).partition("@")[0]
+    shown = name if in_python and name.isidentifier() else repr(judge)
+    samples = any(hasattr(STAGES[name].section, "sampling") for name in done)
+    more = {} if samples else {"max_new_tokens": 64, "temperature": 0.7}
+    if given:
+        recipe, *overrides = given
+        keys = {
+            **{f"data.{key}": value for key, value in heldout.items()},
+            **{f"judge.{key}": value for key, value in judge.items()},
+            **more,
+        }
+        own = [f"evaluate.{key}={value}" for key, value in keys.items()]
+        return shlex.join(["tether", "run", recipe, "evaluate", *overrides, *own])
+    keys = "".join(f", {key}={value}" for key, value in more.items())
+    line = f"tether.evaluate(tether.load({str(run)!r}), {heldout}, judge={shown}{keys})"
+    return line if in_python else shlex.join(["python", "-c", f"import tether; {line}"])
+
+
+def show_verdict(console: Console, run: Path) -> None:
+    """The end of a call from Python: the verdict, and one line on where to look further."""
+    if loop := read_loop(run):
+        show_conclusion(console, loop_conclusion(loop))
+    else:
+        show_conclusion(console, brief(read_journey(run), to_judge(run, in_python=True)))
+    console.print(
+        f"Look further: tether report {run}; tether doctor {run}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def show_conclusion(console: Console, conclusion: Conclusion) -> None:
+    """A verdict and its warnings, a sentence a line."""
+    for sentence in (conclusion.headline, *conclusion.sentences, *conclusion.warnings):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_stage(console: Console, run: Path, summary: Facts, how: str = "") -> None:
+    """The summary of a stage, its verdict and warnings; collected pairs have none. `how` judges a
+    policy's answers.
+    """
+    costs = (
+        ("time", summary.get("seconds"), duration),
+        ("peak memory", summary.get("peak_rss_bytes"), gigabytes),
+        ("peak memory of the GPU", summary.get("peak_gpu_bytes"), gigabytes),
+    )
+    rows = [
+        *listing(summary),
+        *((name, show(value)) for name, value, show in costs if value is not None),
+    ]
+    show_table(console, run.name, rows)
+    show_table(console, "rounds", pair_rounds(read_sub_run(run, [])), ROUND_OF_PAIRS)
+    if not (run / "pairs.jsonl").is_file():
+        show_conclusion(console, brief(read_journey(run), how))
+    point_to(console, run.name, run)
+
+
+def show_agreement(console: Console, name: str, result: Facts, *, warn: bool = True) -> None:
+    """Print the agreement of a judge with the labels of a file, and warnings about it."""
+    show_table(console, name, _agreement_rows(result))
+    for sentence in _warnings(result) if warn else ():
+        console.print(f"[bold yellow]{sentence}[/]", highlight=False)
+
+
+AGREEMENT = {
+    "accuracy": "agrees with the labels", "accuracy_once": "  asked once", "accuracy_shown_first": "  chosen shown first",
+    "accuracy_shown_second": "  chosen shown last", "kappa": "Cohen's kappa", "kappa_once": ("  "
+                                                                                            "asked once in one order"),
+    "length_only": "the longer answer agrees with the labels", "annotators": "people", "bias": "the first place adds, in nats",
+    "names_first": "verdicts for the first place", "follows_place": "verdict follows the place",
+    "first_share": "first of a drawn order wins", "undecided": ("undecided after "
+                                                               "averaging"), "mass": ("probability "
+                                                                                     "of any "
+                                                                                     "verdict"),
+    "calibration_error": "calibration error",
+}  # fmt: skip
+"""Measurements of a judge's report, in the order of its table."""
+
+
+def _agreement_rows(result: Facts) -> Rows:
+    yield "judged in both orders", f"{result['num_judged']:,} of {result['num_pairs']:,} pairs"
+    yield from (
+        (f"  not judged: {reason}", f"{count:,}") for reason, count in result["failures"].items()
+    )
+    if result["num_parsed"]:
+        yield (
+            "  read off written replies",
+            f"{result['num_parsed']:,}: their labels are 0, 1/2 or 1",
+        )
+    agreement = result["agreement"] or {}
+    measured = {**result, **(result["position"] or {}), **agreement}
+    yield from listing({name: measured[key] for key, name in AGREEMENT.items() if key in measured})
+    if (temperature := agreement.get("temperature")) is not None:
+        after = f"{agreement['calibration_error_after']:.3f} by --temperature {temperature:.2f}"
+        yield (
+            "  mended",
+            "by no temperature: its verdicts say nothing of these labels"
+            if temperature > FLAT
+            else after,
+        )
+
+
+def _warnings(result: Facts) -> Iterator[str]:
+    agreement, lasting, cut_off = result["agreement"], result["num_lasting"], result["num_cut_off"]
+    if agreement is None:
+        yield "There are no labels to agree with: nothing is known of how good these verdicts are."
+    elif (accuracy := agreement["accuracy"])["high"] is not None and accuracy["high"] < 0.5:
+        yield (
+            "This judge is worse than a coin on these pairs, it prefers what people reject: do "
+            "not train on its labels."
+        )
+    elif accuracy["low"] is None or accuracy["low"] <= 0.5:
+        yield "This judge cannot be told from a coin on these pairs: do not train on its labels."
+    if cut_off:
+        yield (
+            f"{cut_off:,} pairs have no label because a reply was cut off at its greatest length: "
+            "give --reply-tokens a larger "
+            "number. A model that thinks before its verdict may need thousands, and a longer "
+            "--time-limit."
+        )
+    if left := result["num_pairs"] - result["num_judged"] - lasting - cut_off:
+        yield (
+            f"{left:,} pairs have no label. Give the same command again to ask for them; what "
+            "is known is not asked again."
+        )
+    if lasting:
+        yield (
+            f"{lasting:,} pairs get no label from this judge, however often it is asked: the "
+            "table says why."
+        )
+
+
+def counted(what: str, failures: Counter[str]) -> list[tuple[str, str]]:
+    """A row a reason, the commonest first."""
+    return [(f"  {what}: {reason}", f"{count:,}") for reason, count in failures.most_common()]
+
+
+def show_usage(console: Console, usage: Mapping[str, int]) -> None:
+    """Print the number of requests to a model, and their cost."""
+    counts = ", ".join(
+        f"{count:,} {name.replace('_', ' ')}" for name, count in usage.items() if count
+    )
+    console.print(f"asked: {counts}", highlight=False)

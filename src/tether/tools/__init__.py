@@ -1,0 +1,1 @@
+"""Commands on a recipe or on a finished run."""

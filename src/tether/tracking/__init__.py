@@ -1,0 +1,1 @@
+"""Trackers beside a run: they follow its files."""
