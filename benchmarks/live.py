@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.live.board import Board
-from tether.live.server import create_app
+from tether.live.server import dashboard_app
 from tether.preferences.server.address import Address, listen
 
 METRIC = "reward/proxy"
@@ -85,7 +85,7 @@ def served(folder: Path) -> Iterator[tuple[Board, str]]:
 
     board, token = Board(folder), secrets.token_urlsafe(16)
     opened, settings = listen(Address(port=0))
-    app = create_app(board, settings, token)
+    app = dashboard_app(board, settings, token)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", log_config=None, timeout_graceful_shutdown=1)
     )

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from tether.core.requests import Request, take_request
 from tether.live.board import Board
-from tether.live.server import TO_ENTER, _events, create_app
+from tether.live.server import TO_ENTER, _events, dashboard_app
 from tether.preferences.server.address import Address
 from tether.preferences.server.guard import form_token
 
@@ -50,7 +50,7 @@ def board(folder):
 
 
 def visitor(board, inside=True):
-    client = TestClient(create_app(board, Address(port=8766), TOKEN), base_url=ORIGIN)
+    client = TestClient(dashboard_app(board, Address(port=8766), TOKEN), base_url=ORIGIN)
     if inside:
         assert client.get("/open", params={"token": TOKEN}).status_code == 200
     return client

@@ -26,7 +26,7 @@ DEEPEST, MOST_FOLDERS = 6, 20_000
 
 
 class Condition(StrEnum):
-    """How a run is doing."""
+    """Condition of a run."""
 
     RUNNING = "running"
     ENDED = "ended"

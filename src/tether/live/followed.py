@@ -143,7 +143,9 @@ class FollowedRun:
                 writing, stage.num_alarms = stage.alarms.writing, 0
                 self._forget(stage, self.alarms, tick)
             stage.num_alarms += len(rows)
-            self.alarms.extend(Seen(tick, stage.name, shown(row)) for row in rows[-MOST_ALARMS:])
+            self.alarms.extend(
+                Seen(tick, stage.name, cell_text(row)) for row in rows[-MOST_ALARMS:]
+            )
         if stage.samples is None:
             return
         writing = stage.samples.writing
@@ -151,7 +153,7 @@ class FollowedRun:
             if stage.samples.writing != writing:
                 writing = stage.samples.writing
                 self._forget(stage, self.rollouts, tick)
-            new = (Seen(tick, stage.name, shown(row)) for row in rows[-MOST_ROLLOUTS:])
+            new = (Seen(tick, stage.name, cell_text(row)) for row in rows[-MOST_ROLLOUTS:])
             self.rollouts.extend(new)
 
     def _forget(self, stage: Stage, rows: deque[Seen], tick: int) -> None:
@@ -167,7 +169,7 @@ class FollowedRun:
         return max(self.stages.values(), key=lambda stage: stage.newest, default=None)
 
     def status(self) -> Row:
-        """How far the run is: plain values for people."""
+        """Progress of the run: plain values for people."""
         stage = self.active
         steps = None if stage is None else self._steps(stage)
         pace = None if stage is None else stage.pace.step
@@ -202,7 +204,7 @@ class FollowedRun:
         return self._totals[2]
 
 
-def shown(row: Json) -> Json:
+def cell_text(row: Json) -> Json:
     """A row for people: texts made visible and cut, numbers as they are, 40 entries at most."""
     return {
         visible(str(key), 60): value

@@ -43,7 +43,7 @@ TO_ENTER = (
 )
 
 
-class Door(NamedTuple):
+class DashboardDoor(NamedTuple):
     """The address, and the token that opens the pages."""
 
     settings: Address
@@ -56,10 +56,10 @@ class Door(NamedTuple):
         return f"tether_live_{self.settings.port}"
 
 
-def create_app(board: Board, settings: Address, token: str) -> FastAPI:
+def dashboard_app(board: Board, settings: Address, token: str) -> FastAPI:
     """The application over a board that somebody else lets look."""
     app = FastAPI(title="tether", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.site, app.state.board = Door(settings, token, Attempts(10)), board
+    app.state.site, app.state.board = DashboardDoor(settings, token, Attempts(10)), board
     app.add_api_route("/open", _open)
     app.add_api_route("/", _overview_page)
     app.add_api_route("/run/{key}", _run_page)
@@ -82,7 +82,7 @@ def serve_board(folder: Path, settings: Address, opened: socket.socket, token: s
     thread = threading.Thread(target=board.watch, name="dashboard", daemon=True)
     thread.start()
     config = uvicorn.Config(
-        create_app(board, settings, token), log_level="warning", server_header=False,
+        dashboard_app(board, settings, token), log_level="warning", server_header=False,
         timeout_graceful_shutdown=1, http=bounded_protocol(), proxy_headers=False,
     )  # fmt: skip
     try:
@@ -92,7 +92,7 @@ def serve_board(folder: Path, settings: Address, opened: socket.socket, token: s
         thread.join(LOOK_EVERY)
 
 
-def _door(request: Request) -> Door:
+def _door(request: Request) -> DashboardDoor:
     return request.app.state.site
 
 
