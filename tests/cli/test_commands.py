@@ -501,6 +501,23 @@ def test_a_key_is_explained(key, words, here):
     ), text
 
 
+def test_several_words_of_the_report_need_no_quotes(here):
+    code, text = here("explain", "gold", "win", "rate")
+    assert code == 0 and "ties count half" in " ".join(text.split())
+
+
+def test_without_torch_one_line_names_the_package(monkeypatch, capsys):
+    missing = ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    def fails(**_):
+        raise missing
+
+    monkeypatch.setattr("tether.cli.app", fails)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "pip install torch" in capsys.readouterr().err
+
+
 def test_recipes_are_listed_and_printed(here):
     code, text = here("recipes")
     assert code == 0 and all(

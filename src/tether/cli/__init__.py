@@ -207,6 +207,8 @@ def _explain(error: BaseException) -> None:
         _leave(str(error), error.exit_code)
     if isinstance(error, TetherError):
         _leave(str(error), 2)
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        _leave("torch is not installed: pip install torch (README.md, Install)", 2)
     if isinstance(error, OSError):
         place = f": {error.filename}" if error.filename else ""
         _leave(f"{error.strerror or error}{place}{ADVICE.get(error.errno or 0, '')}", 2)

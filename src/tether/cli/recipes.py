@@ -106,12 +106,13 @@ def new(
 
 
 def explain_key(
-    key: Annotated[
-        str,
+    words: Annotated[
+        list[str],
         typer.Argument(
+            metavar="KEY",
             help=(
                 "A section, a key such as ppo.kl or clip_range, a metric, or a word of the report."
-            )
+            ),
         ),
     ],
 ) -> None:
@@ -122,16 +123,17 @@ def explain_key(
     with starting():
         from tether.settings.recipe import recipe_type
 
+    key = " ".join(words)
     parts, keys = _sections(key), list(keys_of(recipe_type()))
     exact = [one for one in keys if list(one.path) == parts] or [
         one for one in keys if one.path[-1] == parts[-1]
     ]
-    words = meanings(key)
+    defined = meanings(key)
     if not exact or (len(parts) > 1 and list(exact[0].path) != parts):
-        if not words and not alike(key, {one.path[-1] for one in keys}, cutoff=CLOSE):
-            words = {name: EVERY[name] for name in near(key, most=1)}
-        if words and not any(one.path[0] == parts[0] for one in keys if len(parts) > 1):
-            _show_words(words)
+        if not defined and not alike(key, {one.path[-1] for one in keys}, cutoff=CLOSE):
+            defined = {name: EVERY[name] for name in near(key, most=1)}
+        if defined and not any(one.path[0] == parts[0] for one in keys if len(parts) > 1):
+            _show_words(defined)
             return
         inside = len(parts) > 1 and any(one.path[0] == parts[0] for one in keys)
         hint = (
@@ -140,7 +142,7 @@ def explain_key(
             else _alike(key, {one.path[-1] for one in keys})
         )
         raise ConfigError(f"no key is called {key!r}: {hint}")
-    _show_words(words)
+    _show_words(defined)
     console = Terminal(highlight=False)
     for meaning in dict.fromkeys(one.meaning for one in exact):
         same = [one for one in exact if one.meaning == meaning]
