@@ -154,7 +154,7 @@ def measured_prompts(limit: TimeLimit, note: Path, count: int) -> int:
     if limit.bounded:
         write_json(note, {"count": fits})
     if fits < count:
-        words = "%s: %d of %d held-out prompts are measured, since its time is limited."
+        words = "%s: its measurements take %d of %d held-out prompts, since its time is limited."
         _LOG.warning(words, note.parent.name, fits, count)
     return fits
 

@@ -129,7 +129,7 @@ class Price:
                 f"{change} (about {duration(seconds)})" for change, seconds in self.shorter
             )
             yield (
-                f"That is {duration(self.seconds)}. What shortens it most, each by itself: "
+                f"To shorten these {duration(self.seconds)} most, change one of these keys: "
                 f"{changes}."
             )
 

@@ -370,7 +370,8 @@ def _doubts(journey: Journey) -> Iterator[str]:
         words = wording_of_labels(journey).sentence(WARNS["reward"])
         yield words.format(accuracy=_of(accuracy))
     for stage in journey.stages:
-        if (made := finite(stage.summary.get("updates"))) and made < ENOUGH_UPDATES:
+        made = finite(stage.summary.get("updates"))
+        if made and made < ENOUGH_UPDATES and "budget" not in stage.summary:
             yield WARNS["few-updates"].format(stage=stage.name, updates=plural(made, "update"))
         longer, words = stage.estimate("longer_chosen"), WARNS.get(f"length-{stage.section}")
         if longer and words and (side(longer, LOPSIDED) > 0 or side(longer, 1 - LOPSIDED) < 0):
