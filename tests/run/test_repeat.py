@@ -121,7 +121,7 @@ def test_started_again_nothing_is_made_twice(finished, monkeypatch):
     root, summary = finished
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*.jsonl")}
     monkeypatch.setattr("tether.methods.pairs.load_policy", None)
-    monkeypatch.setattr("tether.methods.stage.open_model", None)
+    monkeypatch.setattr("tether.build.context.open_model", None)
     monkeypatch.setattr("tether.methods.evaluate.load_policy", None)
     assert run(journey(root, repeat=2, pairs={"choose": "uncertain"})) == summary
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*.jsonl")} == before

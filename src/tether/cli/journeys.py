@@ -18,6 +18,8 @@ from tether.terminal.console import Terminal
 from tether.terminal.tables import point_to, show_table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tether.settings.recipe import BaseRecipe
 
 ARMS = {
@@ -74,13 +76,20 @@ def stage(section: str, method: str = "") -> Callable[[str, list[str] | None, fl
 
 
 def run(
-    recipe: RecipeArgument, words: Words = None, on: On = None, budget: BudgetMinutes = None
+    recipe: RecipeArgument,
+    words: Words = None,
+    on: On = None,
+    budget: BudgetMinutes = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the jobs in their order, and run none.")
+    ] = False,
 ) -> None:
     """Run all stages of a recipe in order, or the named ones. The same command resumes."""
-    _run(recipe, [*_timed(words, budget), *([f"on={on}"] if on else [])])
+    given = [*_timed(words, budget), *([f"on={on}"] if on else [])]
+    _run(recipe, given, dry_run=dry_run)
 
 
-def _run(recipe: str, words: list[str], method: str = "") -> None:
+def _run(recipe: str, words: list[str], method: str = "", *, dry_run: bool = False) -> None:
     began = time.monotonic()
     with starting():
         from tether.settings.recipe import read_recipe
@@ -97,6 +106,9 @@ def _run(recipe: str, words: list[str], method: str = "") -> None:
                 f"{recipe} has no section of a stage, so there is nothing to do. "
                 "Add one, such as [sft]."
             )
+    if dry_run:
+        _show_jobs(Terminal(), config, chosen)
+        return
     if config.on in ("local", "ray"):
         _stages(config, chosen, began, [recipe, *overrides])
         return
@@ -106,6 +118,20 @@ def _run(recipe: str, words: list[str], method: str = "") -> None:
     command = ["run", there, *names, *(word for word in overrides if not word.startswith("on="))]
     run, ranks, device = Path(config.run), config.learner.ranks, config.model.device
     raise typer.Exit(submit(config.on, run, ranks, device, command))
+
+
+def _show_jobs(console: Console, config: BaseRecipe, chosen: Sequence[str] | None = None) -> None:
+    """Print the jobs of a recipe in the order in which they run."""
+    from tether.runner.jobs import described, expand
+
+    root = Path(config.run)
+    jobs = expand(config, chosen)
+    rows = [
+        (*described(job, root), "finished" if (job.folder / "summary.json").is_file() else "")
+        for job in jobs
+    ]
+    columns = ("job", "needs", "rows", "folder", "state")
+    show_table(console, f"{len(jobs)} jobs in {root}", rows, columns)
 
 
 def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
@@ -251,6 +277,7 @@ def plan(
 
         config = read_recipe(recipe, overrides or ())
     console = Terminal()
+    _show_jobs(console, config)
     device = (
         devices.machine_for(config.model.device)
         if gpu_memory is None and gpu is None

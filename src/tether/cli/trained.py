@@ -251,7 +251,8 @@ def _reward_server(recipe: str, stage: str | None, address: tuple[str, int]) -> 
         ConfigError: the recipe has no such stage, or `stage` must name one of several that sample.
     """
     from tether.build.reward_servers import reward_settings, settings_server
-    from tether.runner.run import stands_on
+    from tether.runner.jobs import expand
+    from tether.runner.run import context_of
     from tether.servers.http import new_token
     from tether.settings.recipe import read_recipe
     from tether.settings.sampling import OnlineSection
@@ -266,7 +267,7 @@ def _reward_server(recipe: str, stage: str | None, address: tuple[str, int]) -> 
             f"which stage's reward? {recipe} has these that sample: {', '.join(names) or 'none'}"
         )
     name = stage or names[0]
-    settings = reward_settings(config.section(name), stands_on(config, name))
+    settings = reward_settings(config.section(name), context_of(config, expand(config, [name])[0]))
     return settings_server(settings, address, token=new_token())
 
 

@@ -17,9 +17,9 @@ from tether.build.rewards import reward_model_of
 from tether.build.roles import newest_policy
 from tether.build.rows import check_data, load_rows
 from tether.core.budget import limited_by, time_limit
-from tether.core.errors import ConfigError, MissingFileError
+from tether.core.errors import MissingFileError
 from tether.core.rundir import RunDirectory, read_json
-from tether.core.types import Comparison, Feedback, Prompt, Sampling
+from tether.core.types import Comparison, Prompt, Sampling
 from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine
 from tether.learner.determinism import deterministic
@@ -31,7 +31,8 @@ from tether.methods.pairs import comparisons_of, feedback_of
 from tether.methods.stage import run_stage
 from tether.planning.price import show_price
 from tether.runner.budgets import Budgets, reopen
-from tether.runner.folder import check_base, round_folder
+from tether.runner.folder import check_base
+from tether.runner.jobs import Job, expand, from_pairs
 from tether.runner.ranks import together
 from tether.runner.restarts import watched, watches
 from tether.runner.totals import compared_in, write_totals
@@ -64,15 +65,14 @@ def run_recipe(
     """
     root, results, began = Path(recipe.run), {}, clock() if began is None else began
     names = list(recipe.stages if stages is None else stages)
+    jobs = expand(recipe, names)
     check_scorers(recipe)
     for name in names:
         section = recipe.section(name)
-        if section is None:
-            raise ConfigError(f"the recipe has no [{name}] section")
         check_libraries(recipe.model, name, section)
         if (root / name / "summary.json").is_file():
             continue
-        if not _from_pairs(recipe, name, section):
+        if not from_pairs(recipe, name):
             check_data(name, section)
         check_section(name, section, recipe.model)
         if isinstance(section, EvaluationSection):
@@ -86,19 +86,16 @@ def run_recipe(
     if watches(recipe.learner):
         with placed(recipe.on, recipe.model.device):
             return watched(recipe, names, progress)
-    again = [name for name in names if name != "sft"] if recipe.repeat else []
     with (
         placed(recipe.on, recipe.model.device),
         together(recipe, names),
         deterministic() if recipe.deterministic else contextlib.nullcontext(),
         tracking(recipe.track if here().first else (), root),
     ):
-        rounds = [(name, number) for number in range(1, (recipe.repeat or 0) + 1) for name in again]
-        order = [*((name, None) for name in names if name not in again), *rounds]
-        budgets = Budgets(recipe, order, price, clock, began)
-        for name, number in order:
-            with limited_by(budgets.limit(name, number)):
-                results[name] = _run(recipe, name, number, progress)
+        budgets = Budgets(recipe, [(job.name, job.round) for job in jobs], price, clock, began)
+        for job in jobs:
+            with limited_by(budgets.limit(job.name, job.round)):
+                results[job.name] = _run(recipe, job, progress)
         if recipe.section("evaluate") is not None and "evaluate" in names and here().first:
             write_totals(recipe)
     return results
@@ -111,17 +108,15 @@ def _sampling(recipe: BaseRecipe) -> Sampling | None:
 
 
 def _run(
-    recipe: BaseRecipe, name: str, number: int | None, progress: Callable[[str], Progress] | None
+    recipe: BaseRecipe, job: Job, progress: Callable[[str], Progress] | None
 ) -> dict[str, Any]:
-    """One stage, in one round."""
-    if here().size > 1 and recipe.kind(name).alone:
-        return here().once(lambda: _run(recipe, name, number, progress))
-    place = round_folder(Path(recipe.run), number)
-    if name != "sft":
-        check_base(Path(recipe.run), place / name)
-    title = name if number is None else f"{name} {number}"
-    context = stands_on(recipe, name, progress(title) if progress else None, number)
-    verdict = context.folder / "summary.json"
+    """One job."""
+    if here().size > 1 and job.kind.alone:
+        return here().once(lambda: _run(recipe, job, progress))
+    if job.name != "sft":
+        check_base(Path(recipe.run), job.folder)
+    context = context_of(recipe, job, progress(job.title) if progress else None)
+    verdict = job.folder / "summary.json"
     if (
         context.policies
         and verdict.is_file()
@@ -129,53 +124,45 @@ def _run(
     ):
         verdict.unlink()  # an arm has come: all are compared again, by the answers that are there
     if verdict.is_file() and here().first:
-        reopen(RunDirectory(context.folder), recipe.section(name), time_limit())
+        reopen(RunDirectory(job.folder), job.settings, time_limit())
     if not here().first:
-        context = replace(context, folder=here().desk / place.name / name)
-    summary = run_stage(recipe.section(name), context)
+        context = replace(context, folder=here().desk / job.place.name / job.name)
+    summary = run_stage(job.settings, context)
     free_memory()
     return summary
 
 
-def _from_pairs(recipe: BaseRecipe, name: str, section: Section) -> bool:
-    """True if a stage that names no data learns from the pairs of [pairs], or from their prompts."""
-    if (
-        section.data is not None
-        or recipe.section("pairs") is None
-        or name in ("sft", "pairs", "evaluate")
-    ):
-        return False
-    return section.kind in (Prompt, Comparison, Feedback)
-
-
-def stands_on(
-    recipe: BaseRecipe, name: str, progress: Progress | None = None, number: int | None = None
-) -> Context:
-    """Context of a recipe's stage: its folder, its model, its rows, and its scorer."""
-    root, section = Path(recipe.run), recipe.section(name)
-    place, earlier = (
-        round_folder(root, number),
-        [round_folder(root, n) for n in range(1, number or 1)],
+def context_of(recipe: BaseRecipe, job: Job, progress: Progress | None = None) -> Context:
+    """Inputs of a job's stage: its model, its rows and its scorer, as the run's files have them."""
+    settings, place = job.settings, job.place
+    context = Context(
+        job.kind.name,
+        job.folder,
+        recipe.model if job.name == "sft" else stage_model(recipe, Path(recipe.run)),
+        job.seed,
+        reward_model_of(settings) or job.scorer or place / "reward" / "model",
+        progress=progress,
+        round=job.round,
+        earlier=job.earlier,
+        policy=newest_policy(job.earlier[-1]) if job.earlier else None,
+        rows=_collected(recipe, settings, job.pairs) if job.pairs else None,
     )
-    model = recipe.model if name == "sft" else stage_model(recipe, root)
-    scorer = reward_model_of(section) or place / (section.scorer or "reward") / "model"
-    more: dict[str, Any] = {"progress": progress, "round": number, "earlier": earlier}
-    if earlier:
-        more["policy"] = newest_policy(earlier[-1])
-    if _from_pairs(recipe, name, section):
-        more["rows"] = _collected(recipe, section, [*earlier, place])
-    if name == "evaluate":
-        more["policies"] = {
-            n: place / n
-            for n in compared_in(recipe, place)
-            if (place / n / "summary.json").is_file()
-        }
-        more["sampling"] = _sampling(recipe)
-        more["trained"] = trained_prompts(recipe)
-    return Context(recipe.kind(name).name, place / name, model, recipe.seed, scorer, **more)
+    if job.name != "evaluate":
+        return context
+    compared = [name for name in compared_in(recipe, place) if _is_finished(place / name)]
+    return replace(
+        context,
+        policies={name: place / name for name in compared},
+        sampling=_sampling(recipe),
+        trained=trained_prompts(recipe),
+    )
 
 
-def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> Sequence[Any]:
+def _is_finished(folder: Path) -> bool:
+    return (folder / "summary.json").is_file()
+
+
+def _collected(recipe: BaseRecipe, section: Section, pairs: Sequence[Path]) -> Sequence[Any]:
     """The rows that a stage takes from [pairs]: comparisons of all rounds so far, verdicts on their
     sides, or its prompts.
     """
@@ -183,7 +170,7 @@ def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> 
         return load_rows(
             recipe.section("pairs").data, Prompt, Quarantine(), whole=calls_functions(section)
         )
-    comparisons = [row for place in places for row in comparisons_of(place / "pairs")]
+    comparisons = [row for folder in pairs for row in comparisons_of(folder)]
     return comparisons if section.kind is Comparison else feedback_of(comparisons)
 
 

@@ -20,7 +20,8 @@ from tether.cpu.memory import free_memory
 from tether.learner.determinism import deterministic
 from tether.methods.stage import run_stage
 from tether.models.loading import pick_device
-from tether.runner.run import stands_on
+from tether.runner.jobs import expand
+from tether.runner.run import context_of
 from tether.settings.recipe import BaseRecipe
 from tether.settings.stages import STAGES
 
@@ -121,7 +122,7 @@ def _standing(recipe: BaseRecipe, name: str) -> Context:
         if needed is not None and needed != name and recipe.section(needed) is not None:
             run_stage(recipe.section(needed), _standing(recipe, needed))
             free_memory()
-    return stands_on(recipe, name)
+    return context_of(recipe, expand(recipe, [name])[0])
 
 
 def _start(section: Any, context: Context, last: int) -> None:

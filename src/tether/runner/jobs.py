@@ -1,0 +1,160 @@
+"""Jobs of a recipe: each stage to run, in order, with everything that it depends on.
+
+The list is made from the recipe alone: nothing is loaded, and no file is read. Arms and rounds
+become jobs here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tether.core.errors import ConfigError
+from tether.core.types import Comparison, Feedback, Prompt
+from tether.runner.folder import round_folder
+from tether.settings.recipe import BaseRecipe
+from tether.settings.reward import RewardSection
+from tether.settings.rounds import RoundsSection
+from tether.settings.sampling import RewardedSection
+from tether.settings.section import Section
+from tether.settings.stages import StageKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A stage to run.
+
+    Args:
+        name: of the stage in its recipe, or of an arm: `ppo`, `ppo-beta0`.
+        kind: the row of the table of stages.
+        settings: the section.
+        folder: of its files; a finished one holds `summary.json`.
+        round: its number, of a recipe that repeats.
+        earlier: folders of the rounds before this one.
+        start: folder of the fine-tuned model from which it starts; None: the recipe's model.
+        pairs: folders of collected comparisons that it learns from; empty: rows of its own.
+        scorer: folder, or run, of the trained model that scores its answers.
+        policies: names of the policies that it compares with their start.
+        seed: of everything random.
+    """
+
+    name: str
+    kind: StageKind
+    settings: Section
+    folder: Path
+    round: int | None = None
+    earlier: tuple[Path, ...] = ()
+    start: Path | None = None
+    pairs: tuple[Path, ...] = ()
+    scorer: Path | None = None
+    policies: tuple[str, ...] = ()
+    seed: int = 0
+
+    @property
+    def place(self) -> Path:
+        """The folder that holds this job's folder and those of its round."""
+        return self.folder.parent
+
+    @property
+    def title(self) -> str:
+        """Name for people, with the round."""
+        return self.name if self.round is None else f"{self.name} {self.round}"
+
+
+def expand(recipe: BaseRecipe, stages: Sequence[str] | None = None) -> list[Job]:
+    """The jobs of a recipe in the order in which they run.
+
+    Args:
+        stages: names of stages and arms to run; None: all that the recipe has.
+
+    Raises:
+        ConfigError: the recipe has no such stage.
+    """
+    names = list(recipe.stages if stages is None else stages)
+    again = [name for name in names if name != "sft"] if recipe.repeat else []
+    once = [_job(recipe, name, None) for name in names if name not in again]
+    rounds = range(1, (recipe.repeat or 0) + 1)
+    return [*once, *(_job(recipe, name, number) for number in rounds for name in again)]
+
+
+def _job(recipe: BaseRecipe, name: str, number: int | None) -> Job:
+    root = Path(recipe.run)
+    settings = recipe.section(name)
+    if settings is None:
+        raise ConfigError(f"the recipe has no [{name}] section")
+    place = round_folder(root, number)
+    earlier = tuple(round_folder(root, before) for before in range(1, number or 1))
+    return Job(
+        name=name,
+        kind=recipe.kind(name),
+        settings=settings,
+        folder=place / name,
+        round=number,
+        earlier=earlier,
+        start=root / "sft" if name != "sft" and recipe.section("sft") is not None else None,
+        pairs=tuple(at / "pairs" for at in (*earlier, place)) if from_pairs(recipe, name) else (),
+        scorer=_scorer(settings, place),
+        policies=tuple(recipe.policies) if name == "evaluate" else (),
+        seed=recipe.seed,
+    )
+
+
+def from_pairs(recipe: BaseRecipe, name: str) -> bool:
+    """True if a stage without data of its own learns from the pairs of [pairs], or their prompts."""
+    section = recipe.section(name)
+    if section.data is not None or recipe.section("pairs") is None:
+        return False
+    learns = name not in ("sft", "pairs", "evaluate")
+    return learns and section.kind in (Prompt, Comparison, Feedback)
+
+
+def _scorer(settings: Section, place: Path) -> Path | None:
+    if settings.scorer is None:
+        return None
+    if isinstance(settings, RewardedSection) and settings.reward_model is not None:
+        return Path(settings.reward_model)
+    return place / settings.scorer / "model"
+
+
+def described(job: Job, root: Path) -> tuple[str, str, str, str]:
+    """What a person sees of a job: name, its dependencies, its rows, and its folder.
+
+    Args:
+        root: the run; folders below it are shown without it.
+    """
+
+    def short(path: Path) -> str:
+        return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+    needs = [short(path) for path in (job.start, job.scorer) if path is not None]
+    needs += [short(job.place / name) for name in job.policies]
+    rows = ", ".join(map(short, job.pairs)) or _named(job.settings)
+    parts = ", ".join(_parts(job.settings))
+    return (
+        f"{job.title} ({parts})" if parts else job.title,
+        ", ".join(needs),
+        rows,
+        short(job.folder),
+    )
+
+
+def _named(settings: Section) -> str:
+    """The data of a section, as its recipe names them."""
+    if settings.data is None:
+        return ""
+    path = settings.data.path
+    return path if isinstance(path, str) else ", ".join(path)
+
+
+def _parts(settings: Section) -> Iterator[str]:
+    """Trainings within a stage."""
+    if isinstance(settings, RewardSection):
+        if settings.objectives:
+            yield f"{len(settings.objectives)} objectives"
+        if settings.members > 1:
+            yield f"{settings.members} members"
+        if settings.test_share:
+            yield "a test model"
+    if isinstance(settings, RoundsSection):
+        yield f"{settings.rounds} rounds"
