@@ -42,7 +42,8 @@ from tether.evaluation.winrate import gain, mean_estimate
 from tether.learner.loop import Progress
 from tether.methods.stage import run_stage
 from tether.models.trunk import Role
-from tether.runner.run import run_recipe, stands_on
+from tether.runner.jobs import expand
+from tether.runner.run import context_of, run_recipe
 from tether.settings.config import Config
 from tether.settings.judges import FunctionJudge, JudgeConfig
 from tether.settings.model import ModelConfig
@@ -244,7 +245,8 @@ class Ground:
         run_recipe(
             recipe, [name for name in ("sft", "pairs") if name in recipe.stages], self.progress
         )
-        self.reward, self.ppo = stands_on(recipe, "reward"), stands_on(recipe, "ppo")
+        jobs = expand(recipe, ["reward", "ppo"])
+        self.reward, self.ppo = (context_of(recipe, job) for job in jobs)
         evaluate = config.ppo.evaluate
         assert (
             evaluate is not None

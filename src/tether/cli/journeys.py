@@ -122,12 +122,12 @@ def _run(recipe: str, words: list[str], method: str = "", *, dry_run: bool = Fal
 
 def _show_jobs(console: Console, config: BaseRecipe, chosen: Sequence[str] | None = None) -> None:
     """Print the jobs of a recipe in the order in which they run."""
-    from tether.runner.jobs import described, expand
+    from tether.runner.jobs import job_row, expand
 
     root = Path(config.run)
     jobs = expand(config, chosen)
     rows = [
-        (*described(job, root), "finished" if (job.folder / "summary.json").is_file() else "")
+        (*job_row(job, root), "finished" if (job.folder / "summary.json").is_file() else "")
         for job in jobs
     ]
     columns = ("job", "needs", "rows", "folder", "state")

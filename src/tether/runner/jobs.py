@@ -117,8 +117,8 @@ def _scorer(settings: Section, place: Path) -> Path | None:
     return place / settings.scorer / "model"
 
 
-def described(job: Job, root: Path) -> tuple[str, str, str, str]:
-    """What a person sees of a job: name, its dependencies, its rows, and its folder.
+def job_row(job: Job, root: Path) -> tuple[str, str, str, str]:
+    """Name, dependencies, rows and folder of a job, for a table.
 
     Args:
         root: the run; folders below it are shown without it.
