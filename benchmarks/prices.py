@@ -48,6 +48,7 @@ class Stage:
         self.watch, self.name = watch, name
         expected = watch.expected.get(name.partition(" ")[0])
         self.forecast = Forecast(watch.clock(), expected)
+        self.begun = time.monotonic()
         self.before = expected.seconds if expected else math.nan
         self.after_first_step: float | None = None
         self.ended = self.forecast.begun
@@ -57,8 +58,10 @@ class Stage:
         self.forecast.part(self.watch.clock(), done, total)
 
     def __call__(self, done: int, total: int, metrics: Mapping[str, Any]) -> None:
-        now, on_wall = self.watch.clock(), self.watch.clock is time.monotonic
-        self.forecast.step(now, done, total, metrics.get("time/step") if on_wall else None)
+        now, step = self.watch.clock(), metrics.get("time/step")
+        if step is not None:  # on the wall
+            step *= (now - self.forecast.begun) / (time.monotonic() - self.begun)
+        self.forecast.step(now, done, total, step)
         if self.after_first_step is None:
             self.after_first_step = self.forecast.whole(now)
             self.watch.first_step(self)

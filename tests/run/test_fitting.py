@@ -139,9 +139,7 @@ def test_pairs_and_evaluation_end_a_whole_run_in_time(tmp_path, expected):
 
 
 def test_the_price_says_what_a_budget_does_to_prompts(tmp_path):
-    """32 of 120 prompts are 4 of 12 turns, 40 s of 120; with one step of ten and 2 s of the page 92
-    s at least.
-    """
+    """32 of 120 prompts take 32 of 120 s; with one step of ten and 2 s of the page 76 s at least."""
     made = whole(tmp_path, 1)
     stages = [
         StagePrice("pairs", "", 12, 10.0, 0.0, 0.0, 0, prompts=120),
@@ -152,7 +150,7 @@ def test_the_price_says_what_a_budget_does_to_prompts(tmp_path):
     assert lines == [
         "The budget ends the whole run after 1 min, each training at a whole step; pairs and "
         "evaluate answer as many prompts as fit.",
-        "It will take longer than that, about 92 s: each training makes one step at least, and "
+        "It will take longer than that, about 76 s: each training makes one step at least, and "
         "pairs and evaluate answer 32 prompts.",
     ]
 

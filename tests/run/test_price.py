@@ -11,6 +11,7 @@ from tests.run.journeys import FEW
 
 import tether
 from tether.cli import app
+from tether.core.pace import Forecast
 from tether.planning.devices import Device
 from tether.planning.memory import Phase, StagePlan
 from tether.planning.plan import Plan
@@ -179,3 +180,18 @@ def test_a_model_that_the_planner_cannot_work_out_is_trained_all_the_same(
     assert (
         "The time and memory that this takes are not known before it starts: no decoder"
     ) in capsys.readouterr().out
+
+
+def test_answers_are_judged_after_the_last_turn(tmp_path):
+    """16 answers in four turns: a turn takes 5 s of sampling, and 2 of the judge's reading, which
+    comes at the end. After the first turn three are left, and 8 s of reading.
+    """
+    pairs = {"data": FEW["prompts"], "prompts": 8, "samples_per_prompt": 2, "engine_rows": 4}
+    judge = {"call": "tether.quickstart.judges:gold"}
+    made = recipe(tmp_path, pairs={**pairs, "judge": judge})
+    phases = [Phase("rollout", {}, 5.0), Phase("judge", {}, 2.0)]
+    (price,) = costs(made, Plan(SLOW, 0, [StagePlan("pairs", phases, None)]), {})
+    assert (price.steps, price.step, price.after) == (4, 5.0, 8.0)
+    forecast = Forecast(0.0, price.expected)
+    forecast.step(5.0, 2, 8)
+    assert forecast.whole(5.0) == 4 * 5.0 + 8.0

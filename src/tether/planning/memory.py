@@ -240,9 +240,13 @@ class Planner:
         model = planner.shape_model(self.config, self.dtype, self._attention)
         engine = self._engine(Role(model), rows, rows, Sampling(max_new_tokens=tokens))
         seconds = tokens * self.speeds.decoding(rows)
+        if isinstance(section, EvaluationSection):  # answers at one temperature are compared in KL
+            comparing = 2 * self.speeds.reading(rows, self.prompt, tokens)
+            seconds += comparing / (1 + len(section.temperatures))
+        phases = [Phase("rollout", {**held, **engine}, seconds)]
         if not isinstance(section, RoundsSection) and reads_answers(section.judge, section):
-            seconds += self.speeds.reading(rows, self.prompt, tokens)
-        return [Phase("rollout", {**held, **engine}, seconds)]
+            phases.append(Phase("judge", held, self.speeds.reading(rows, self.prompt, tokens)))
+        return phases
 
     @phases.register(OnlineSection)
     def _online(self, section: Any) -> list[Phase]:

@@ -232,9 +232,9 @@ def _least(recipe: BaseRecipe, stage: StagePrice) -> float:
         return 0.0
     section, steps = recipe.section(stage.name), stage.steps or 0
     if isinstance(section, PromptedSection):
-        steps = min(steps, ceil(steps * LEAST / stage.prompts)) if stage.prompts else steps
-    elif isinstance(section, TimedSection):
-        steps = min(1, steps)
+        share = min(1.0, LEAST / stage.prompts) if stage.prompts else 1.0
+        return stage.rounds * (stage.before + share * (steps * stage.step + stage.after))
+    steps = min(1, steps) if isinstance(section, TimedSection) else steps
     return stage.rounds * (stage.before + steps * stage.step + stage.after)
 
 
@@ -284,6 +284,10 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
             else seconds["update"] + inner * seconds["rollout"]
         )
         after = stage.after
+        if steps and isinstance(section, PromptedSection):  # all answers are judged at the end
+            judging = seconds.get("judge", 0.0)
+            step -= judging
+            after += judging * steps
         if steps and isinstance(section, SupervisedSection | RewardSection):
             fraction = section.heldout_fraction
             after += step * steps / section.epochs * fraction / (1 - fraction) * READING
