@@ -92,14 +92,14 @@ def test_a_hostile_folder_is_shown_and_nothing_in_it_acts(tmp_path, browser, wid
         page.click("tbody a")
         page.wait_for_selector("#rollouts article")
         page.click("#others summary")
-        page.fill("#search", "owned")
+        page.get_by_label("Text").fill("owned")
         assert page.locator("#rollouts article").count() == 9
         assert "␛]0;owned␇" in page.inner_text("#rollouts")
-        page.fill("#search", "long")
+        page.get_by_label("Text").fill("long")
         assert "9,996,000 more characters" in page.inner_text("#rollouts")
-        page.click("#clear")
-        page.fill("#step", "4")
-        assert page.inner_text("#count") == "1 rollouts"
+        page.click("text=Show all")
+        page.get_by_label("Step").fill("4")
+        assert page.inner_text("#rollouts [role=status]") == "1 rollouts"
         text = page.inner_text("body")
         assert "ppo/samples.jsonl: 1 line(s) cannot be read" in text and "secret" not in text
         assert all(word in text for word in (HOSTILE[0], HOSTILE[1], HOSTILE[4]))
@@ -124,7 +124,7 @@ def test_a_run_is_followed_stopped_killed_and_deleted_on_its_page(tmp_path, brow
             page.wait_for_selector("#answer:has-text('stops and saves')")
             assert (root / "ppo" / "stop.request").is_file()
             before = int(page.get_attribute("body", "data-points"))
-            page.wait_for_selector("#rollouts article:nth-child(4)")
+            page.wait_for_selector("#rollouts article:nth-of-type(4)")
             program.kill()
             began = time.monotonic()
             page.wait_for_selector("#state.crashed", timeout=10_000)
@@ -152,18 +152,21 @@ def test_scores_are_chosen_by_a_bar_and_a_step_by_a_curve(tmp_path, browser):
     with served(root.parent) as (_, address):
         page = enter(browser, address, viewport={"width": 1280, "height": 900})
         page.click("tbody a")
-        page.wait_for_selector("#rollouts article:nth-child(10)")
-        bars = page.locator("#histogram button:not([disabled])")
+        page.wait_for_selector("#rollouts article:nth-of-type(10)")
+        bars = page.locator(".bars button:not([disabled])")
         assert bars.count() == 10
         bars.last.click()
         assert page.locator("#rollouts article").count() == 1
         assert "answer 10" in page.inner_text("#rollouts")
-        page.click("#clear")
-        page.select_option("#order", "low")
+        page.click("text=Show all")
+        page.get_by_label("Order").select_option("low")
         assert "answer 1\n" in page.inner_text("#rollouts article >> nth=0") + "\n"
         box = page.locator("#main canvas").first.bounding_box()
         page.mouse.click(box["x"] + box["width"] - 9, box["y"] + 20)
-        assert page.input_value("#step") == "10" and page.inner_text("#count") == "1 rollouts"
+        assert (
+            page.get_by_label("Step").input_value() == "10"
+            and page.inner_text("#rollouts [role=status]") == "1 rollouts"
+        )
 
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)

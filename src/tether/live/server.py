@@ -34,7 +34,9 @@ from tether.preferences.server.guard import (
 )
 
 PAGES = Path(__file__).parent / "pages"
-STYLES = (Path(report.__file__).with_name("page.css"), PAGES / "live.css")
+REPORT = Path(report.__file__).parent
+STYLES = (REPORT / "page.css", PAGES / "live.css")
+SCRIPTS = {path.name: path for path in (REPORT / "rollouts.js", *PAGES.glob("*.js"))}
 COOKIE_SECONDS, BEAT_EVERY = 30 * 86400, 15.0
 """Seconds of a session, and between two signs of life of a stream."""
 TO_ENTER = (
@@ -211,8 +213,8 @@ async def _static(request: Request, name: str) -> Response:
     """The style or the script; no path of a request reaches the disk."""
     if name == "live.css":
         return Response("\n".join(path.read_text() for path in STYLES), media_type="text/css")
-    if name in ("live.js", "charts.js"):
-        return Response((PAGES / name).read_text(), media_type="text/javascript")
+    if name in SCRIPTS:
+        return Response(SCRIPTS[name].read_text(), media_type="text/javascript")
     raise HTTPException(404)
 
 

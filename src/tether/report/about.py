@@ -5,12 +5,13 @@ gold scores.
 from __future__ import annotations
 
 import re
+import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tether.report.numbers import SENTENCES, duration, percent, thousands
-from tether.report.reading import Journey, Row, SubRun, finite, mapping, present, printable
+from tether.report.reading import Journey, Row, SubRun, finite, listed, mapping, present, printable
 from tether.settings.synonyms import METHODS
 
 NAMES, GOLD, PARTS = SENTENCES["methods"], SENTENCES["gold"], SENTENCES["parts"]
@@ -114,12 +115,22 @@ def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
         ("versions", [_versions(manifests[0])] if manifests else []),
         ("seed", list(dict.fromkeys(str(seed) for seed in seeds))),
         ("run", [str(run)]),
+        ("run again", _again(manifests)),
     )
     return [
         (name, [printable(line, 300) for line in lines if line])
         for name, lines in rows
         if any(lines)
     ]
+
+
+def _again(manifests: Sequence[Row]) -> list[str]:
+    """The commands that began the stages, each once, to be given in their working directory."""
+    begun = [
+        (str(manifest.get("cwd", ".")), shlex.join(map(str, listed(manifest.get("argv")))))
+        for manifest in manifests
+    ]
+    return [f"cd {shlex.quote(cwd)} && {line}" for cwd, line in dict.fromkeys(begun) if line]
 
 
 def _data(stage: SubRun) -> Iterator[str]:

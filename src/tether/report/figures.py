@@ -275,7 +275,7 @@ def timeline_figures(arm: SubRun) -> list[Plot]:
     for place, spans in enumerate(servers.values(), 1):
         worked = [
             (max(0.0, seconds + begin), seconds + end)
-            for begin, end in _pairs(spans)
+            for begin, end in number_pairs(spans)
             if seconds + end > 0
         ]
         traces.append(_bars(worked, place, "samples", BLUE, listed=place == 1))
@@ -283,7 +283,7 @@ def timeline_figures(arm: SubRun) -> list[Plot]:
     return framed(frame, traces, height=60 + 34 * (1 + len(servers)), rows=["learner", *servers])
 
 
-def _pairs(value: Any) -> Iterator[tuple[float, float]]:
+def number_pairs(value: Any) -> Iterator[tuple[float, float]]:
     """The pairs of finite numbers in a list."""
     for pair in listed(value):
         first, second, *_ = (*map(finite, listed(pair)), None, None)

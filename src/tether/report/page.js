@@ -25,4 +25,21 @@
   addEventListener("pointermove", tell);
   addEventListener("pointerdown", tell);
   addEventListener("scroll", leave, { passive: true });
+
+  // All rollouts, unpacked by the browser itself; a click on a curve's point shows those of its step.
+  const data = document.getElementById("rollout-data");
+  if (!data) return;
+  const browser = new RolloutBrowser(document.getElementById("rollouts"), "No rollouts were recorded.");
+  const unpack = async () => {
+    const bytes = Uint8Array.from(atob(data.textContent.trim()), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const { prompts, rows, alarms } = JSON.parse(await new Response(stream).text());
+    browser.set(rows.map(([stage, step, prompt, response, proxy, stop]) => ({ stage, step, prompt: prompts[prompt], response, proxy, stop })),
+      alarms.map(([stage, detector, step]) => ({ stage, detector, step })));
+  };
+  unpack();
+  addEventListener("click", (event) => {
+    const hit = event.target.closest(".hit"), step = hit && /^step ([\d,]+)/.exec(texts.get(hit) || "");
+    if (step) browser.choose(Number(step[1].replaceAll(",", "")));
+  });
 })();

@@ -36,6 +36,8 @@ from tether.report.reading import (
     read_journey,
     read_loop,
 )
+from tether.report.rollouts import packed_rollouts
+from tether.report.trace import write_trace
 from tether.report.wording import Wording, wording_of, wording_of_labels
 
 HERE = Path(__file__).resolve().parent
@@ -66,7 +68,9 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     """Write one HTML page about a run directory, whatever tether left in it, and give its path.
 
     The page needs no network and its policy forbids it; `output` defaults to `report.html` in the
-    run. Of a stage's folder in a run that a command began, it is the run's page that is written.
+    run. Beside the page goes a trace for ui.perfetto.dev (`trace.json`, beside another page than
+    the default one `NAME.trace.json`) where a stage has measured its phases. Of a stage's folder
+    in a run that a command began, it is the run's page that is written.
     Parts that the run does not have are left out; damaged files are named at the foot of the page.
 
     Raises:
@@ -78,7 +82,13 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     if output.is_dir():
         raise RunError(f"{output} is a folder. Give the path of the HTML file to write.")
     rounds = read_loop(run)
-    page = _journey_page(read_journey(run), run) if rounds is None else _loop_page(rounds)
+    if rounds is None:
+        journey = read_journey(run)
+        page = _journey_page(journey, run)
+        name = "trace.json" if output.parent == run else f"{output.stem}.trace.json"
+        write_trace(journey, output.with_name(name))
+    else:
+        page = _loop_page(rounds)
     with whole_file(output) as temporary:
         temporary.write_bytes(page.encode("utf-8", "replace"))
     return output
@@ -106,6 +116,8 @@ def _journey_page(journey: Journey, run: Path) -> str:
     contents = [("at-verdict", "Verdict"), *[("at-answers", "Before and after")] * compared]
     stages = [*journey.arms[:1], *(each.stage for each in supervised)]
     contents += [(about.anchor(stage.name), about.method_name(stage)) for stage in stages]
+    rollouts = packed_rollouts(journey)
+    contents += [("at-rollouts", "Rollouts")] * (rollouts is not None)
     contents += [("at-time", "Time")] * bool(drawn["stages"]) + [
         ("at-config", "Config and manifest")
     ] * bool(blocks)
@@ -138,6 +150,7 @@ def _journey_page(journey: Journey, run: Path) -> str:
         samples=[] if groups else training_samples(journey.stage("policy")),
         reward="reward" if journey.own_reward else "proxy",
         blocks=blocks,
+        rollouts=rollouts,
     )  # fmt: skip
 
 
@@ -230,7 +243,8 @@ def fill_template(
     Every text among `values` is made visible and escaped where it is printed, so it may come from a
     model.
     """
-    script = (HERE / "page.js").read_text(encoding="utf-8")
+    scripts = ((HERE / name).read_text(encoding="utf-8") for name in ("rollouts.js", "page.js"))
+    script = "\n".join(scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     values = {"title": name, "about": [], "contents": [], **values}
     return _templates(template.parent).get_template(template.name).render(

@@ -4,14 +4,6 @@ const PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9
 const colour = (place) => place < PALETTE.length ? PALETTE[place] : `hsl(${(place * 137.5) % 360} 62% 50%)`;
 const MOST_POINTS = 8000;
 
-const shortNumber = (value) => {
-  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
-  if (Number.isInteger(value)) return value.toLocaleString("en");
-  return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
-};
-
 class Points {
   constructor() { this.x = []; this.y = []; }
   add(x, y) {

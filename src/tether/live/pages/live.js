@@ -4,7 +4,7 @@
   const system = matchMedia("(prefers-color-scheme: dark)");
   const MAIN = ["reward/proxy", "gold/score", "heldout/score", "heldout/correct", "kl/policy_reference_k1", "response/length",
     "response/stop_rate", "policy/entropy", "loss", "eval_loss", "accuracy", "eval_accuracy"];
-  const MOST_ROLLOUTS = 500, SHOWN = 30;
+  const MOST_ROLLOUTS = 500;
   const charts = new Set();
   const redraw = () => { for (const chart of charts) chart.draw(); };
 
@@ -16,12 +16,7 @@
   system.addEventListener("change", redraw);
   addEventListener("scroll", () => hoverText(null), { passive: true });
 
-  const make = (tag, className, text) => {
-    const element = document.createElement(tag);
-    if (className) element.className = className;
-    if (text !== undefined) element.textContent = text;
-    return element;
-  };
+  const make = makeElement;
   // a text node changes only where its text does, so that a screen reader is not spoken to each second
   const write = (element, text) => { if (element.textContent !== text) element.textContent = text; };
   const clock = (seconds) => {
@@ -165,8 +160,9 @@
 
   const runPage = () => {
     const id = location.pathname.split("/").pop(), stages = new Map(), figures = new Map();
-    let rollouts = [], alarms = [], run = null, bin = null, shown = SHOWN, following = true;
-    const choose = (step) => { $("step").value = step; bin = null; list(); $("search").scrollIntoView({ behavior: "smooth", block: "center" }); };
+    let rollouts = [], alarms = [], run = null, following = true;
+    const browser = new RolloutBrowser($("rollouts"), "No rollouts were recorded yet.");
+    const choose = (step) => browser.choose(step);
     const ask = async (button) => {
       button.disabled = true;
       const body = new URLSearchParams({ token: document.querySelector('meta[name="token"]').content });
@@ -194,49 +190,6 @@
         made.canvas.setAttribute("aria-label", inWords(key, points));
         if (MAIN.includes(key) || $("others").open) made.chart.set([{ name: key, colour: PALETTE[0], points }]);
       }
-    };
-    const card = (row) => {
-      const box = make("article", "answer"), head = make("header");
-      head.append(make("span", "", `step ${shortNumber(row.step)}${stages.size > 1 ? ` · ${row.stage}` : ""}`), make("span", "", `score ${shortNumber(row.proxy)}`));
-      box.append(head);
-      if (row.prompt) { const prompt = make("p", "text prompt", row.prompt); prompt.dir = "auto"; box.append(prompt); }
-      const answer = make("p", "text", row.response ?? row.chosen ?? ""); answer.dir = "auto"; box.append(answer);
-      for (const text of box.querySelectorAll(".text")) if (text.textContent.length > 400 || text.textContent.split("\n").length > 8) text.tabIndex = 0;
-      if (row.stop === "length") box.append(make("p", "quiet", "It was cut off at the greatest length."));
-      return box;
-    };
-    const list = () => {
-      const text = $("search").value.trim().toLowerCase(), step = $("step").value;
-      let rows = rollouts.filter((row) => (step === "" || row.step === Number(step)) &&
-        (!text || `${row.prompt}\n${row.response}`.toLowerCase().includes(text)));
-      histogram(rows);
-      if (bin) rows = rows.filter((row) => Number.isFinite(row.proxy) && row.proxy >= bin[0] && (row.proxy < bin[1] || bin[2]));
-      const order = $("order").value;
-      if (order !== "new") rows = rows.filter((row) => Number.isFinite(row.proxy)).sort((a, b) => (order === "high" ? b.proxy - a.proxy : a.proxy - b.proxy));
-      else rows = [...rows].reverse();
-      write($("count"), rows.length ? `${rows.length} rollouts` : rollouts.length ? "No rollout fits. Only the newest are here; the report has all." : "No rollouts were recorded yet.");
-      $("rollouts").replaceChildren(...rows.slice(0, shown).map(card));
-      $("next").hidden = rows.length <= shown;
-    };
-    const histogram = (rows) => {
-      const scores = rows.map((row) => row.proxy).filter(Number.isFinite), holder = $("histogram");
-      holder.parentElement.hidden = !scores.length;
-      if (!scores.length) return;
-      const low = Math.min(...scores), high = Math.max(...scores), count = high > low ? 16 : 1, width = (high - low) / count || 1;
-      const bins = new Array(count).fill(0);
-      for (const score of scores) bins[Math.min(count - 1, Math.floor((score - low) / width))]++;
-      const most = Math.max(...bins);
-      holder.replaceChildren(...bins.map((number, place) => {
-        const from = low + place * width, to = place === count - 1 ? high : from + width, button = make("button");
-        button.type = "button"; button.disabled = !number;
-        button.style.height = `${number / most * 100}%`;
-        button.title = `${shortNumber(from)} to ${shortNumber(to)}: ${number}`;
-        button.setAttribute("aria-label", `scores from ${button.title} rollouts`);
-        const on = bin && bin[0] === from;
-        button.setAttribute("aria-pressed", on ? "true" : "false");
-        button.addEventListener("click", () => { bin = on ? null : [from, to, place === count - 1]; list(); });
-        return button;
-      }));
     };
     const status = () => {
       const left = run.left === null ? "" : ` · ${clock(run.left)} left`;
@@ -268,11 +221,12 @@
         rollouts = rollouts.filter((row) => row.stage !== name);
         alarms = alarms.filter((row) => row.stage !== name);
       }
-      if (run.rollouts.length || run.reset.length) { rollouts = rollouts.concat(run.rollouts).slice(-MOST_ROLLOUTS); list(); }
+      if (run.rollouts.length || run.reset.length) rollouts = rollouts.concat(run.rollouts).slice(-MOST_ROLLOUTS);
       if (run.alarm_rows.length || run.reset.length) {
         alarms = alarms.concat(run.alarm_rows).slice(-100);
         $("alarms").replaceChildren(...(alarms.length ? [...alarms].reverse().map(alarmCard) : [make("p", "quiet", "None so far.")]));
       }
+      if (run.rollouts.length || run.alarm_rows.length || run.reset.length) browser.set(rollouts, alarms);
       const select = $("stage"), names = [...stages.keys()];
       if (select.options.length !== names.length) {
         const before = select.value;
@@ -291,10 +245,6 @@
     };
     $("stage").addEventListener("change", () => { following = false; draw(); });
     $("others").addEventListener("toggle", draw);
-    for (const name of ["search", "step", "order"]) $(name).addEventListener("input", () => { bin = null; shown = SHOWN; list(); });
-    $("clear").addEventListener("click", () => { $("search").value = $("step").value = ""; bin = null; shown = SHOWN; list(); });
-    $("next").addEventListener("click", () => { shown += SHOWN; list(); });
-    list();
   };
 
   if (document.body.dataset.page === "overview") overview(); else runPage();

@@ -1,0 +1,140 @@
+"use strict";
+// A browser of rollouts: controls, a histogram of their scores, and the answers. Texts are set as text, so none can act.
+const shortNumber = (value) => {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
+};
+const makeElement = (tag, className, text) => {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = text;
+  return element;
+};
+
+class RolloutBrowser {
+  static SHOWN = 30;
+  constructor(root, empty) {
+    this.root = root; this.empty = empty; this.rows = []; this.alarms = []; this.bin = this.group = null; this.shown = RolloutBrowser.SHOWN;
+    const controls = makeElement("div", "controls");
+    const field = (text, tag, type) => {
+      const label = makeElement("label", "", text), input = makeElement(tag);
+      if (type) { input.type = type; input.autocomplete = "off"; }
+      if (type === "number") input.inputMode = "decimal";
+      label.append(input); controls.append(label);
+      input.addEventListener("input", () => { this.bin = this.group = null; this.shown = RolloutBrowser.SHOWN; this.list(); });
+      return input;
+    };
+    this.text = field("Text ", "input", "search");
+    this.step = field("Step ", "input", "number");
+    this.stage = field("Stage ", "select"); this.alarm = field("Alarm ", "select");
+    this.low = field("Score from ", "input", "number"); this.high = field("to ", "input", "number");
+    this.short = field("Characters from ", "input", "number"); this.long = field("to ", "input", "number");
+    this.order = field("Order ", "select");
+    for (const [value, name] of [["new", "newest first"], ["old", "oldest first"], ["high", "highest score first"], ["low", "lowest score first"], ["long", "longest first"]]) {
+      this.order.append(new Option(name, value));
+    }
+    for (const input of [this.low, this.high]) input.step = "any";
+    const clear = makeElement("button", "", "Show all");
+    clear.type = "button"; clear.addEventListener("click", () => this.clear());
+    controls.append(clear);
+    this.scores = makeElement("figure"); this.bars = makeElement("div", "bars");
+    this.scores.append(makeElement("h3", "", "Scores of these rollouts"), this.bars);
+    this.count = makeElement("p", "quiet"); this.count.setAttribute("role", "status");
+    this.cards = makeElement("div", "rollouts");
+    this.more = makeElement("button", "", "Show more");
+    this.more.type = "button"; this.more.addEventListener("click", () => { this.shown += RolloutBrowser.SHOWN; this.list(); });
+    root.replaceChildren(controls, this.scores, this.count, this.cards, this.more);
+    this.set([], []);
+  }
+  set(rows, alarms) {
+    this.rows = rows; this.alarms = alarms;
+    this.fill(this.stage, "all", [...new Set(rows.map((row) => row.stage))]);
+    this.fill(this.alarm, "any step", [...new Set(alarms.map((one) => one.detector))]);
+    this.list();
+  }
+  fill(select, all, names) {
+    const before = select.value;
+    if (select.options.length !== names.length + 1) {
+      select.replaceChildren(new Option(all, ""), ...names.map((name) => new Option(String(name).replaceAll("_", " ") || "this run", `=${name}`)));
+      select.value = [...select.options].some((option) => option.value === before) ? before : "";
+    }
+    select.parentElement.hidden = names.length < (select === this.stage ? 2 : 1);
+  }
+  clear() {
+    for (const input of [this.text, this.step, this.low, this.high, this.short, this.long, this.stage, this.alarm]) input.value = "";
+    this.bin = this.group = null; this.shown = RolloutBrowser.SHOWN; this.list();
+  }
+  choose(step) {
+    this.clear(); this.step.value = step; this.list();
+    this.root.scrollIntoView({ block: "start" }); this.text.focus({ preventScroll: true });
+  }
+  fits() {
+    const words = this.text.value.trim().toLowerCase(), step = this.step.value, stage = this.stage.value, alarm = this.alarm.value;
+    const marked = new Set(this.alarms.filter((one) => `=${one.detector}` === alarm).map((one) => `${one.stage}\n${one.step}`));
+    const within = (value, low, high) => (low.value === "" || value >= Number(low.value)) && (high.value === "" || value <= Number(high.value));
+    const scored = this.low.value !== "" || this.high.value !== "";
+    return this.rows.filter((row) => (step === "" || row.step === Number(step)) && (!stage || `=${row.stage}` === stage) &&
+      (!alarm || marked.has(`${row.stage}\n${row.step}`)) && (!scored || (Number.isFinite(row.proxy) && within(row.proxy, this.low, this.high))) &&
+      within((row.response || "").length, this.short, this.long) &&
+      (!this.group || (row.step === this.group.step && row.prompt === this.group.prompt && row.stage === this.group.stage)) &&
+      (!words || `${row.prompt}\n${row.response}`.toLowerCase().includes(words)));
+  }
+  list() {
+    let rows = this.fits();
+    this.histogram(rows);
+    const [low, high, last] = this.bin || [];
+    if (this.bin) rows = rows.filter((row) => Number.isFinite(row.proxy) && row.proxy >= low && (last || row.proxy < high));
+    const order = this.order.value, by = { old: (a, b) => a.step - b.step, high: (a, b) => b.proxy - a.proxy, low: (a, b) => a.proxy - b.proxy,
+      long: (a, b) => (b.response || "").length - (a.response || "").length, new: (a, b) => b.step - a.step }[order];
+    if (order === "high" || order === "low") rows = rows.filter((row) => Number.isFinite(row.proxy));
+    rows = [...rows].sort(by);
+    const text = this.group ? `The ${rows.length} answers to one prompt at step ${this.group.step}, side by side` :
+      rows.length ? `${rows.length.toLocaleString("en")} rollouts` : this.rows.length ? "No rollout fits." : this.empty;
+    if (this.count.textContent !== text) this.count.textContent = text;
+    this.cards.className = this.group ? "rollouts sides" : "rollouts";
+    this.cards.replaceChildren(...rows.slice(0, this.shown).map((row) => this.card(row)));
+    this.more.hidden = rows.length <= this.shown;
+  }
+  histogram(rows) {
+    const scores = rows.map((row) => row.proxy).filter(Number.isFinite);
+    this.scores.hidden = !scores.length;
+    if (!scores.length) return;
+    let [low, high] = [Infinity, -Infinity];
+    for (const score of scores) { if (score < low) low = score; if (score > high) high = score; }
+    const count = high > low ? 16 : 1, width = (high - low) / count || 1, bins = new Array(count).fill(0);
+    for (const score of scores) bins[Math.min(count - 1, Math.floor((score - low) / width))]++;
+    const most = Math.max(...bins);
+    this.bars.replaceChildren(...bins.map((number, place) => {
+      const from = low + place * width, button = makeElement("button"), last = place === count - 1, on = this.bin !== null && this.bin[0] === from;
+      button.type = "button"; button.disabled = !number; button.style.height = `${number / most * 100}%`;
+      button.title = `${shortNumber(from)} to ${shortNumber(last ? high : from + width)}: ${number}`;
+      button.setAttribute("aria-label", `scores from ${button.title} rollouts`);
+      button.setAttribute("aria-pressed", on ? "true" : "false");
+      button.addEventListener("click", () => { this.bin = on ? null : [from, from + width, last]; this.list(); });
+      return button;
+    }));
+  }
+  card(row) {
+    const box = makeElement("article", "answer"), head = makeElement("header"), answer = row.response ?? row.chosen ?? "";
+    const place = this.stage.options.length > 2 ? ` · ${row.stage}` : "";
+    head.append(makeElement("span", "", `step ${shortNumber(row.step)}${place}`), makeElement("span", "", `score ${shortNumber(row.proxy)}`));
+    box.append(head);
+    for (const [text, className] of [[row.prompt, "text prompt"], [answer, "text"]]) {
+      if (!text && className !== "text") continue;
+      const part = makeElement("p", className, text); part.dir = "auto";
+      if (text.length > 400 || text.split("\n").length > 8) part.tabIndex = 0;
+      box.append(part);
+    }
+    if (row.stop === "length") box.append(makeElement("p", "quiet", "It was cut off at the greatest length."));
+    const group = this.group ? [] : this.rows.filter((one) => one.step === row.step && one.prompt === row.prompt && one.stage === row.stage);
+    if (group.length > 1) {
+      const button = makeElement("button", "", `The ${group.length} answers to this prompt`);
+      button.type = "button"; button.addEventListener("click", () => { this.clear(); this.group = row; this.list(); this.root.scrollIntoView(); });
+      box.append(button);
+    }
+    return box;
+  }
+}

@@ -1,0 +1,80 @@
+"""All rollouts that a run has recorded, packed into its page."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from math import ceil
+from typing import NamedTuple
+
+from tether.report.numbers import thousands
+from tether.report.reading import Journey, Row, SubRun, finite, printable
+
+MOST = 3_500_000
+"""Characters of the page that rollouts may take."""
+
+
+class Packed(NamedTuple):
+    """Rollouts as base64 of gzipped JSON, and a sentence on how many of how many they are."""
+
+    text: str
+    sentence: str
+
+
+def packed_rollouts(journey: Journey, most: int = MOST) -> Packed | None:
+    """The rollouts of all stages; beyond `most` characters those of every so many steps. None:
+    there are none.
+    """
+    rows = [(stage, row) for stage in journey.stages for row in _rollouts(stage)]
+    if not rows:
+        return None
+    every = 1
+    while len(text := _packed(journey, _of_steps(rows, every))) > most:
+        every *= max(2, ceil(len(text) / most))
+    steps = len({(stage.name, row["step"]) for stage, row in rows})
+    number = thousands(len(rows))
+    if every == 1:
+        return Packed(text, f"All {number} rollouts that were recorded, of {steps} steps.")
+    return Packed(
+        text,
+        f"Of {number} recorded rollouts those of one step in {every}: the page would be too large "
+        "with all. All of them are in samples.jsonl of the stage.",
+    )
+
+
+def _rollouts(stage: SubRun) -> Iterator[Row]:
+    for row in stage.samples:
+        if finite(row.get("step")) is not None and isinstance(row.get("response"), str):
+            yield row
+
+
+def _of_steps(rows: Sequence[tuple[SubRun, Row]], every: int) -> list[tuple[SubRun, Row]]:
+    """The rows of the first step, of the last, and of one in so many between."""
+    steps = sorted({row["step"] for _, row in rows})
+    chosen = {*steps[::every], steps[-1]}
+    return [(stage, row) for stage, row in rows if row["step"] in chosen]
+
+
+def _packed(journey: Journey, rows: Sequence[tuple[SubRun, Row]]) -> str:
+    prompts: dict[str, int] = {}
+    packed = [
+        (
+            stage.name,
+            row["step"],
+            prompts.setdefault(printable(row.get("prompt")), len(prompts)),
+            printable(row["response"]),
+            finite(row.get("proxy")),
+            printable(row.get("stop"), 40),
+        )
+        for stage, row in rows
+    ]
+    alarms = [
+        (stage.name, printable(alarm.get("detector"), 60), finite(alarm.get("step")))
+        for stage in journey.stages
+        for alarm in stage.alarms
+    ]
+    value = {"prompts": list(prompts), "rows": packed, "alarms": alarms}
+    content = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    return base64.b64encode(gzip.compress(content, 9, mtime=0)).decode()

@@ -1,0 +1,129 @@
+"""All rollouts of a run on its page, the trace of its phases, and how to run it again."""
+
+import base64
+import gzip
+import json
+
+import pytest
+
+from tether.report.page import write_report
+from tether.report.reading import read_journey
+from tether.report.rollouts import packed_rollouts
+from tether.report.trace import write_trace
+
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu"]
+
+
+def rows(steps, each=4):
+    """Groups of answers to one prompt a step; scores rise with the step."""
+    return [
+        {"step": step, "prompt": f"prompt {step}", "response": f"answer {step}.{place} " * 5, "proxy": step + place / 10, "stop": "length" if place else "stop_token"}
+        for step in range(1, steps + 1)
+        for place in range(each)
+    ]  # fmt: skip
+
+
+def unpacked(text):
+    return json.loads(gzip.decompress(base64.b64decode(text)))
+
+
+def test_every_recorded_rollout_is_packed(tmp_path, synthetic):
+    run = synthetic.write_quickstart(tmp_path / "run")
+    synthetic.write_lines(run / "ppo" / "samples.jsonl", rows(50))
+    (run / "ppo" / "samples.jsonl").open("a").write(
+        "{damaged\n" + '{"step": null, "response": 3}\n'
+    )
+    packed = packed_rollouts(read_journey(run))
+    assert packed is not None
+    value = unpacked(packed.text)
+    mine = [row for row in value["rows"] if row[0] == "ppo"]
+    assert [(r[1], r[3], r[4], r[5]) for r in mine] == [
+        (r["step"], r["response"], r["proxy"], r["stop"]) for r in rows(50)
+    ]
+    assert {value["prompts"][row[2]] for row in mine} == {f"prompt {s}" for s in range(1, 51)}
+    assert packed.sentence.startswith("All ")
+
+
+def test_what_is_too_much_for_a_page_is_counted_and_its_steps_are_spread(tmp_path, synthetic):
+    run = synthetic.write_quickstart(tmp_path / "run")
+    synthetic.write_lines(run / "ppo" / "samples.jsonl", rows(300))
+    packed = packed_rollouts(read_journey(run), most=4000)
+    assert packed is not None and len(packed.text) <= 4000
+    steps = {row[1] for row in unpacked(packed.text)["rows"] if row[0] == "ppo"}
+    assert (
+        {1, 300} <= steps
+        and "samples.jsonl" in packed.sentence
+        and "one step in" in packed.sentence
+    )
+
+
+def test_a_trace_lays_the_phases_of_each_step_before_its_end(tmp_path, synthetic):
+    run = tmp_path / "run"
+    synthetic.write_lines(run / "metrics.jsonl", [{"step": 1, "time": 110.0, "time/step": 4.0, "time/rollout": 1.0, "time/reward": 0.5, "time/update": 2.0, "reward/proxy": 1.0}])  # fmt: skip
+    synthetic.write_lines(run / "engine" / "work.jsonl", [{"step": 1, "servers": {"a": [[-3.5, -3.0], ["x", 1]]}}])  # fmt: skip
+    assert write_trace(read_journey(run), tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    laid = [(e["name"], e["tid"], e["ts"] / 1e6, e["dur"] / 1e6) for e in events if e["ph"] == "X"]
+    assert laid == [("step 1", 0, 106.0, 4.0), ("rollout", 1, 106.0, 1.0), ("reward", 1, 107.0, 0.5), ("update", 1, 107.5, 2.0), ("samples", 2, 106.5, 0.5)]  # fmt: skip
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {0: "steps", 1: "phases", 2: "a"}
+
+
+def test_a_run_without_times_has_no_trace(tmp_path, synthetic):
+    synthetic.write_lines(tmp_path / "run" / "metrics.jsonl", [{"step": 1, "loss": 1.0}])
+    write_report(tmp_path / "run")
+    assert not (tmp_path / "run" / "trace.json").exists()
+
+
+def test_the_page_says_how_to_run_it_again(tmp_path, synthetic):
+    run = tmp_path / "run"
+    synthetic.write_lines(run / "metrics.jsonl", [{"step": 1, "loss": 1.0}])
+    synthetic.write(
+        run / "manifest.json", {"argv": ["tether", "sft", "my recipe.toml"], "cwd": "/home/me"}
+    )
+    text = write_report(run).read_text()
+    assert "cd /home/me &amp;&amp; tether sft &#39;my recipe.toml&#39;" in text
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 360])
+def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromium, width):
+    playwright = pytest.importorskip("playwright.sync_api")
+    run = synthetic.write_quickstart(tmp_path / "run")
+    mean = [*rows(20), {"step": 3, "prompt": "<img src=x onerror='window.hacked=1'>", "response": "<script>window.hacked=1</script>", "proxy": -9.0}]  # fmt: skip
+    synthetic.write_lines(run / "ppo" / "samples.jsonl", mean)
+    synthetic.write_lines(run / "ppo" / "alarms.jsonl", [{"step": 7, "detector": "kl_jump", "message": "m", "advice": "a"}])  # fmt: skip
+    path, problems = write_report(run), []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_context(
+            viewport={"width": width, "height": 900}, offline=True
+        ).new_page()
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(path.as_uri())
+        page.wait_for_selector("#rollouts article")
+        part, count = page.locator("#rollouts"), page.locator("#rollouts [role=status]")
+        part.get_by_label("Text").fill("answer 7.2")
+        assert count.inner_text() == "1 rollouts"
+        part.get_by_text("The 4 answers to this prompt").click()
+        assert count.inner_text() == "The 4 answers to one prompt at step 7, side by side"
+        part.get_by_text("Show all").click()
+        part.get_by_label("Alarm").select_option(label="kl jump")
+        assert count.inner_text() == "4 rollouts"
+        part.get_by_text("Show all").click()
+        part.get_by_label("Score from").fill("20.05")
+        assert count.inner_text() == "3 rollouts"
+        part.get_by_text("Show all").click()
+        part.locator(".bars button:not([disabled])").first.click()
+        assert (
+            count.inner_text() == "1 rollouts"
+            and "<script>" in part.locator("article").inner_text()
+        )
+        page.locator("#reward-kl .hit").nth(4).hover()
+        page.locator("#reward-kl .hit").nth(4).click()
+        assert part.get_by_label("Step").input_value() != ""
+        overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert page.evaluate("'hacked' in window") is False and overflow == 0
+        browser.close()
+    assert problems == []
