@@ -17,10 +17,16 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu"]
 def rows(steps, each=4):
     """Groups of answers to one prompt a step; scores rise with the step."""
     return [
-        {"step": step, "prompt": f"prompt {step}", "response": f"answer {step}.{place} " * 5, "proxy": step + place / 10, "stop": "length" if place else "stop_token"}
+        {
+            "step": step,
+            "prompt": f"prompt {step}",
+            "response": f"answer {step}.{place} " * 5,
+            "proxy": step + place / 10,
+            "stop": "length" if place else "stop_token",
+        }
         for step in range(1, steps + 1)
         for place in range(each)
-    ]  # fmt: skip
+    ]
 
 
 def unpacked(text):
@@ -59,12 +65,33 @@ def test_what_is_too_much_for_a_page_is_counted_and_its_steps_are_spread(tmp_pat
 
 def test_a_trace_lays_the_phases_of_each_step_before_its_end(tmp_path, synthetic):
     run = tmp_path / "run"
-    synthetic.write_lines(run / "metrics.jsonl", [{"step": 1, "time": 110.0, "time/step": 4.0, "time/rollout": 1.0, "time/reward": 0.5, "time/update": 2.0, "reward/proxy": 1.0}])  # fmt: skip
-    synthetic.write_lines(run / "engine" / "work.jsonl", [{"step": 1, "servers": {"a": [[-3.5, -3.0], ["x", 1]]}}])  # fmt: skip
+    synthetic.write_lines(
+        run / "metrics.jsonl",
+        [
+            {
+                "step": 1,
+                "time": 110.0,
+                "time/step": 4.0,
+                "time/rollout": 1.0,
+                "time/reward": 0.5,
+                "time/update": 2.0,
+                "reward/proxy": 1.0,
+            }
+        ],
+    )
+    synthetic.write_lines(
+        run / "engine" / "work.jsonl", [{"step": 1, "servers": {"a": [[-3.5, -3.0], ["x", 1]]}}]
+    )
     assert write_trace(read_journey(run), tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     laid = [(e["name"], e["tid"], e["ts"] / 1e6, e["dur"] / 1e6) for e in events if e["ph"] == "X"]
-    assert laid == [("step 1", 0, 106.0, 4.0), ("rollout", 1, 106.0, 1.0), ("reward", 1, 107.0, 0.5), ("update", 1, 107.5, 2.0), ("samples", 2, 106.5, 0.5)]  # fmt: skip
+    assert laid == [
+        ("step 1", 0, 106.0, 4.0),
+        ("rollout", 1, 106.0, 1.0),
+        ("reward", 1, 107.0, 0.5),
+        ("update", 1, 107.5, 2.0),
+        ("samples", 2, 106.5, 0.5),
+    ]
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert names == {0: "steps", 1: "phases", 2: "a"}
 
@@ -90,9 +117,20 @@ def test_the_page_says_how_to_run_it_again(tmp_path, synthetic):
 def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromium, width):
     playwright = pytest.importorskip("playwright.sync_api")
     run = synthetic.write_quickstart(tmp_path / "run")
-    mean = [*rows(20), {"step": 3, "prompt": "<img src=x onerror='window.hacked=1'>", "response": "<script>window.hacked=1</script>", "proxy": -9.0}]  # fmt: skip
+    mean = [
+        *rows(20),
+        {
+            "step": 3,
+            "prompt": "<img src=x onerror='window.hacked=1'>",
+            "response": "<script>window.hacked=1</script>",
+            "proxy": -9.0,
+        },
+    ]
     synthetic.write_lines(run / "ppo" / "samples.jsonl", mean)
-    synthetic.write_lines(run / "ppo" / "alarms.jsonl", [{"step": 7, "detector": "kl_jump", "message": "m", "advice": "a"}])  # fmt: skip
+    synthetic.write_lines(
+        run / "ppo" / "alarms.jsonl",
+        [{"step": 7, "detector": "kl_jump", "message": "m", "advice": "a"}],
+    )
     path, problems = write_report(run), []
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
