@@ -92,13 +92,13 @@ def test_a_hostile_folder_is_shown_and_nothing_in_it_acts(tmp_path, browser, wid
         page.click("tbody a")
         page.wait_for_selector("#rollouts article")
         page.click("#others summary")
-        page.get_by_label("Text").fill("owned")
+        page.get_by_role("searchbox", name="Text").fill("owned")
         assert page.locator("#rollouts article").count() == 9
         assert "␛]0;owned␇" in page.inner_text("#rollouts")
-        page.get_by_label("Text").fill("long")
+        page.get_by_role("searchbox", name="Text").fill("long")
         assert "9,996,000 more characters" in page.inner_text("#rollouts")
         page.click("text=Show all")
-        page.get_by_label("Step").fill("4")
+        page.get_by_role("spinbutton", name="Step").fill("4")
         assert page.inner_text("#rollouts [role=status]") == "1 rollouts"
         text = page.inner_text("body")
         assert "ppo/samples.jsonl: 1 line(s) cannot be read" in text and "secret" not in text
@@ -159,12 +159,12 @@ def test_scores_are_chosen_by_a_bar_and_a_step_by_a_curve(tmp_path, browser):
         assert page.locator("#rollouts article").count() == 1
         assert "answer 10" in page.inner_text("#rollouts")
         page.click("text=Show all")
-        page.get_by_label("Order").select_option("low")
+        page.get_by_role("combobox", name="Order").select_option("low")
         assert "answer 1\n" in page.inner_text("#rollouts article >> nth=0") + "\n"
         box = page.locator("#main canvas").first.bounding_box()
         page.mouse.click(box["x"] + box["width"] - 9, box["y"] + 20)
         assert (
-            page.get_by_label("Step").input_value() == "10"
+            page.get_by_role("spinbutton", name="Step").input_value() == "10"
             and page.inner_text("#rollouts [role=status]") == "1 rollouts"
         )
 

@@ -160,7 +160,7 @@ def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromi
         )
         page.locator("#reward-kl .hit").nth(4).hover()
         page.locator("#reward-kl .hit").nth(4).click()
-        assert part.get_by_label("Step").input_value() != ""
+        assert part.get_by_role("spinbutton", name="Step").input_value() != ""
         overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert page.evaluate("'hacked' in window") is False and overflow == 0
         browser.close()
