@@ -31,7 +31,7 @@
   if (!data) return;
   const browser = new RolloutBrowser(document.getElementById("rollouts"), "No rollouts were recorded.");
   const unpack = async () => {
-    const bytes = Uint8Array.from(atob(data.textContent.trim()), (letter) => letter.charCodeAt(0));
+    const bytes = Uint8Array.from(atob(data.content.textContent.trim()), (letter) => letter.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     const { prompts, rows, alarms } = JSON.parse(await new Response(stream).text());
     browser.set(rows.map(([stage, step, prompt, response, proxy, stop]) => ({ stage, step, prompt: prompts[prompt], response, proxy, stop })),
