@@ -106,7 +106,7 @@ class Watch:
             names = list(self.expected)
             later = names[names.index(stage.name) + 1 :] if stage.name in names else []
             rest = sum(self.expected[name].seconds for name in later)
-            self.whole = stage.after_first_step + rest * stage.forecast.slowness
+            self.whole = stage.after_first_step + rest * max(1.0, stage.forecast.slowness)
 
     def end(self) -> None:
         """The stage in hand has ended."""

@@ -168,6 +168,20 @@ def test_a_budget_decides_on_the_time_that_is_left():
         assert bar.left() == "0:00:30 left, all 0:02:00"
 
 
+@pytest.mark.parametrize(("step", "rest"), [(5.0, "0:02:25"), (20.0, "0:06:20")])
+def test_only_a_slow_stage_says_something_of_the_others(step, rest):
+    """Ten steps of 10 s were expected, and 100 s of the next stage: a stage that takes half as long
+    was priced too high itself, and one that takes twice as long may have busy neighbours.
+    """
+    screen = Screen(terminal=False)
+    with bars(screen) as announce:
+        announce.price([], {"sft": Expected(0.0, 100.0, 0.0), "grpo": Expected(0.0, 100.0, 0.0)})
+        bar = announce("sft")
+        screen.now = step
+        bar(1, 10, {"time/step": step})
+        assert bar.left().endswith(f"all {rest}")
+
+
 def test_a_short_stage_needs_no_correction():
     screen = Screen(terminal=False)
     with bars(screen) as announce:

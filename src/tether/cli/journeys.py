@@ -122,7 +122,7 @@ def _run(recipe: str, words: list[str], method: str = "", *, dry_run: bool = Fal
 
 def _show_jobs(console: Console, config: BaseRecipe, chosen: Sequence[str] | None = None) -> None:
     """Print the jobs of a recipe in the order in which they run."""
-    from tether.runner.jobs import job_row, expand
+    from tether.runner.jobs import expand, job_row
 
     root = Path(config.run)
     jobs = expand(config, chosen)

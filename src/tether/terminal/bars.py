@@ -95,7 +95,7 @@ class Bar:
         """The time that is left, in a few characters."""
         seconds, later = (
             self.forecast.left(self.screen.now),
-            self.screen.later(self.phase) * self.forecast.slowness,
+            self.screen.later(self.phase) * max(1.0, self.forecast.slowness),
         )
         if seconds is None:
             return (
