@@ -6,6 +6,7 @@ import hashlib
 import logging
 import secrets
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from tether.live.followed import FollowedRun, Seen, Stage
 
 LOOK_EVERY, FIND_EVERY = 1.0, 5
 """Seconds between two looks, and looks between two searches for new runs."""
+SHARE, LONGEST_WAIT = 0.05, 5.0
+"""Share of a processor that looks may take, and the longest wait for it in seconds."""
 MOST_RUNS, MOST_OPEN = 500, 6
 """Runs of a board, and runs of which every metric is held: those that were opened last."""
 SHOWN = (
@@ -53,11 +56,13 @@ class Board:
     def watch(self) -> None:
         """Look until `over` is set."""
         while True:
+            began = time.thread_time()
             try:
                 self.look()
             except OSError as error:
                 logging.getLogger(__name__).warning("a look at the runs failed: %s", error)
-            if self.over.wait(LOOK_EVERY):
+            wait = (time.thread_time() - began) / SHARE
+            if self.over.wait(min(LONGEST_WAIT, max(LOOK_EVERY, wait))):
                 return
 
     def look(self) -> None:
