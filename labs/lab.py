@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -21,6 +22,8 @@ from tether.report.page import fill_template
 from tether.report.plotting import PALETTE, Trace, framed
 
 HERE = Path(__file__).resolve().parent
+HEIGHT = 300
+"""Of a plot, in pixels."""
 SEED = "TETHER_LAB_SEED"
 """The variable of the environment that holds another seed than 0."""
 MARKDOWN = MarkdownIt("commonmark").enable("table")
@@ -103,6 +106,12 @@ class Lab:
         print(text)
         self._keep("text", text)
 
+    def source(self, function: Callable[..., Any]) -> None:
+        """Show the code of a function of the labs' own modules."""
+        code = inspect.getsource(function)
+        print(code)
+        self._keep("source", coloured(code))
+
     def table(self, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Show a table; numbers with three significant digits."""
         cells = [[_cell(value) for value in row] for row in rows]
@@ -112,18 +121,15 @@ class Lab:
         self._keep("table", (head, cells))
 
     def plot(
-        self,
-        title: str,
-        traces: Sequence[Trace],
-        *,
-        x: str,
-        y: str,
-        look_at: str,
-        height: int = 300,
+        self, title: str, traces: Sequence[Trace], *, x: str, y: str, look_at: str, right: str = ""
     ) -> None:
-        """Show curves in one picture; the curves take the palette's colours in their order."""
+        """Show curves in one picture; the curves take the palette's colours in their order.
+
+        Args:
+            right: the title of a second axis, for the curves that are made with `right=True`.
+        """
         free = iter(PALETTE)
-        coloured = [
+        painted = [
             trace if trace.colour == "muted" else trace._replace(colour=next(free))
             for trace in traces
         ]
@@ -133,8 +139,9 @@ class Lab:
             "caption": f"Look at: {look_at}",
             "x": x,
             "y": y,
+            "right": right,
         }
-        plot = framed(frame, coloured, height=height)[0]
+        plot = framed(frame, painted, height=HEIGHT)[0]
         print(f"[plot] {title}. {plot.caption}")
         self._keep("plot", plot)
 
@@ -204,8 +211,12 @@ def cells_of(source: str) -> Iterator[Cell]:
             text = re.sub(r"^# ?", "", body, flags=re.MULTILINE)
             yield Cell("text", Markup(MARKDOWN.render(text)), number)
         elif body.strip():
-            coloured = highlight(body.strip("\n"), PythonLexer(), HtmlFormatter(nowrap=True))
-            yield Cell("plot" if "plot" in first else "code", Markup(coloured), number)
+            yield Cell("plot" if "plot" in first else "code", coloured(body), number)
+
+
+def coloured(code: str) -> Markup:
+    """Python code as HTML, its kinds of words as classes."""
+    return Markup(highlight(code.strip("\n"), PythonLexer(), HtmlFormatter(nowrap=True)))
 
 
 def title_of(source: str) -> str:

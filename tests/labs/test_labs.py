@@ -51,6 +51,35 @@ BROKEN = {
         ("reward - reward.mean(1, keepdim=True)", "reward.mean(1, keepdim=True) - reward",
          "π with the clip"),
     ],
+    "02_reward_model": [
+        ("train = compare(1000, luck)", "train = compare(1000, luck, flipped=1.0)", "held-out accuracy"),
+        ("reward = fit_reward(train)", "reward = 4 * fit_reward(train)", "calibration error"),
+    ],
+    "03_reinforce": [
+        ("reward = scores[:, None]", "reward = -scores[:, None]", "share at the end"),
+    ],
+    "04_gradient_variance": [
+        ("- expected(answers, baseline, offset)", "+ expected(answers, baseline, offset)", "variance"),
+        ("return shop.evaluate(answers)[1].detach() + offset",
+         "return gold(answers)[:, None].expand(answers.mask.shape) * 0.5 + offset", "bias of the value"),
+    ],
+    "05_kl_shaped_reward": [
+        ("return shaped(scores, policy, reference, mask, -beta)",
+         "return shaped(scores, policy, reference, mask, beta)", "the doctor judges"),
+        ("terminal = scores - BETA", "terminal = scores + BETA", "per token less terminal"),
+    ],
+    "06_ppo_in_40_lines": [
+        ("random_reward=random_reward)", "random_reward=True)", "share of vowels at the end"),
+    ],
+    "07_hundred_steps": [
+        ("steps = train(tethered, steps=STEPS, beta=BETA)",
+         "steps = train(tethered, steps=STEPS, beta=0.0)", "true gain"),
+        ("free = train(loose, steps=STEPS, beta=0.0)",
+         "free = train(loose, steps=STEPS, beta=BETA)", "true reward with β = 0"),
+    ],
+    "08_slider": [
+        ("train(shop, steps=STEPS, beta=beta)", "train(shop, steps=STEPS, beta=0.0)", "gain − β KL"),
+    ],
 }  # fmt: skip
 """By lab: what stands in it, what breaks it, and what the error must name."""
 

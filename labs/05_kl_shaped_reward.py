@@ -1,0 +1,174 @@
+# %% [markdown]
+# # 5. The KL-shaped reward, and four classic mistakes
+#
+# **Goal.** Put a score and a KL penalty together into one reward for each token.
+# Then make the four mistakes that everybody makes once, and let tether's doctor find them.
+#
+# **Chapter:** the KL penalty as a part of the reward, and how it goes wrong.
+#
+# **Time:** 6 seconds.
+
+# %%
+import torch
+from torch import Tensor
+
+from tether.labs import Lab, line
+from tether.labs.ppo import shaped, train
+from tether.labs.words import Answers, Shop, base, draw, exact_kl, gold, logprobs_of
+from tether.monitoring.doctor import Finding, kl_sign, score_once, wrong_reference
+from tether.monitoring.doctor_log import StageLog, reference_at_start
+
+lab = Lab("05_kl_shaped_reward")
+BETA = 0.3
+STEPS = 30
+
+# %% [markdown]
+# ## The reward of a token
+#
+#     r_t = −β (log π(y_t) − log π_ref(y_t)) + score · [t is the last token]
+#
+# Two ways to charge for the KL give the same total: a little at each token, or all of it at the end.
+# Per token is better for learning, since each token pays for what it did itself.
+
+# %%
+lab.source(shaped)
+luck = torch.Generator().manual_seed(lab.seed)
+shop = Shop(lab.seed, gold)
+answers = draw(shop.start, 200, luck)
+reference = logprobs_of(shop.start, answers)
+moved = reference + 0.1 * torch.randn(reference.shape, generator=luck) * answers.mask
+scores = gold(answers)
+rewards = shaped(scores, moved, reference, answers.mask, BETA)
+terminal = scores - BETA * ((moved - reference) * answers.mask).sum(1)
+gap = float((rewards.sum(1) - terminal).abs().max())
+lab.expect("per token less terminal, in total", gap, 0, 1e-4, "theory: the same sum")
+
+# %% [markdown]
+# ## Four mistakes
+#
+# 1. **Sign.** +β instead of −β: the policy is paid to leave its reference.
+# 2. **Broadcast.** The score at every token instead of the last: long answers are paid by the word.
+# 3. **Moving reference.** The reference shares the policy's weights, so the KL is always 0.
+# 4. **Base instead of SFT.** The reference is the model before fine-tuning: the tether is tied to
+#    the wrong post.
+
+
+# %%
+def wrong_sign(
+    scores: Tensor, policy: Tensor, reference: Tensor, mask: Tensor, beta: float
+) -> Tensor:
+    return shaped(scores, policy, reference, mask, -beta)
+
+
+def broadcast(
+    scores: Tensor, policy: Tensor, reference: Tensor, mask: Tensor, beta: float
+) -> Tensor:
+    nothing = torch.zeros_like(scores)
+    return shaped(nothing, policy, reference, mask, beta) + scores[:, None] * mask
+
+
+class MovingShop(Shop):
+    """A shop whose reference is its own policy."""
+
+    def reference_logprobs(self, answers: Answers) -> Tensor:
+        return logprobs_of(self.table.detach(), answers)
+
+
+variants = {
+    "right": (Shop(lab.seed, gold), shaped),
+    "sign": (Shop(lab.seed, gold), wrong_sign),
+    "broadcast": (Shop(lab.seed, gold), broadcast),
+    "moving reference": (MovingShop(lab.seed, gold), shaped),
+    "base": (Shop(lab.seed, gold, reference=base()), shaped),
+}
+logs = {}
+for name, (game, shape) in variants.items():
+    logs[name] = train(game, steps=STEPS, beta=BETA, shape=shape)
+
+# %% plot
+lab.plot(
+    "The true KL to the SFT model",
+    [line(game.drift, name) for name, (game, _) in variants.items()],
+    x="step",
+    y="KL, nats an answer",
+    look_at="the right run levels off lowest. With the wrong sign the policy runs away; a reference "
+    "that moves holds nothing; the base model pulls the policy away from what SFT taught.",
+)
+lab.plot(
+    "The KL that each run reports about itself",
+    [line([step.kl for step in log], name) for name, log in logs.items()],
+    x="step",
+    y="KL to its own reference, nats an answer",
+    look_at="two lines give themselves away: one is exactly 0 throughout, and one starts high, "
+    "where every run with the right reference starts at 0.",
+)
+
+# %% [markdown]
+# ## The doctor
+#
+# `tether doctor` looks at a stage before training and at its log afterwards. Its checks are plain
+# functions. Four of them are enough here, and each needs only a few tensors.
+
+
+# %%
+def diagnose(name: str) -> list[str]:
+    """The checks that find something in a variant."""
+    game, shape = variants[name]
+    batch = draw(game.start, 100, torch.Generator().manual_seed(1))
+    policy = logprobs_of(game.start, batch)
+    own = logprobs_of(game.reference, batch)
+    scores = torch.linspace(1.0, 2.0, len(policy))
+    lengths = batch.mask.sum(1).tolist()
+    before = shape(scores, policy, policy, batch.mask, BETA).sum()
+    lifted = shape(scores, policy + 1, policy, batch.mask, BETA).sum()
+    rows = [
+        {"step": number, "grad_norm": 1.0, "kl/policy_reference_k1": step.kl}
+        for number, step in enumerate(logs[name], start=1)
+    ]
+    checks = {
+        "KL sign": kl_sign(float(lifted - before), BETA, "reward"),
+        "score placement": score_once(shape(scores, policy, policy, batch.mask, 0.0), lengths),
+        "reference": wrong_reference(policy, own, batch.mask),
+        "log": reference_at_start(StageLog(rows, {}), [step.kl for step in logs[name]]),
+    }
+    return [check for check, result in checks.items() if isinstance(result, Finding)]
+
+
+findings = {name: diagnose(name) for name in variants}
+lab.table(
+    ["run", "true reward at the end", "true KL", "found by the doctor"],
+    [
+        [name, game.truth[-1], exact_kl(game.table.detach(), game.start), ", ".join(findings[name])]
+        for name, (game, _) in variants.items()
+    ],
+)
+meant = {
+    "right": [],
+    "sign": ["KL sign"],
+    "broadcast": ["score placement"],
+    "moving reference": ["log"],
+    "base": ["reference", "log"],
+}
+agreed = sum(findings[name] == meant[name] for name in variants)
+lab.expect("runs that the doctor judges rightly, of 5", agreed, 5, 5, "theory: each has one fault")
+drift = {name: game.drift[-1] for name, (game, _) in variants.items()}
+reported = max(abs(step.kl) for step in logs["moving reference"])
+lab.expect("KL that the moving reference reports", reported, 0, 1e-6, "theory: 0")
+lab.expect(
+    "KL with the wrong sign, over the right one", drift["sign"] / drift["right"], 0, 99, "TODO"
+)
+lab.expect(
+    "KL of the moving reference, over the right one",
+    drift["moving reference"] / drift["right"],
+    0,
+    99,
+    "TODO",
+)
+lab.expect("KL with the base, over the right one", drift["base"] / drift["right"], 0, 99, "TODO")
+
+# %% [markdown]
+# **Question to try.** The run that broadcasts ends with a fine reward here. Give the shop a longer
+# memory for "sorry": let every word earn 0.1 in the score. What happens to the length of answers?
+
+# %%
+lab.finish()
