@@ -136,14 +136,22 @@ truth = {row[0]: row[1] for row in rows}
 gain = truth[f"β = {BETA:g}"] - cooled
 thanks = answers["β = 0"].counts[:, WORDS.index("thank")].mean()
 flat = tethered.drift[-30:]
-lab.expect("KL over the last 30 steps, largest / smallest", max(flat) / min(flat), 1, 9, "TODO")
-lab.expect("true gain over the cooled start", gain, -9, 9, "TODO")
+gap = free_scores[-1] - scores[-1]
+control = truth["random reward"] - truth["start"]
 lab.expect(
-    "random reward against the start", truth["random reward"] - truth["start"], -9, 9, "TODO"
+    "KL over the last 30 steps, largest / smallest",
+    max(flat) / min(flat),
+    1,
+    2.5,
+    "seeds 0 to 2: 1.33 to 1.58",
 )
-lab.expect("true reward with β = 0", truth["β = 0"], -99, 9, "TODO")
-lab.expect("thanks in an answer with β = 0", thanks, 0, 9, "TODO")
-lab.expect("reward with β = 0, less that with β = 1", free_scores[-1] - scores[-1], -9, 9, "TODO")
+lab.expect("true gain over the cooled start", gain, 0.05, 0.4, "seeds 0 to 2: 0.14 to 0.24")
+lab.expect("random reward, less the start", control, -0.35, 0.15, "seeds 0 to 2: 0.01 to 0.10")
+lab.expect("true reward with β = 0", truth["β = 0"], -12, -2, "seeds 0 to 2: -9.0 to -5.0")
+lab.expect(
+    "thanks in an answer, β = 0", thanks, 3, 6, "theory: at most 6 of 12 words; seeds: 5 to 6"
+)
+lab.expect("reward with β = 0, less that with β = 1", gap, 2, 10, "seeds 0 to 2: 3.5 to 6.7")
 
 # %% [markdown]
 # **Question to try.** Stop the run with β = 0 after 8 steps (`STEPS`). Is it then better than the

@@ -49,7 +49,7 @@ class Expected(NamedTuple):
     def __str__(self) -> str:
         verdict = "inside" if self.inside else "OUTSIDE"
         band = f"[{self.low:.4g}, {self.high:.4g}]"
-        return f"{self.name}: {self.value:.4g}, {verdict} the band {band} ({self.source})"
+        return f"{self.name}: {self.value:.4g}, {verdict} the band {band} ({self.path})"
 
 
 class Cell(NamedTuple):
@@ -94,8 +94,8 @@ class Lab:
         self.name = name
         self.seed = int(os.environ.get(SEED, "0"))
         caller = sys._getframe(1)
-        source = caller.f_globals.get("__file__")
-        self.source = Path(source) if source else None
+        path = caller.f_globals.get("__file__")
+        self.path = Path(path) if path else None
         self.folder = Path("runs") / "labs" / name
         self.expected: list[Expected] = []
         self.shown: list[Shown] = []
@@ -161,7 +161,7 @@ class Lab:
         Raises:
             OutsideBandError: a number lies outside its band.
         """
-        if self.source:
+        if self.path:
             print(f"page: {self.write_page()}")
         outside = [str(expected) for expected in self.expected if not expected.inside]
         if outside:
@@ -169,9 +169,9 @@ class Lab:
 
     def write_page(self) -> Path:
         """Write one HTML page that needs no network, and give its path."""
-        if self.source is None:
+        if self.path is None:
             raise FileNotFoundError(f"{self.name} runs in a notebook, which is its own page")
-        source = self.source.read_text(encoding="utf-8")
+        source = self.path.read_text(encoding="utf-8")
         cells = list(cells_of(source))
         seconds = time.perf_counter() - self.started
         page = fill_template(
@@ -196,7 +196,7 @@ class Lab:
     def _keep(self, kind: str, value: Any) -> None:
         """Note an output with the line of the lab that made it; show a plot in a notebook."""
         frame = sys._getframe(2)
-        while frame.f_back and Path(frame.f_code.co_filename) != self.source:
+        while frame.f_back and Path(frame.f_code.co_filename) != self.path:
             frame = frame.f_back
         self.shown.append(Shown(frame.f_lineno, kind, value))
 
