@@ -49,7 +49,7 @@ class Expected(NamedTuple):
     def __str__(self) -> str:
         verdict = "inside" if self.inside else "OUTSIDE"
         band = f"[{self.low:.4g}, {self.high:.4g}]"
-        return f"{self.name}: {self.value:.4g}, {verdict} the band {band} ({self.path})"
+        return f"{self.name}: {self.value:.4g}, {verdict} the band {band} ({self.source})"
 
 
 class Cell(NamedTuple):
