@@ -51,6 +51,9 @@ lab.expect("per token less terminal, in total", gap, 0, 1e-4, "theory: the same 
 # 3. **Moving reference.** The reference shares the policy's weights, so the KL is always 0.
 # 4. **Base instead of SFT.** The reference is the model before fine-tuning: the tether is tied to
 #    the wrong post.
+#
+# The score here is the truth itself, so that the reward looks fine in almost every run. That is
+# the point: a mistake in the KL does not show in the reward.
 
 
 # %%
@@ -129,7 +132,9 @@ def diagnose(name: str) -> list[str]:
         "KL sign": kl_sign(float(lifted - before), BETA, "reward"),
         "score placement": score_once(shape(scores, policy, policy, batch.mask, 0.0), lengths),
         "reference": wrong_reference(policy, own, batch.mask),
-        "log": reference_at_start(StageLog(rows, {}), [step.kl for step in logs[name]]),
+        "reference, in the log": reference_at_start(
+            StageLog(rows, {}), [step.kl for step in logs[name]]
+        ),
     }
     return [check for check, result in checks.items() if isinstance(result, Finding)]
 
@@ -138,7 +143,12 @@ findings = {name: diagnose(name) for name in variants}
 lab.table(
     ["run", "true reward at the end", "true KL", "found by the doctor"],
     [
-        [name, game.truth[-1], exact_kl(game.table.detach(), game.start), ", ".join(findings[name])]
+        [
+            name,
+            game.truth[-1],
+            exact_kl(game.table.detach(), game.start),
+            " and ".join(findings[name]),
+        ]
         for name, (game, _) in variants.items()
     ],
 )
@@ -146,25 +156,20 @@ meant = {
     "right": [],
     "sign": ["KL sign"],
     "broadcast": ["score placement"],
-    "moving reference": ["log"],
-    "base": ["reference", "log"],
+    "moving reference": ["reference, in the log"],
+    "base": ["reference", "reference, in the log"],
 }
 agreed = sum(findings[name] == meant[name] for name in variants)
 lab.expect("runs that the doctor judges rightly, of 5", agreed, 5, 5, "theory: each has one fault")
 drift = {name: game.drift[-1] for name, (game, _) in variants.items()}
 reported = max(abs(step.kl) for step in logs["moving reference"])
 lab.expect("KL that the moving reference reports", reported, 0, 1e-6, "theory: 0")
+against = {name: kl / drift["right"] for name, kl in drift.items()}
+lab.expect("KL with the wrong sign, over the right one", against["sign"], 1.8, 5, "B1")
 lab.expect(
-    "KL with the wrong sign, over the right one", drift["sign"] / drift["right"], 0, 99, "TODO"
+    "KL of the moving reference, over the right one", against["moving reference"], 1.5, 4, "B2"
 )
-lab.expect(
-    "KL of the moving reference, over the right one",
-    drift["moving reference"] / drift["right"],
-    0,
-    99,
-    "TODO",
-)
-lab.expect("KL with the base, over the right one", drift["base"] / drift["right"], 0, 99, "TODO")
+lab.expect("KL with the base, over the right one", against["base"], 3, 9, "B3")
 
 # %% [markdown]
 # **Question to try.** The run that broadcasts ends with a fine reward here. Give the shop a longer

@@ -63,25 +63,26 @@ lab.table(["β", "KL, nats an answer", "gain in reward", "true reward"], rows)
 
 # %% plot
 kls = [row[1] for row in rows]
+roots = [kl**0.5 for kl in kls]
 gains = [row[2] for row in rows]
 truths = [row[3] for row in rows]
 lab.plot(
     "What each nat of KL buys",
     [
-        line(gains, "gain by the reward model", kls, mode="both"),
-        line([truth - start_truth for truth in truths], "gain in truth", kls, mode="both"),
-        level(cooled - start_truth, "start at its best temperature, in truth", kls),
+        line(gains, "gain by the reward model", roots, mode="both"),
+        line([truth - start_truth for truth in truths], "gain in truth", roots, mode="both"),
+        level(cooled - start_truth, "start at its best temperature, in truth", roots),
     ],
-    x="KL, nats an answer",
+    x="√KL, with the KL in nats an answer",
     y="gain over the start",
     look_at="from right to left: β = 0.1, 0.5, 1, 4. The reward model's curve rises all the way. "
     "The curve of the truth turns down: those nats buy nothing but a higher score.",
 )
 lab.plot(
-    "KL over the steps",
-    [line(shops[beta].drift, f"β = {beta:g}") for beta in BETAS],
+    "Distance from the start over the steps",
+    [line([kl**0.5 for kl in shops[beta].drift], f"β = {beta:g}") for beta in BETAS],
     x="step",
-    y="KL, nats an answer",
+    y="√KL",
     look_at="a strong tether levels off at once and low; a weak one keeps drifting.",
 )
 
