@@ -165,11 +165,23 @@ drift = {name: game.drift[-1] for name, (game, _) in variants.items()}
 reported = max(abs(step.kl) for step in logs["moving reference"])
 lab.expect("KL that the moving reference reports", reported, 0, 1e-6, "theory: 0")
 against = {name: kl / drift["right"] for name, kl in drift.items()}
-lab.expect("KL with the wrong sign, over the right one", against["sign"], 1.8, 5, "B1")
 lab.expect(
-    "KL of the moving reference, over the right one", against["moving reference"], 1.5, 4, "B2"
+    "KL with the wrong sign, over the right one",
+    against["sign"],
+    1.8,
+    5,
+    "seeds 0 to 2: 2.7 to 2.9",
 )
-lab.expect("KL with the base, over the right one", against["base"], 3, 9, "B3")
+lab.expect(
+    "KL of the moving reference, over the right one",
+    against["moving reference"],
+    1.5,
+    4,
+    "seeds 0 to 2: 2.2 to 2.6",
+)
+lab.expect(
+    "KL with the base, over the right one", against["base"], 3, 9, "seeds 0 to 2: 4.6 to 5.2"
+)
 
 # %% [markdown]
 # **Question to try.** The run that broadcasts ends with a fine reward here. Give the shop a longer

@@ -51,7 +51,7 @@ lab.table(["word", "its reward"], [[WORDS[word], float(reward[word])] for word i
 # ## The run
 #
 # The reward of a word is r_t = −β (log π − log π_ref), and the score comes at the last word.
-# Lab 6 shows all 40 lines of `train`. On a model of your own the same run is
+# `labs/ppo.py` has all 40 lines of `train`. On a model of your own the same run is
 # `tether.ppo(model, prompts, reward_run, steps=100)`.
 
 # %%

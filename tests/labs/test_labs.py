@@ -55,9 +55,6 @@ BROKEN = {
         ("train = compare(1000, luck)", "train = compare(1000, luck, flipped=1.0)", "held-out accuracy"),
         ("reward = fit_reward(train)", "reward = 4 * fit_reward(train)", "calibration error"),
     ],
-    "03_reinforce": [
-        ("reward = scores[:, None]", "reward = -scores[:, None]", "share at the end"),
-    ],
     "04_gradient_variance": [
         ("- expected(answers, baseline, offset)", "+ expected(answers, baseline, offset)", "variance"),
         ("return shop.evaluate(answers)[1].detach() + offset",
@@ -67,9 +64,6 @@ BROKEN = {
         ("return shaped(scores, policy, reference, mask, -beta)",
          "return shaped(scores, policy, reference, mask, beta)", "the doctor judges"),
         ("terminal = scores - BETA", "terminal = scores + BETA", "per token less terminal"),
-    ],
-    "06_ppo_in_40_lines": [
-        ("random_reward=random_reward)", "random_reward=True)", "share of vowels at the end"),
     ],
     "07_hundred_steps": [
         ("steps = train(tethered, steps=STEPS, beta=BETA)",
