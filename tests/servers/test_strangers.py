@@ -165,7 +165,7 @@ def door(monkeypatch):
     behind = module.Door(application)
 
     def ask(path, kind="http", **headers):
-        sent = []
+        sent, headers = [], {"Host": "127.0.0.1:8000", **headers}
 
         async def send(message):
             sent.append(message)
@@ -197,6 +197,19 @@ def test_the_door_before_vllm_is_closed_at_every_path(door, path):
     assert door("/health") == 200 and door("/health/") == door("//health") == 401
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((name, 200) for name in ("127.0.0.1", "[::1]:8000", "LOCALHOST:1", "gpu-7:8000")),
+        *((name, 403) for name in ("evil.example", "evil.example:8000", "", "localhost.evil", ":")),
+    ],
+)
+def test_the_door_before_vllm_answers_to_its_own_names(monkeypatch, request, host, status):
+    monkeypatch.setenv("TETHER_SERVER_NAME", "gpu-7")
+    door = request.getfixturevalue("door")
+    assert door("/v1/models", Authorization=f"Bearer {TOKEN}", Host=host) == status
+
+
 def test_the_door_stands_in_starlette_as_vllm_puts_it(monkeypatch):
     """vLLM imports the name and calls add_middleware with the class."""
     applications = pytest.importorskip("starlette.applications")
@@ -215,8 +228,10 @@ def test_the_door_stands_in_starlette_as_vllm_puts_it(monkeypatch):
     )
     app.add_middleware(importlib.import_module("tether_door").Door)
     with client(app) as ask:
-        assert ask.post("/pause").status_code == 401
-        assert ask.post("/pause", headers={"Authorization": f"Bearer {TOKEN}"}).text == "paused"
+        own = {"Host": "localhost"}
+        assert ask.post("/pause", headers=own).status_code == 401
+        allowed = {**own, "Authorization": f"Bearer {TOKEN}"}
+        assert ask.post("/pause", headers=allowed).text == "paused"
 
 
 def test_the_door_needs_a_token(monkeypatch):

@@ -142,7 +142,8 @@ def served_engine(
             else ()
         )
         paths = os.pathsep.join(filter(None, (str(IN_VLLM), os.environ.get("PYTHONPATH"))))
-        start = "env", f"PYTHONPATH={paths}", str(python), *VLLM, *share, *where
+        variables = f"PYTHONPATH={paths}", f"TETHER_SERVER_NAME={host}"
+        start = "env", *variables, str(python), *VLLM, *share, *where
         if not lora:
             return "env", "VLLM_SERVER_DEV_MODE=1", *start[1:], *WHOLE
         factors = factors_of(policy.model, policy.adapter) if combined else {}

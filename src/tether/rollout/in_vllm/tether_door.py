@@ -2,14 +2,17 @@
 nothing of tether is needed.
 
 It runs in vLLM's own environment: `--middleware tether_door.Door` puts it before all of vLLM's
-paths. The token is in the environment, as `TETHER_SERVER_TOKEN`. `/health` is there for everybody.
+paths. The token is in the environment, as `TETHER_SERVER_TOKEN`; the name under which others reach
+the server, if it is no address, as `TETHER_SERVER_NAME`. `/health` is there for everybody.
 """
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +28,8 @@ class Door:
         self.app, self.token = app, os.environ.get("TETHER_SERVER_TOKEN", "")
         if not self.token:
             raise RuntimeError("tether_door.Door needs the token of the run in TETHER_SERVER_TOKEN")
+        own = os.environ.get("TETHER_SERVER_NAME", "localhost")
+        self.names = {"localhost", own.lower(), socket.gethostname().lower()}
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] == "/health"):
@@ -46,6 +51,8 @@ class Door:
 
     def _refused(self, headers: dict[bytes, bytes]) -> tuple[int, str]:
         """Status and reason; 0 for a program that has the token."""
+        if not self._is_known(headers.get(b"host", b"").decode("latin-1")):
+            return 403, "no such name: ask by address, or set TETHER_SERVER_NAME at the server"
         if b"origin" in headers:
             return 403, "web pages may not ask this server"
         if not hmac.compare_digest(
@@ -53,3 +60,16 @@ class Door:
         ):
             return 401, "the request has not the token of this server"
         return 0, ""
+
+    def _is_known(self, host: str) -> bool:
+        """True if a Host header is an address or a name of this server, as `tether.servers.http`
+        has it.
+        """
+        name = host.strip().lower()
+        bracketed = name[1:].partition("]")[0]
+        name = bracketed if name.startswith("[") else name.rpartition(":")[0] or name
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name in self.names
+        return True
