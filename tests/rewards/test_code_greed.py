@@ -42,6 +42,8 @@ KERNELS_OWN = (
         "the input of a program",
     ),
     *("removed files, sent and not received", "files that are reserved"),
+    *("pages far apart", "many mappings", "guards of pages", "large pages, hardly mapped"),
+    *("memory that is shared and hardly mapped", "/dev/zero, hardly mapped"),
 )
 """What no limit of a process counts, and what a filter or a measurement must therefore bound."""
 
@@ -96,6 +98,18 @@ def test_no_program_gets_more_than_its_limit_in_any_environment(environment):
         "called(libc.inotify_init)",
         "called(libc.syncfs, 0)",
         "called(libc.fallocate, 0, 1, 0, 1)",
+        "mmap.mmap(-1, 4096)",
+        "os.open('/dev/zero', os.O_RDWR)",
+        "called(libc.munmap, 1 << 40, 1 << 30)",
+        "called(libc.munmap, here, 1 << 40)",
+        "called(libc.munmap, here, (1 << 64) - 4096)",
+        "called(libc.mprotect, ctypes.c_void_p(1 << 40), ctypes.c_size_t(1 << 30), 3)",
+        "called(libc.madvise, ctypes.c_void_p(1 << 40), ctypes.c_size_t(1 << 30), 102)",
+        "called(libc.mremap, ctypes.c_void_p(1 << 40), ctypes.c_size_t(1 << 30), 4096, 1)",
+        "called(libc.mremap, ctypes.c_void_p(here), ctypes.c_size_t(4096), 4096, 3, here)",
+        "called(libc.remap_file_pages, ctypes.c_void_p(here), ctypes.c_size_t(4096), 0, 0, 0)",
+        "mapped(1 << 40)",
+        "mapped(1 << 50)",
         "os.write(0, b'x')",
     ],
 )
@@ -103,12 +117,37 @@ def test_no_program_makes_such_a_call(score, deed):
     called = (
         "def called(call, *arguments):\n    ctypes.set_errno(0)\n    if call(*arguments) == -1:\n"
         "        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))\n"
+        "here = libc.mmap(0, 4096, 3, 0x22, -1, 0)\nassert here != FAILED\n"
+        "def mapped(at):\n    ctypes.set_errno(0)\n"
+        "    if libc.mmap(at, 4096, 3, 0x22, -1, 0) == FAILED:\n"
+        "        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))\n"
     )
     reason = score(
         f"{HEAD}{called}def f(): return [{deed}, 'done']", "assert f() == 'harmless'"
     ).reason
     assert any(word in reason for word in ("PermissionError", "Errno 38", "Errno 9")), reason
     assert "done" not in reason
+
+
+@needs_guards
+def test_programs_map_and_free_memory_as_they_like(score):
+    """Blocks, libraries, threads with stacks of their own, a deep stack, a heap that grows."""
+    program = """
+        import mmap, sqlite3, sys, threading
+        def deep(n): return n and 1 + deep(n - 1)
+        def f():
+            with mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE) as block: block[5] = 7
+            grown = bytearray(1 << 20)
+            for _ in range(30): grown.extend(bytes(1 << 20))
+            small = [bytes(1 << 16) for _ in range(1000)]
+            threads = [threading.Thread(target=lambda: bytearray(1 << 22)) for _ in range(8)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            sys.setrecursionlimit(20_000)
+            return [len(grown) >> 20, len(small), deep(9000), sqlite3.connect(":memory:").execute("select 2").fetchone()[0]]
+    """
+    right = "assert f() == [31, 1000, 9000, 2]"
+    assert score(textwrap.dedent(program), right).value == 1.0
 
 
 @needs_guards

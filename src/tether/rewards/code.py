@@ -35,6 +35,7 @@ from typing import Any, NoReturn
 
 from tether.core.errors import DataError
 from tether.core.types import Json
+from tether.rewards.addresses import memory_limit
 from tether.rewards.guard import MEBIBYTE, OPEN_FILES, Guards, end_with, limit, restrict
 from tether.rewards.sandbox import ending, write_all
 from tether.rewards.scratch import confine, excess
@@ -260,7 +261,7 @@ def _listen(
     of.
     """
     open_pipes = set(texts)
-    memory, _ = resource.getrlimit(resource.RLIMIT_AS)
+    memory = memory_limit()
     while open_pipes:
         left = end - time.monotonic()
         if left <= 0:

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tether.rewards.addresses import Step, rules
+
 READABLE = (
     "/usr/lib",
     "/usr/lib64",
@@ -33,7 +35,8 @@ READABLE = (
     "/etc/localtime",
     "/etc/ld.so.cache",
 )
-DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+# none that gives memory: pages of /dev/zero that are shared stay when they are not mapped any more
+DEVICES = ("/dev/null", "/dev/urandom")
 MEBIBYTE, OPEN_FILES = 1 << 20, 64
 
 _CALLS: dict[str, dict[str, list[int]]] = tomllib.loads(
@@ -82,6 +85,8 @@ def restrict(scratch: str | None = None) -> Guards:
         library.syscall.restype = ctypes.c_long
         # PR_SET_NO_NEW_PRIVS, without which neither is to be had
         alone = library.prctl(38, 1, 0, 0, 0) == 0
+        # PR_SET_THP_DISABLE: a large page is held whole while a part of it is mapped
+        library.prctl(41, 1, 0, 0, 0)
         files = alone and _landlock(library, scratch)
         processes = (
             alone
@@ -183,9 +188,6 @@ def _seccomp(library: Any, *, threads: bool) -> bool:
     return library.syscall(_JUDGED["seccomp"][column], 1, 1, program) == 0
 
 
-Step = tuple[int, int, int, int]
-
-
 def _filter(column: int, machine: int, *, threads: bool) -> Iterator[Step]:
     """The filter as classic BPF: (code, jump if true, jump if false, operand)."""
     load, equal, at_least, only_bits, answer = 0x20, 0x15, 0x35, 0x54, 0x06
@@ -240,6 +242,7 @@ def _filter(column: int, machine: int, *, threads: bool) -> Iterator[Step]:
     yield from where("prctl", first=(2, 3, 15, 16, 21, 23, 30, 38, 39, 0x53564D41))
     # None that sends signals to an owner, enlarges a pipe, or makes a lease.
     yield from where("fcntl", second=(0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032, 1033, 1034))
+    yield from rules({name: numbers[column] for name, numbers in _JUDGED.items()})
     # of terminals only what asks
     yield from where("ioctl", second=(0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))
     yield answer, 0, 0, allow

@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 from tether.core.errors import RunError
 from tether.core.types import Json
+from tether.rewards.addresses import enclose
 from tether.rewards.guard import OPEN_FILES, end_first, limit, restrict
 
 START_SECONDS = 120.0
@@ -246,7 +247,8 @@ def _main() -> None:
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints is no reply
     if sys.platform != "darwin":
-        limit(resource.RLIMIT_AS, memory_mb << 20, for_good=True)
+        reserved = enclose(memory_mb << 20)
+        limit(resource.RLIMIT_AS, (memory_mb << 20) + reserved, for_good=True)
     check = pkgutil.resolve_name(target)(**settings)
     if sys.argv[5] == "guarded":
         limit(resource.RLIMIT_NOFILE, OPEN_FILES, for_good=True)

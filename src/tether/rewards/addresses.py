@@ -1,0 +1,160 @@
+"""The addresses that a checking process may map, so that its tables of pages stay small.
+
+RLIMIT_AS counts pages, and no limit of the kernel counts the tables that lead to them. A page that
+lies alone takes three pages of the machine: itself and two tables. So a worker reserves all
+addresses but a window, for good: a reservation takes no memory, and the filter of rewards.guard
+refuses every call that would change one. A window of W bytes has tables of W / 512 bytes at most.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+Step = tuple[int, int, int, int]
+"""A step of classic BPF: (code, jump if true, jump if false, operand)."""
+_UNIT, _SPARE, _LARGEST = 20, 2, 1 << 56
+"""Bits of the unit in which a filter compares, a MiB; units that its rounding adds to a range."""
+_RESERVED, _HERE = 0x4022, 0x100000  # private, no file, no reserve of swap; nowhere but there
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class Window(NamedTuple):
+    """The addresses from `low` to `high`, in MiB, and the bytes that are reserved around them."""
+
+    low: int
+    high: int
+    reserved: int
+
+
+_windows: list[Window] = []
+
+
+def window() -> Window | None:
+    """The window of this process; None where all addresses are free."""
+    return _windows[-1] if _windows else None
+
+
+def memory_limit() -> int:
+    """The bytes that this process may map beyond what is reserved; below 0 without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return limit if limit < 0 or not _windows else limit - _windows[-1].reserved
+
+
+def enclose(memory: int) -> int:
+    """Reserve all addresses but those in use and a window of twice `memory` bytes below them; the
+    bytes that are reserved, of which RLIMIT_AS counts each.
+
+    0 where it cannot be had: other systems, a hard limit of address space that was set before, a
+    stack without a limit (which turns the order of addresses round).
+
+    The trap: the heap ends where it ends now, and the stack where its limit says.
+    """
+    if (
+        sys.platform != "linux"
+        or resource.getrlimit(resource.RLIMIT_AS)[1] >= 0
+        or resource.getrlimit(resource.RLIMIT_STACK)[0] < 0
+    ):
+        return 0
+    library = ctypes.CDLL(None)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *(3 * [ctypes.c_int]), ctypes.c_long]
+    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+    def take(size: int, at: int = 0) -> int | None:
+        place = library.mmap(at, size, 0, _RESERVED | (_HERE if at else 0), -1, 0)
+        return None if place == _FAILED else place
+
+    size = 2 * memory + (512 << 20)
+    place = take(size)
+    spans, stack = _spans()
+    libraries = [span for span in spans if place is not None and place + size <= span[0] < stack[0]]
+    if place is None or not libraries:
+        library.munmap(place, size)
+        return 0
+    used = [(place, place + size), *libraries]
+    gaps = [_below(stack), *((a[1], b[0] - a[1]) for a, b in pairwise(used))]
+    free = [
+        (place, size),
+        *((at, gap) for at, gap in gaps if gap > 0 and take(gap, at) is not None),
+    ]
+    reserved, part = -(_SPARE + 1 << _UNIT), _LARGEST
+    while part >= resource.getpagesize():
+        while take(part) is not None:
+            reserved += part
+        part >>= 1
+    for start, length in free:
+        library.munmap(start, length)
+    _windows.append(
+        Window((place >> _UNIT) + 1, (libraries[-1][1] >> _UNIT) + _SPARE + 1, reserved)
+    )
+    return reserved
+
+
+Span = tuple[int, int]
+"""The first address of a mapping, and the first behind it."""
+
+
+def _spans() -> tuple[list[Span], Span]:
+    """All mappings of this process, in their order, and its stack."""
+    spans, stack = [], (0, 0)
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        start, end = (int(part, 16) for part in line.split()[0].split("-"))
+        spans.append((start, end))
+        stack = (start, end) if line.endswith("[stack]") else stack
+    return spans, stack
+
+
+def _below(stack: Span) -> Span:
+    """The place and length of what a stack may still take, but for the MiB below it, which the
+    kernel leaves free itself.
+    """
+    most = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    lowest = (stack[1] - most) // 65536 * 65536
+    return lowest, max(0, stack[0] - (1 << 20) - lowest)
+
+
+def rules(numbers: Mapping[str, int]) -> Iterator[Step]:
+    """Steps of a filter, after the call's number was loaded: no memory without a file that is
+    shared, and no call that changes what lies outside of the window.
+
+    Memory that is shared stays as long as a page of it is mapped, and only that page counts.
+    """
+    load, equal, at_least, only_bits, above = 0x20, 0x15, 0x35, 0x54, 0x25
+    allow, refuse = (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x50001)
+    own, flags, advice = window(), 40, 32
+    inside = [] if own is None else [*_inside(own)]
+    kernels_choice = [] if own is None else [(load, 0, 0, 16), (equal, 0, 3, 0)]
+    kernels_choice += [] if own is None else [(load, 0, 0, 20), (equal, 0, 1, 0), allow]
+    shared = [(load, 0, 0, flags), (only_bits, 0, 0, 0x21), (equal, 0, 1, 0x21), refuse]
+    moved = [(load, 0, 0, flags), (above, 0, 1, 1), refuse]
+    # what is newer may fill tables of pages (guards of Linux 6.13)
+    advised = [(load, 0, 0, advice), (at_least, 1, 0, 100), allow]
+    judged = {"mmap": [*shared, *kernels_choice], "mremap": moved, "madvise": advised}
+    for name in ("mmap", "munmap", "mprotect", "pkey_mprotect", "mremap", "madvise"):
+        steps = [*judged.get(name, []), *inside, allow]
+        yield equal, 0, len(steps), numbers[name]
+        yield from steps
+
+
+def _inside(own: Window) -> Iterator[Step]:
+    """Steps that go on where the range of a call, its first two arguments, lies in the window, and
+    refuse it elsewhere; in MiB, rounded up.
+    """
+    load, above, at_least, refuse = 0x20, 0x25, 0x35, (0x06, 0, 0, 0x50001)
+    down, up, either, add, keep = 0x74, 0x64, 0x4C, 0x0C, 0x07
+
+    def mebibytes(argument: int) -> Iterator[Step]:
+        yield from ((load, 0, 0, argument + 4), (above, 0, 1, 0xFFFF), refuse)
+        yield from ((load, 0, 0, argument), (down, 0, 0, _UNIT), (keep, 0, 0, 0))
+        yield from ((load, 0, 0, argument + 4), (up, 0, 0, 32 - _UNIT), (either, 0, 0, 0))
+
+    yield from mebibytes(16)
+    yield from ((at_least, 1, 0, own.low), refuse, (0x02, 0, 0, 0))
+    yield from mebibytes(24)
+    yield from ((0x61, 0, 0, 0), (add, 0, 0, 0), (at_least, 0, 1, own.high - 1), refuse)
