@@ -1,9 +1,10 @@
 """A program whose runs die, as `kill -9` would end them, right before they change a file or folder:
-`python -m tests.run.killed RECIPE FOLDER`.
+`python -m tests.run.killed RECIPE FOLDER [KILLS]`.
 
-Every start dies at the first change of a kind that no earlier start died at: one start after
-another, the run in FOLDER/run is killed at all of them. A run of the same place that dies nowhere
-comes first, and FOLDER/whole.json has the digests of its files.
+A run of the same place that dies nowhere comes first: FOLDER/changes.txt has its kinds of changes
+in their order, and FOLDER/whole.json the digests of its files. KILLS of the kinds, in equal
+distances, are then chosen (0: all). Every start dies at the first change of a chosen kind that no
+earlier start died at, and at changes that only a start after a death makes, as many again at most.
 """
 
 from __future__ import annotations
@@ -26,12 +27,30 @@ from tether.runner.run import run_recipe
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 
+
+def shortened(*names: str) -> Callable[[Path, Path], dict[str, Any]]:
+    """The recipe with these of its stages alone, two steps or one epoch each."""
+
+    def make(folder: Path, run: Path) -> dict[str, Any]:
+        values = recipe(folder, run)
+        short = {"steps": 2, "epochs": 1}
+        stages = {
+            name: {**values[name], **{key: short[key] for key in short if key in values[name]}}
+            for name in names
+        }
+        return {"run": values["run"], "model": values["model"], **stages}
+
+    return make
+
+
 RECIPES: Mapping[str, Callable[[Path, Path], dict[str, Any]]] = {
-    "stages": recipe,
+    "rows": shortened("sft", "reward", "process", "direct", "kto"),
+    "samples": shortened("sft", "reward", "ppo", "grpo", "reinforce"),
+    "pairs": shortened("sft", "reward", "best_of_n", "online_direct", "rounds"),
     "loop": lambda folder, run: loop_recipe(run),
     "members": members_recipe,
 }
-DEAD = 9
+DEAD, KILLS = 9, 16
 CHANGES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
 UNFINISHED = re.compile(r"/\.[^/]+\.[a-z0-9_]{8}$")
 """Temporary files: nothing depends on one before it takes its name."""
@@ -52,15 +71,42 @@ def change(event: str, arguments: tuple[Any, ...], root: str) -> str | None:
     return f"{event} {re.sub('[0-9]{6}', 'N', place.removeprefix(root))}"
 
 
-def die_at_changes(root: Path, deaths: Path) -> None:
-    """From now on this process ends at the first change that is not yet in the file `deaths`, and
-    adds it there.
-    """
-    before = set(deaths.read_text(encoding="utf-8").splitlines())
+def note_changes(root: Path, changes: Path) -> None:
+    """From now on each kind of change is added to the file `changes` when it comes first."""
+    seen: set[str] = set()
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         now = change(event, arguments, str(root))
-        if now is not None and now not in before:
+        if now is not None and now not in seen:
+            seen.add(now)
+            with changes.open("a", encoding="utf-8") as file:
+                file.write(f"{now}\n")
+
+    sys.addaudithook(hook)
+
+
+def chosen_of(changes: list[str], kills: int) -> list[str]:
+    """As many of the changes, in equal distances; all where there are fewer, or `kills` is 0."""
+    count = min(kills, len(changes)) or len(changes)
+    return [changes[place * len(changes) // count] for place in range(count)]
+
+
+def die_at_changes(root: Path, folder: Path, kills: int) -> None:
+    """From now on this process ends at the first change that is chosen, or new after a death, and
+    not yet in the file `deaths.txt`, and adds it there.
+    """
+    deaths = folder / "deaths.txt"
+    changes, before = (
+        (folder / name).read_text(encoding="utf-8").splitlines()
+        for name in ("changes.txt", "deaths.txt")
+    )
+    chosen = {*chosen_of(changes, kills)} - {*before}
+    usual = {*changes, *before}
+    more = kills == 0 or len({*before} - {*changes}) < kills
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        now = change(event, arguments, str(root))
+        if now is not None and (now in chosen or (more and now not in usual)):
             with deaths.open("a", encoding="utf-8") as file:
                 file.write(f"{now}\n")
             os._exit(DEAD)
@@ -81,7 +127,7 @@ def in_a_copy(work: Callable[[], object]) -> int:
         os._exit(code)
 
 
-def main(name: str, folder: Path) -> None:
+def main(name: str, folder: Path, kills: int) -> None:
     torch.set_num_threads(1)
     deaths, modules = folder / "deaths.txt", folder / "modules.txt"
     deaths.touch()
@@ -89,13 +135,16 @@ def main(name: str, folder: Path) -> None:
     values = RECIPES[name](folder, root)
 
     def once() -> None:
+        note_changes(root, folder / "changes.txt")
         run_recipe(build(Recipe, values))
+        changes = (folder / "changes.txt").read_text(encoding="utf-8")
         (folder / "whole.json").write_text(json.dumps(everything(root)), encoding="utf-8")
         shutil.rmtree(root)
+        (folder / "changes.txt").write_text(changes, encoding="utf-8")
         modules.write_text("\n".join(sys.modules), encoding="utf-8")
 
     def again() -> None:
-        die_at_changes(root, deaths)
+        die_at_changes(root, folder, kills)
         root.mkdir(exist_ok=True)
         # as a command does, which removes what an earlier one had begun to write
         hold(root)
@@ -115,4 +164,4 @@ def main(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else KILLS)

@@ -1,5 +1,5 @@
-"""A run that is killed before each change of its files, one after another, ends as one that nobody
-killed: no file more, none less, and each with the same bytes but for times.
+"""A run that is killed again and again, each time before another change of its files, ends as one
+that nobody killed: no file more, none less, and each with the same bytes but for times.
 """
 
 import json
@@ -8,16 +8,27 @@ import sys
 
 import pytest
 from benchmarks.every_stage import differences, everything
-from tests.run.killed import RECIPES
+from tests.run.killed import KILLS, RECIPES, chosen_of
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_run_that_is_killed_before_each_change_ends_as_one_in_one_go(name, tmp_path):
+def test_a_run_that_is_killed_before_its_changes_ends_as_one_in_one_go(name, tmp_path):
     command = [sys.executable, "-m", "tests.run.killed", name, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len((tmp_path / "deaths.txt").read_text().splitlines()) > 100
+    changes, deaths = (
+        (tmp_path / name).read_text().splitlines() for name in ("changes.txt", "deaths.txt")
+    )
+    # a change that an earlier start has made is not made again
+    assert len({*chosen_of(changes, KILLS)} & {*deaths}) > KILLS // 2
+    assert len(changes) > 100
     whole = json.loads((tmp_path / "whole.json").read_text())
     assert differences(whole, everything(tmp_path / "run")) == []
+
+
+def test_kills_are_chosen_in_equal_distances():
+    changes = [f"change {number}" for number in range(100)]
+    assert chosen_of(changes, 4) == [changes[place] for place in (0, 25, 50, 75)]
+    assert chosen_of(changes, 0) == chosen_of(changes, 500) == changes

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from tether.classic.config import PPOConfig, Row
+from tether.classic.datasets import GuardedRows
 from tether.classic.log import numbered_run
 from tether.classic.models import (
     AutoModelForCausalLMWithValueHead,
@@ -88,8 +89,8 @@ class PPOTrainer:
     Args:
         ref_model: None: a frozen copy of the model, or with an adapter the model without it.
         dataset: rows for `dataloader`; their `input_ids` become a list of tensors.
-        data_collator: makes a batch of rows, behind the guard of reward functions: it may take a
-            minute, and what it changes in the process is put back after each call.
+        data_collator: makes a batch of rows. It and the data set run behind the guard of reward
+            functions: a call may take a minute, and what it changes in the process is put back.
     """
 
     def __init__(
@@ -167,18 +168,19 @@ class PPOTrainer:
         """Shuffled batches of the dataset, the last incomplete one dropped; none after the budget.
 
         Raises:
-            DataError: there is no dataset, or less than a batch; from its iterator: data_collator
-                raised or hangs.
+            DataError: there is no dataset, or less than a batch; the dataset raised or hangs; from
+                its iterator: the dataset or data_collator raised or hangs.
         """
         size = self.config.batch_size
-        if len(self.dataset or ()) < size:
+        rows = GuardedRows(self.dataset, "dataset")
+        if len(rows) < size:
             raise DataError(
                 f"dataloader needs at least batch_size = {size} rows: give PPOTrainer "
                 "a dataset of them"
             )
         order = torch.Generator().manual_seed(self.config.seed + self.current_step)
         loader = TimedLoader(
-            self.dataset,
+            cast(Any, rows),
             size,
             shuffle=True,
             drop_last=True,

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from transformers.trainer_utils import TrainOutput
 
 from tether.classic.config import RewardConfig, Row, SFTConfig, TrainingConfig
+from tether.classic.datasets import guarded
 from tether.classic.log import numbered_run
 from tether.classic.models import TrainableRole, causal_model, on_device
 from tether.classic.time import AnnouncedLimit
@@ -76,7 +77,8 @@ class _Trainer:
             self.tokenizer, ends, context_length=TrainableRole(self.model).context_length
         )
         self.stage = self._stage()
-        self.train_rows, self.eval_rows = self._usable(train_dataset), self._usable(eval_dataset)
+        self.train_rows = self._usable(guarded(train_dataset, "train_dataset"))
+        self.eval_rows = self._usable(guarded(eval_dataset, "eval_dataset"))
 
     def _stage(self) -> Any: ...
     def _encode(self, row: Row, /) -> list[Any]: ...
