@@ -11,10 +11,10 @@ import torch
 from tests.servers.test_strangers import STRANGERS, TOKEN, answered
 from transformers import LlamaForCausalLM
 
+from tether.build.engines import IN_VLLM, VLLM
 from tether.models.loading import save_model
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.rollout.wire import GENERATE, REPLACE
-from tether.run.engines import IN_VLLM, VLLM
 from tether.servers.launch import Servers
 
 PYTHON = Path(__file__).parents[2] / ".bench" / "vllm" / "bin" / "python"
