@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tests.run.journeys import LETTERS, journey, lines, numbered_prompts
 
 from tether.build import judges
@@ -101,6 +102,32 @@ def test_a_judge_that_scores_nothing_is_mended_without_sampling_again(tmp_path, 
     assert (
         compared(tmp_path / "run", own, {"call": f"{tmp_path}/mine.py:broken"})["num_prompts"] == 10
     )
+
+
+def test_answers_belong_to_the_weights_that_gave_them(tmp_path, own, monkeypatch, caplog):
+    """A policy that was trained again answers again, also where the comparison was complete; its
+    start does not.
+    """
+    (tmp_path / "mine.py").write_text(
+        "def length(prompts, responses):\n    return [float(len(r)) for r in responses]\n"
+    )
+    judge = {"call": f"{tmp_path}/mine.py:length"}
+    compared(tmp_path / "run", own, judge)
+    places = [
+        tmp_path / "run" / "evaluate" / name / "answers.json" for name in ("before", "direct")
+    ]
+    start, policy = (json.loads(path.read_text()) for path in places)
+    adapter = tmp_path / "run" / "direct" / "policy" / "adapter" / "adapter_model.safetensors"
+    weights = {name: tensor + 1.0 for name, tensor in load_file(adapter).items()}
+    save_file(weights, adapter, metadata={"format": "pt"})
+    again = compared(tmp_path / "run", own, judge)
+    now = [json.loads(path.read_text()) for path in places]
+    assert now[0] == start and now[1]["texts"] != policy["texts"]
+    assert start["weights"] != policy["weights"] != now[1]["weights"]
+    assert now[1]["kl"] != policy["kl"]
+    assert "direct: of other weights than now, so all answers are drawn again" in caplog.text
+    monkeypatch.setattr("tether.methods.evaluate.load_policy", None)
+    assert compared(tmp_path / "run", own, judge)["num_prompts"] == again["num_prompts"]
 
 
 def test_somebody_says_how_long_answers_may_be(tmp_path, own):

@@ -8,6 +8,7 @@ policy gains over the best decoding of its start is what no decoding parameter g
 
 from __future__ import annotations
 
+import logging
 import re
 import statistics
 import time
@@ -23,11 +24,12 @@ from tether.build.fitting import FITTING, Fitting, seconds_an_answer
 from tether.build.judges import TextJudge, described, text_judge
 from tether.build.models import open_model
 from tether.build.prompts import usable_once, usable_premises
-from tether.build.roles import encoder_of, load_policy, local_engine
+from tether.build.roles import encoder_of, load_policy, local_engine, newest_policy
 from tether.core.budget import time_limit
+from tether.core.digest import digest
 from tether.core.errors import ConfigError
 from tether.core.protocols import Engine
-from tether.core.rundir import RunDirectory, read_json, write_json, write_jsonl
+from tether.core.rundir import RunDirectory, file_digest, read_json, write_json, write_jsonl
 from tether.core.types import Json, Prompt, Rollout, Sampling, Score
 from tether.data.seen import shared_prompts
 from tether.evaluation.decoding import answers_at, control, other_temperatures
@@ -37,6 +39,8 @@ from tether.evaluation.winrate import mean_estimate
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.settings.evaluation import EvaluationSection
+
+_LOG = logging.getLogger("tether.evaluate")
 
 SEED = 104729
 """Added to the run's: held-out answers share no randomness with those of training."""
@@ -102,6 +106,26 @@ def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Samplin
     return replace(trained or Sampling(), **own)
 
 
+def weights_of(source: str | Path) -> str:
+    """The digest of the weights that answer for a model, a run's stage or a trained role; of a
+    model that has no folder its name.
+    """
+    folder = Path(source).expanduser()
+    folder = newest_policy(folder) or folder
+    if not folder.is_dir():
+        return str(source)
+    files = file_digest(sorted(folder.rglob("*.safetensors")))
+    return digest([[str(Path(file).relative_to(folder)), one] for file, one in files.items()])
+
+
+def drawn_from(folder: Path) -> str | None:
+    """The weights that gave the answers in a folder; None without answers, or where they do not
+    name them.
+    """
+    path = folder / "answers.json"
+    return read_json(path).get("weights") if path.is_file() else None
+
+
 _Block = tuple[dict[float, list[Rollout]], list[float | None]]
 """Answers by temperature, and the KL of those at the temperature of training."""
 
@@ -146,8 +170,11 @@ class _Asked:
         """A policy's answers, kept in `folder`: texts, KL from the start, lengths, and `decoded` at
         other temperatures.
         """
-        if not (folder / "answers.json").is_file():
-            context = self.context
+        context = self.context
+        weights = weights_of(policy or context.model.source)
+        if drawn_from(folder) != weights:
+            if (folder / "answers.json").is_file():
+                _LOG.warning("%s: of other weights than now, so all answers are drawn again", name)
             begun = self.fitting.clock()
             role, loaded = load_policy(
                 str(policy or context.model.source), context.model, context.seed
@@ -172,7 +199,8 @@ class _Asked:
             premises = self._premises(role, loaded)
             folder.mkdir(parents=True, exist_ok=True)
             write_json(
-                folder / "answers.json", {**_texts(rollouts), **kl, "decoded": decoded, **premises}
+                folder / "answers.json",
+                {"weights": weights, **_texts(rollouts), **kl, "decoded": decoded, **premises},
             )
         return read_json(folder / "answers.json")
 

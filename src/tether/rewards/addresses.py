@@ -96,11 +96,11 @@ def enclose(memory: int) -> int:
     return reserved
 
 
-Span = tuple[int, int]
+_Span = tuple[int, int]
 """The first address of a mapping, and the first behind it."""
 
 
-def _spans() -> tuple[list[Span], Span]:
+def _spans() -> tuple[list[_Span], _Span]:
     """All mappings of this process, in their order, and its stack."""
     spans, stack = [], (0, 0)
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
@@ -110,7 +110,7 @@ def _spans() -> tuple[list[Span], Span]:
     return spans, stack
 
 
-def _below(stack: Span) -> Span:
+def _below(stack: _Span) -> _Span:
     """The place and length of what a stack may still take, but for the MiB below it, which the
     kernel leaves free itself.
     """

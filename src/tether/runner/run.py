@@ -19,13 +19,13 @@ from tether.build.rows import check_data, load_rows
 from tether.core.budget import limited_by, time_limit
 from tether.core.errors import MissingFileError
 from tether.core.rundir import RunDirectory, read_json
-from tether.core.types import Comparison, Prompt, Sampling
+from tether.core.types import Comparison, Json, Prompt, Sampling
 from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine
 from tether.learner.determinism import deterministic
 from tether.learner.loop import Progress
 from tether.learner.ranks import here
-from tether.methods.evaluate import sampling_of
+from tether.methods.evaluate import drawn_from, sampling_of, weights_of
 from tether.methods.overlaps import trained_prompts, warn_of_overlap
 from tether.methods.pairs import comparisons_of, feedback_of
 from tether.methods.stage import run_stage
@@ -117,12 +117,8 @@ def _run(
         check_base(Path(recipe.run), job.folder)
     context = context_of(recipe, job, progress(job.title) if progress else None)
     verdict = job.folder / "summary.json"
-    if (
-        context.policies
-        and verdict.is_file()
-        and context.policies.keys() - read_json(verdict)["policies"].keys()
-    ):
-        verdict.unlink()  # an arm has come: all are compared again, by the answers that are there
+    if context.policies and verdict.is_file() and _has_changed(context, read_json(verdict)):
+        verdict.unlink()  # all are compared again, by the answers that still hold
     if verdict.is_file() and here().first:
         reopen(RunDirectory(job.folder), job.settings, time_limit())
     if not here().first:
@@ -160,6 +156,16 @@ def context_of(recipe: BaseRecipe, job: Job, progress: Progress | None = None) -
 
 def _is_finished(folder: Path) -> bool:
     return (folder / "summary.json").is_file()
+
+
+def _has_changed(context: Context, verdict: Json) -> bool:
+    """True if a policy has come since a verdict, or was trained again since it answered."""
+    if context.policies.keys() - verdict["policies"].keys():
+        return True
+    drawn = {name: drawn_from(context.folder / name) for name in context.policies}
+    return any(
+        drawn[name] not in (None, weights_of(folder)) for name, folder in context.policies.items()
+    )
 
 
 def _collected(recipe: BaseRecipe, section: Section, pairs: Sequence[Path]) -> Sequence[Any]:
