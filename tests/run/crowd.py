@@ -20,40 +20,45 @@ from tether.runner.run import run_recipe
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 
-STEPS = 40
+STEPS = 200
+SLOWER = {"optimizer": {"learning_rate": 1e-3}}
+"""A rate at which two hundred steps of sampling do not diverge."""
 MANY = {
     "steps": STEPS,
     "prompts_per_step": 8,
     "samples_per_prompt": 8,
     "max_new_tokens": 16,
     "checkpoint_every": STEPS,
+    **SLOWER,
 }
 """1024 tokens a step, eight answers to a prompt: torch shares out the gradient of so many states
 among its threads.
 """
-EPOCHS = {"sft": 16, "reward": 16, "process": 12, "direct": 16, "kto": 8}
-"""Some hundred updates of each stage."""
+HORIZON = 64 * STEPS
+"""Samples: the KL coefficient of a shorter one passes all bounds in two hundred steps."""
+EPOCHS = {"sft": 34, "reward": 67, "process": 25, "direct": 34, "kto": 34}
+"""Two hundred updates of each stage that learns from rows."""
+ROUNDS = {"epochs": 34, "checkpoint_every": 1000, **SLOWER}
+"""A hundred updates of each of two rounds."""
 
 
 def values(folder: Path, run: Path) -> dict[str, Any]:
-    """The recipe of `benchmarks.every_stage`, longer and with larger steps."""
+    """The recipe of `benchmarks.every_stage`, with two hundred steps of each stage."""
     sections = recipe(folder, run)
     for name in ("ppo", "grpo", "reinforce", "best_of_n", "online_direct"):
         sections[name] |= MANY
-        sections[name] |= (
-            {"evaluate": {**sections[name]["evaluate"], "every": STEPS // 2}}
-            if "evaluate" in sections[name]
-            else {}
-        )
+        if "evaluate" in sections[name]:
+            sections[name] |= {"evaluate": {**sections[name]["evaluate"], "every": STEPS // 2}}
+    sections["ppo"] |= {"kl": {**sections["ppo"]["kl"], "horizon": HORIZON}}
     for name, epochs in EPOCHS.items():
         sections[name] |= {"epochs": epochs, "checkpoint_every": 1000}
-    sections["reward"] |= {"evaluate_every": 20}
+    sections["reward"] |= {"evaluate_every": STEPS // 2}
     sections["grpo"] = {
         key: value for key, value in sections["grpo"].items() if key != "verifiable"
     } | {"reward_source": "random"}
     sections["rounds"] |= {
         "samples_per_prompt": 8,
-        "direct": {**sections["rounds"]["direct"], "epochs": 8, "checkpoint_every": 1000},
+        "direct": {**sections["rounds"]["direct"], **ROUNDS},
     }
     return sections
 

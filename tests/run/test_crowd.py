@@ -20,14 +20,19 @@ BUSY = (
     "(x @ x).tanh()\n"
 )
 HOLDING = "import sys\nheld = bytearray(b'x') * (1 << 30)\nsys.stdin.read()\n"
+SHIFTING = (
+    "import random, time\nheld = []\nwhile True:\n    held.append(bytearray(b'x') * "
+    "random.randrange(1 << 20, 1 << 27))\n    held[:] = random.sample(held, min(len(held), 8))\n"
+    "    time.sleep(0.02)\n"
+)
 
 
 @contextlib.contextmanager
 def crowd() -> Iterator[None]:
-    """In this block the machine has one busy process more than processors, and one that holds a
-    gigabyte.
+    """In this block the machine has one busy process more than processors, one that holds a
+    gigabyte, and one that takes and gives back blocks of memory without end.
     """
-    scripts = [BUSY] * ((os.cpu_count() or 1) + 1) + [HOLDING]
+    scripts = [BUSY] * ((os.cpu_count() or 1) + 1) + [HOLDING, SHIFTING]
     others = [
         subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
         for script in scripts

@@ -9,6 +9,7 @@ decoding of the one model against the best decoding of the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -170,7 +171,10 @@ def _saddle(estimates: Pairs) -> tuple[tuple[float, float], Estimate]:
     place = max(worst, key=lambda pair: estimates[pair].value)
     low = max(min(e.low for (p, _), e in estimates.items() if p == own) for own in ours)
     high = min(max(e.high for (_, b), e in estimates.items() if b == other) for other in theirs)
-    return place, estimates[place]._replace(low=low, high=high)
+    bounded = math.isfinite(low) and math.isfinite(high)
+    reasons = [estimates[place].reason, *(estimate.reason for estimate in estimates.values())]
+    reason = "" if bounded else next(filter(None, reasons), "")
+    return place, estimates[place]._replace(low=low, high=high, reason=reason)
 
 
 def sharpening(

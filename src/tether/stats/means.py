@@ -45,6 +45,8 @@ def grouped_mean(
     bounds are known nothing says how rare another one is.
     """
     value, count = float(values.mean()), len(values)
+    if not np.isfinite(values).all():
+        return without_interval(value, count, "finite values: an infinite one has no mean")
     sums, counts = by_group(values, groups)
     if (levels := _levels(values, len(sums), bounds)) is not None:
         low, high, steps = levels
@@ -60,9 +62,10 @@ def grouped_mean(
         )
     if why := _lacking(sums / counts):
         return without_interval(value, count, why)
-    return Estimate(
-        value, *mean_interval(value, influence_on_mean(sums, counts), confidence), count
-    )
+    influence = influence_on_mean(sums, counts)
+    if influence.error == 0:
+        return without_interval(value, count, "groups differ: by no more than rounding")
+    return Estimate(value, *mean_interval(value, influence, confidence), count)
 
 
 def _levels(
