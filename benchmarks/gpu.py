@@ -5,7 +5,8 @@ Rollouts, an update, fine-tuning and PPO on random weights of real shapes: their
 card's limits, their peak of memory beside the planner's; and the lines at which the host waits for
 the card. Limits are those of the data sheet; a card without one is measured. A part that the
 planner takes for too large is left out with a sentence. `--smoke` runs the same on a few thousand
-weights, on any machine, to see that the script works.
+weights, on any machine, to see that the script works. `--part` runs one part. `--first` is the first
+half hour on a card (`benchmarks.first_card`).
 """
 
 from __future__ import annotations
@@ -312,7 +313,7 @@ def trunk(card: Device, small: bool) -> None:
             break
 
 
-def waits(small: bool) -> None:
+def waits(card: Device, small: bool) -> None:
     """Lines at which the host waits for the card while a step samples, scores and learns, by CUDA's
     own report.
     """
@@ -336,6 +337,9 @@ def waits(small: bool) -> None:
         print(f"| {line} | {count} |")
 
 
+PARTS = {"rollouts": rollouts, "update": update, "trunk": trunk, "waits": waits}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument(
@@ -343,17 +347,24 @@ def main() -> int:
         action="store_true",
         help=("a few thousand weights, on a GPU or without: does it run?"),
     )
-    small = parser.parse_args().smoke
+    parser.add_argument("--part", choices=PARTS, help="this part alone")
+    parser.add_argument(
+        "--first", action="store_true", help="checks of a first half hour, by their value"
+    )
+    options = parser.parse_args()
+    if options.first:
+        from benchmarks.first_card import run_checks
+
+        return run_checks()
+    small = options.smoke
     if not small and DEVICE.type != "cuda":
         parser.error("there is no GPU here. --smoke runs the same on a few thousand weights")
     card = machine_for("auto")
     print(f"{card.name}; torch {torch.__version__}\n")
     print("| part | rate | of the card's limit | planned GB | peak GB |\n|---|---|---|---|---|")
-    rollouts(card, small)
-    update(card, small)
-    trunk(card, small)
-    if DEVICE.type == "cuda":
-        waits(small)
+    for name, part in PARTS.items():
+        if options.part in (None, name) and (part is not waits or DEVICE.type == "cuda"):
+            part(card, small)
     return 0
 
 

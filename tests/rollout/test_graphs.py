@@ -103,7 +103,7 @@ def test_a_pass_is_executed_once_a_call_and_replayed_from_the_second_on(recorder
 
 
 def test_the_graph_that_was_used_longest_ago_goes_first(recorder, monkeypatch):
-    monkeypatch.setattr(graphs, "MOST", 2)
+    monkeypatch.setattr(graphs, "GRAPHS_AT_ONCE", 2)
     passes = Graphs(DEVICE)
     for name in "aabbaccdd":
         passes.run(name, recorder.work(name))

@@ -273,6 +273,7 @@ def plan(
         from tether.planning import plan as planner
         from tether.planning.price import Price, costs
         from tether.planning.sizes import row_sizes
+        from tether.runner.by_device import sized
         from tether.settings.recipe import read_recipe
 
         config = read_recipe(recipe, overrides or ())
@@ -284,9 +285,10 @@ def plan(
         else devices.gpu(gpu_memory, gpu)
     )
     sizes = row_sizes(config, config.stages, prompt_tokens)
-    made = planner.plan(
-        config, device, shape=shape, prompt_tokens=prompt_tokens or 128, sizes=sizes
-    )
+    usual = prompt_tokens or 128
+    if device.gpu:
+        config = sized(config, config.stages, device, sizes, shape=shape, prompt_tokens=usual)
+    made = planner.plan(config, device, shape=shape, prompt_tokens=usual, sizes=sizes)
     title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}"
     rows = []
     for stage in made.stages:

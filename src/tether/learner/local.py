@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tether.algorithms.transfer import to_device
 from tether.core.errors import TrainingError
 from tether.learner.determinism import ordered_sums
 from tether.learner.ranks import here
@@ -207,11 +208,11 @@ class LocalLearner:
         """
         if here().size == 1:
             return False
-        broken = any(not bool(loss.isfinite()) for loss in self._losses)
         gradients = [torch.zeros_like(m) if m.grad is None else m.grad for m in self._whole]
-        marks = torch.tensor(
-            [broken, *(m.grad is not None for m in self._whole)], device=self.masters[0].device
-        ).float()
+        present = [float(m.grad is not None) for m in self._whole]
+        marks = to_device(torch.tensor([0.0, *present]), self.masters[0].device)
+        if self._losses:  # without a wait for the device
+            marks[0] = ~torch.stack(self._losses).isfinite().all()
         here().sum_([*gradients, marks])
         somewhere_broken, *present = marks.tolist()
         for master, gradient, somewhere in zip(self._whole, gradients, present, strict=True):

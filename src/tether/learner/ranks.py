@@ -206,8 +206,10 @@ class Ranks:
             LostRankError: one of them does not; it is named.
         """
         future: Future[Any] = Future()
+        # a new thread begins on the first GPU, whatever this rank's is: it would wait for that one
+        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         threading.Thread(
-            target=_settle, args=(future, collective), name=COLLECTIVE, daemon=True
+            target=_settle, args=(future, collective, gpu), name=COLLECTIVE, daemon=True
         ).start()
         patience, deadline, reason = self.timeout, math.inf, ""
         while not reason:
@@ -342,7 +344,8 @@ def joined(ranks: Ranks, on_gpu: bool, shard: bool = False) -> Iterator[None]:
         )
         ranks.sums = dist.new_group(backend="nccl", timeout=place["timeout"]) if on_gpu else None
         if shard:
-            group: Any = ranks.sums or dist.new_group(timeout=PASS)
+            # of its own on GPUs, too: nobody watches a pass for the signs of life
+            group: Any = dist.new_group(backend="nccl" if on_gpu else None, timeout=PASS)
             ranks.mesh = DeviceMesh.from_group(group, "cuda" if on_gpu else "cpu")
         with (
             tempfile.TemporaryDirectory(prefix=f"tether-rank-{ranks.rank}-") as desk,
@@ -377,8 +380,10 @@ def close() -> None:
         dist.destroy_process_group()
 
 
-def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
+def _settle(future: Future[Any], work: Callable[[], Any], gpu: int | None) -> None:
     try:
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
         future.set_result(work())
     except BaseException as error:  # noqa: BLE001  (told to the thread that waits)
         future.set_exception(error)

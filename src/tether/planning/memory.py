@@ -442,11 +442,12 @@ class Planner:
         if not self.device.gpu:
             return {**cache, "logits": rows * self.vocab * size}
         drawing = sampler_bytes(rows, self.vocab, self.dtype, sampling)
+        longest = self.rows.longest_tokens[0]
         return {
             **cache,
-            "prefill and draw": max(
-                drawing, prefill_bytes(role, prompts, self.rows.longest_tokens[0])
-            ),
+            # what all prompts begin with, at most all of one
+            "common prefix": cache_bytes(self.config, 1, longest, size) if prompts > 1 else 0,
+            "prefill and draw": max(drawing, prefill_bytes(role, prompts, longest)),
         }
 
     def _tokens(self, section: Any, policy: Role) -> tuple[int, int]:

@@ -21,7 +21,7 @@ ROWS = 16
 """Rows by which passes shrink: every new shape costs a CPU's matrix kernels a set-up."""
 WIDTH = 64
 """Places of the cache by which passes grow: every width is a graph of its own."""
-MOST = 32
+GRAPHS_AT_ONCE = 32
 """Graphs at once. Each takes some megabytes of the card, and widths that rows have grown beyond do
 not come back.
 """
@@ -101,7 +101,7 @@ class Graphs:
             _abandon(self.device, self.pool)
         else:
             self.graphs[shape] = graph
-            if len(self.graphs) > MOST:
+            if len(self.graphs) > GRAPHS_AT_ONCE:
                 del self.graphs[next(iter(self.graphs))]
         torch.cuda.current_stream(self.device).wait_stream(stream)
 

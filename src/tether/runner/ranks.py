@@ -72,9 +72,11 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
         int(os.environ.get("LOCAL_RANK", "0")),
         int(os.environ.get("LOCAL_WORLD_SIZE", given or str(settings.ranks))),
     )
-    if on_gpu and torch.cuda.device_count() < beside:
+    # those that a cluster places have machines, or GPUs, of their own
+    here_too = beside if given is not None or recipe.on == "local" else 1
+    if on_gpu and torch.cuda.device_count() < here_too:
         raise ConfigError(
-            f"learner.ranks puts {beside} ranks on this machine, which has "
+            f"learner.ranks puts {here_too} ranks on this machine, which has "
             f"{torch.cuda.device_count()} GPUs"
         )
     if on_gpu:

@@ -31,6 +31,7 @@ from tether.methods.pairs import comparisons_of, feedback_of
 from tether.methods.stage import run_stage
 from tether.planning.price import show_price
 from tether.runner.budgets import Budgets, reopen
+from tether.runner.by_device import by_device
 from tether.runner.folder import check_base
 from tether.runner.jobs import Job, expand, from_pairs
 from tether.runner.ranks import together
@@ -81,6 +82,7 @@ def run_recipe(
             check_test_judge(name, section, recipe.section(section.scorer))
     if "evaluate" in names and not (root / "evaluate" / "summary.json").is_file():
         warn_of_overlap(recipe)
+    recipe = by_device(recipe, names)
     root.mkdir(parents=True, exist_ok=True)
     price = show_price(recipe, names, progress)
     if watches(recipe.learner):

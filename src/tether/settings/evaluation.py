@@ -29,7 +29,9 @@ class EvaluationSection(PromptedSection):
         default=(0.7, 0.5, 0.0),
         description="others at which both sides answer: what decoding alone gives",
     )
-    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    engine_rows: int = Field(
+        default=64, ge=1, description="responses decoded at once; unset on a GPU: up to 256"
+    )
     sycophancy: SycophancyConfig | None = Field(
         default=None, description="also measure whether answers depend on who asks"
     )

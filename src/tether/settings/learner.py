@@ -182,7 +182,10 @@ class PreferenceConfig(SupervisedConfig):
         default=16, ge=1, description="all responses to a prompt stand in one update"
     )
     micro_batch_tokens: int = Field(
-        default=2048, ge=8, description="padded size of a micro-batch, which holds whole prompts"
+        default=2048,
+        ge=8,
+        description="padded size of a micro-batch, which holds whole prompts; "
+        "unset on a GPU: up to 8192",
     )
 
 

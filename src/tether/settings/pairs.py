@@ -34,7 +34,9 @@ class PairsSection(PromptedSection):
     )
     max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
     temperature: float = Field(default=0.7, gt=0, description="of sampling")
-    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    engine_rows: int = Field(
+        default=64, ge=1, description="responses decoded at once; unset on a GPU: up to 256"
+    )
     labels: int | None = Field(
         default=None,
         ge=4,

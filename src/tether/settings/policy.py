@@ -84,7 +84,9 @@ class SampledConfig(TrainedConfig):
             "taken off the score, after its normalisation, of a response that did not end in time"
         ),
     )
-    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
+    micro_batch_tokens: int = Field(
+        default=2048, ge=8, description="padded size of a micro-batch; unset on a GPU: up to 8192"
+    )
     ema_decay: float | None = Field(
         default=None,
         gt=0,

@@ -43,7 +43,9 @@ class RoundsSection(RewardedSection):
         ge=0,
         description="iterative: taken off the score of a response that did not end in time",
     )
-    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    engine_rows: int = Field(
+        default=64, ge=1, description="responses decoded at once; unset on a GPU: up to 256"
+    )
     lora: SteadyLora = Field(
         default=LoraConfig(), description="the adapter that learns; false trains the whole model"
     )

@@ -219,7 +219,9 @@ class OnlineSection(RewardedSection):
     engine: EngineConfig = Field(
         default=EngineConfig(), description="what samples the answers: this process, or servers"
     )
-    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    engine_rows: int = Field(
+        default=64, ge=1, description="responses decoded at once; unset on a GPU: up to 256"
+    )
     evaluate: EvaluateSection | None = Field(
         default=None, description="measure on held-out prompts along the way"
     )

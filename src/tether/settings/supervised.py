@@ -33,7 +33,9 @@ class SFTConfig(SupervisedConfig):
         description="capacity of a packed row; a longer conversation has one of its own",
     )
     rows_per_micro_batch: int = Field(
-        default=2, ge=1, description="packed rows that pass through the model at once"
+        default=2,
+        ge=1,
+        description="packed rows that pass through the model at once; unset on a GPU: up to 16",
     )
     packing: bool = Field(default=True, description="put several conversations into one row")
     evaluate_every: int = Field(
@@ -70,7 +72,9 @@ class ProcessRewardConfig(SupervisedConfig):
         ),
     )
     solutions_per_update: int = Field(default=16, ge=1, description="solutions an update")
-    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
+    micro_batch_tokens: int = Field(
+        default=2048, ge=8, description="padded size of a micro-batch; unset on a GPU: up to 8192"
+    )
     head_dropout: float = Field(
         default=0.0, ge=0, lt=1, description="of the states that the probabilities are read from"
     )
@@ -144,7 +148,9 @@ class PairLossConfig(Config):
     likelihood_weight: float | None = Field(
         default=None, ge=0, description="of the chosen responses; unset: 1 for orpo, else 0"
     )
-    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
+    micro_batch_tokens: int = Field(
+        default=2048, ge=8, description="padded size of a micro-batch; unset on a GPU: up to 8192"
+    )
 
     def faults(self) -> Iterator[str]:
         owners = {"label_smoothing": ("dpo", "robust"), "margin": ("simpo",), "average": ("ipo",)}

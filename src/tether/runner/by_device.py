@@ -1,0 +1,142 @@
+"""Sizes of passes that a recipe leaves open, by the device that will run it.
+
+They change how much is computed at once, and nothing else beyond rounding. A GPU is busy with
+thousands of tokens: on an H100 an update of 8,192 tokens at once learned from 2.3 times as many
+tokens a second as one of 2,048, and 256 rows drew 2.7 times as many as 64. On a CPU the settings'
+own defaults hold. What was chosen stands in the run's config; a run that goes on keeps it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tether.core.errors import one_line
+from tether.core.rundir import read_json
+from tether.models.loading import pick_device
+from tether.planning.devices import Device, gpu
+from tether.planning.memory import Planner
+from tether.planning.plan import shape_config
+from tether.planning.sizes import row_sizes
+from tether.planning.speeds import RowSizes
+from tether.runner.folder import round_folder
+from tether.settings.recipe import BaseRecipe
+from tether.settings.sampling import OnlineSection
+
+SIZES = {
+    "engine_rows": (256, 128),
+    "micro_batch_tokens": (8192, 4096),
+    "rows_per_micro_batch": (16, 8),
+}
+"""Sizes that are tried on a GPU, the largest first, before the default."""
+PACKED = 512
+"""Tokens of a packed row for which rows_per_micro_batch is meant; longer rows are fewer."""
+PLAN_SHARE = 0.85
+"""Share of a card's free memory that a plan may take: tensors leave gaps between them."""
+UNPLANNED = (
+    "engine_rows and sizes of micro-batches stay at their defaults: no plan can be made (%s)"
+)
+_LOG = logging.getLogger(__name__)
+
+
+def by_device(recipe: BaseRecipe, names: Sequence[str]) -> BaseRecipe:
+    """The recipe with the sizes that it leaves open: on a GPU as large as the planner finds room
+    for, or those that a run which goes on began with.
+    """
+    if not torch.cuda.is_available():
+        return recipe
+    place = pick_device(recipe.model.device)
+    if place.type != "cuda":
+        return recipe
+    recorded = {name: _recorded(recipe, name) for name in names}
+    recipe = _given(recipe, {name: values for name, values in recorded.items() if values})
+    left = [name for name in names if not recorded[name] and any(_open(recipe, name))]
+    if not left:
+        return recipe
+    free, total = torch.cuda.mem_get_info(place)
+    idle = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
+    # its rates, which would have to be measured, decide nothing
+    card = replace(gpu(min(total, free + idle) / 1e9), name=torch.cuda.get_device_name(place))
+    try:
+        return sized(recipe, left, card, row_sizes(recipe, left))
+    except Exception as error:  # noqa: BLE001  (of whatever kind: the run itself may be able to do it)
+        _LOG.warning(UNPLANNED, one_line(error))
+        return recipe
+
+
+def sized(
+    recipe: BaseRecipe,
+    names: Sequence[str],
+    card: Device,
+    rows: Mapping[str, RowSizes],
+    *,
+    shape: str | None = None,
+    prompt_tokens: int = 128,
+) -> BaseRecipe:
+    """The recipe with the largest of `SIZES` with which a card holds each of these stages.
+
+    Args:
+        rows, shape, prompt_tokens: as in `plan`, which calls the first `sizes`.
+    """
+    config, usual = shape_config(recipe.model, shape), RowSizes(prompt_tokens)
+    for name in names:
+        keys = list(_open(recipe, name))
+        for turn in range(2 if keys else 0):
+            tried = _given(recipe, {name: _larger(recipe.section(name), keys, turn)})
+            (stage,) = Planner(tried, card, config, usual, rows).stages([name]) or (None,)
+            if stage is None or stage.peak <= PLAN_SHARE * card.memory:
+                recipe = tried
+                break
+        for key in keys:
+            _LOG.info("%s.%s is %s on %s", name, key, dict(recipe.section(name))[key], card.name)
+    return recipe
+
+
+def _open(recipe: BaseRecipe, name: str) -> Iterator[str]:
+    """The sizes of a stage that the recipe leaves open. An arm has those of the stage that it
+    varies; servers have machines of their own; ranks share out the micro-batches of an update,
+    which should therefore be many.
+    """
+    if name in _arms(recipe):
+        return
+    section = recipe.section(name)
+    served = isinstance(section, OnlineSection) and section.engine.kind != "local"
+    for key in SIZES:
+        named = key in section.model_fields_set or key not in type(section).model_fields
+        elsewhere = served if key == "engine_rows" else recipe.learner.ranks > 1
+        if not (named or elsewhere):
+            yield key
+
+
+def _arms(recipe: BaseRecipe) -> set[str]:
+    return {f"{stage}-{arm}" for arm, sections in recipe.arms.items() for stage in sections}
+
+
+def _larger(section: Any, keys: Sequence[str], turn: int) -> dict[str, int]:
+    sizes = {key: SIZES[key][turn] for key in keys}
+    if "rows_per_micro_batch" in sizes:
+        sizes["rows_per_micro_batch"] = sizes["rows_per_micro_batch"] * PACKED // section.row_tokens
+    fields = type(section).model_fields
+    return {key: max(size, fields[key].default) for key, size in sizes.items()}
+
+
+def _recorded(recipe: BaseRecipe, name: str) -> dict[str, Any]:
+    """The sizes with which a run began this stage; empty where there is none."""
+    place = round_folder(Path(recipe.run), 1 if recipe.repeat and name != "sft" else None)
+    config = place / name / "config.json"
+    if name in _arms(recipe) or not config.is_file():
+        return {}
+    began = read_json(config).get(recipe.kind(name).name, {})
+    return {key: began[key] for key in _open(recipe, name) if key in began}
+
+
+def _given(recipe: BaseRecipe, sizes: Mapping[str, Mapping[str, Any]]) -> BaseRecipe:
+    sections = {
+        name: recipe.section(name).model_copy(update=dict(values)) for name, values in sizes.items()
+    }
+    return recipe.model_copy(update=sections)
