@@ -246,7 +246,7 @@ class Ground:
             recipe, [name for name in ("sft", "pairs") if name in recipe.stages], self.progress
         )
         jobs = expand(recipe, ["reward", "ppo"])
-        self.reward, self.ppo = (context_of(recipe, job) for job in jobs)
+        self.reward, self.ppo = (context_of(job) for job in jobs)
         evaluate = config.ppo.evaluate
         assert (
             evaluate is not None

@@ -48,7 +48,8 @@ def test_each_job_names_the_folders_that_it_depends_on(tmp_path):
     assert named["ppo"].settings.kl.coefficient > 0
     assert named["ppo-beta0"].settings.kl.coefficient == 0
     assert named["ppo-beta0"].kind is STAGES["ppo"]
-    assert named["evaluate"].policies == ("ppo", "ppo-beta0")
+    policies = {name: tmp_path / name for name in ("ppo", "ppo-beta0")}
+    assert named["evaluate"].policies == policies
 
 
 def test_rounds_learn_from_the_pairs_of_all_rounds_so_far(tmp_path):

@@ -118,7 +118,8 @@ def note_machine(run: RunDirectory, loaded: LoadedModel, **more: Any) -> None:
     """Write into the manifest what a stage computes with; of a stage that goes on with something
     else, the model notes what.
     """
-    before, now = read_json(run.path / "manifest.json"), loaded.manifest()
+    before = read_json(run.path / "manifest.json")
+    now = loaded.manifest()
     pairs = zip(_decisive(before), _decisive({**environment(), **now}), strict=True)
     if changes := [f"{new} after {old}" for old, new in pairs if old and old != new]:
         loaded.note(

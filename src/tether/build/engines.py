@@ -110,7 +110,8 @@ def served_engine(
     length = 2 * dict(section)["max_new_tokens"]  # a guess: prompts as long as answers
     # whose weights are held, too
     ahead = section.max_staleness if isinstance(section, PolicySection) else 0
-    python, ours = Path(config.python).expanduser(), config.kind == "served"
+    python = Path(config.python).expanduser()
+    ours = config.kind == "served"
 
     def command(host: str, port: int) -> Sequence[str]:
         where = (
@@ -148,10 +149,12 @@ def served_engine(
             return "env", "VLLM_SERVER_DEV_MODE=1", *start[1:], *WHOLE
         factors = factors_of(policy.model, policy.adapter) if combined else {}
         rank = max([lora.rank, *(len(down) for down, _ in factors.values())])
-        slots, limit = str(adapter_slots(section)), str(_allowed(rank))
+        slots = str(adapter_slots(section))
+        limit = str(_allowed(rank))
         return *start, "--enable-lora", "--max-loras", slots, "--max-lora-rank", limit
 
-    threads, at_once = 0, len(config.names) + (ahead > 0)
+    threads = 0
+    at_once = len(config.names) + (ahead > 0)
     if policy.device.type == "cpu" and at_once > 1:  # else they would wait for each other's threads
         threads = max(1, torch.get_num_threads() // at_once)
     if threads and ahead:
@@ -200,7 +203,8 @@ def vllm_share(config: EngineConfig, policy: Role, rows: int, length: int) -> st
     ):
         return "0.2"  # of the two that the command then has, the user's stands last, and counts
     free, total = torch.cuda.mem_get_info(policy.device)
-    model, size = policy.causal_model, policy.model.dtype.itemsize
+    model = policy.causal_model
+    size = policy.model.dtype.itemsize
     weights = weight_bytes(model.parameters())
     # vLLM wants room for one text of the whole context
     longest = max(rows * length, policy.context_length)
@@ -236,7 +240,8 @@ def _base(loaded: LoadedModel, root: Path, seed: int, *, bare: bool = False) -> 
     """The folder of the model under the adapters; a copy where it comes from a package, or was made
     in code, or is wanted without what its layers carry (`bare`).
     """
-    source, folder = Path(loaded.source), root / ("bare" if bare else "base")
+    source = Path(loaded.source)
+    folder = root / ("bare" if bare else "base")
     whole = source.is_dir() and any(source.glob("*.safetensors")) and not holds_adapter(source)
     if whole and not bare:
         return source.resolve()
@@ -264,7 +269,8 @@ def engine_server(
     Token: see JsonServer. `alone`: see EngineServer.
     """
     # of engines with an adapter; those that have let go of it
-    settings, spare = dict[LocalEngine, str](), list[LocalEngine]()
+    settings = dict[LocalEngine, str]()
+    spare = list[LocalEngine]()
 
     @cache
     def whole() -> LocalEngine:

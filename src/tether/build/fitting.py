@@ -170,7 +170,8 @@ def seconds_an_answer(
     """
     try:
         judge(prompts[:PROBED], responses[:PROBED])
-        start, timed = clock(), responses[PROBED : 2 * PROBED]
+        start = clock()
+        timed = responses[PROBED : 2 * PROBED]
         if timed:
             judge(prompts[PROBED : 2 * PROBED], timed)
         return (clock() - start) / max(1, len(timed))

@@ -109,12 +109,14 @@ def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
             load_function(config.call, key="judge.call"), role="the judge", **config.limits
         )
         function.watchdog.path = folder / "stacks.txt"
-        name, score = function.source, function.score_texts
+        name = function.source
+        score = function.score_texts
     else:
         rubric = read_rubric(config.rubric)
         assert isinstance(rubric, str)
         model = configured(config, folder)
-        name, score = f"the judge {model.name}", partial(judged_scores, model, rubric)
+        name = f"the judge {model.name}"
+        score = partial(judged_scores, model, rubric)
 
     def scored(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
         now_doing(f"scoring {len(responses)} answers by {name}")

@@ -74,10 +74,8 @@ def spare_gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(
         map(str, range(torch.cuda.device_count()))
     )
-    ranks, device = (
-        int(os.environ.get("LOCAL_WORLD_SIZE", here().size)),
-        pick_device(_PLACES[-1][1]),
-    )
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", here().size))
+    device = pick_device(_PLACES[-1][1])
     own = range(ranks) if ranks > 1 else [device.index or 0] if device.type == "cuda" else []
     return [gpu for number, gpu in enumerate(visible.split(",")) if gpu and number not in own]
 
@@ -101,7 +99,8 @@ def servers_for(
         ConfigError, RunError: see `launcher`.
     """
     needs = config.resources or ({"CPU": 1.0} if device == "cpu" else {"GPU": 1.0})
-    run, names = folder.parent.parent, config.names
+    run = folder.parent.parent
+    names = config.names
     starter = launcher(run, dict.fromkeys(names, needs), config.start_seconds) if names else None
     return Servers(command, names, folder, config.running, threads, starter)
 

@@ -109,7 +109,8 @@ def whole(role: Role, loaded: LoadedModel, seed: int = 0) -> Role:
     """
     if not here().mesh:
         return role
-    fresh, name = load_model(loaded.config, seed=seed).model if here().first else None, role.adapter
+    fresh = load_model(loaded.config, seed=seed).model if here().first else None
+    name = role.adapter
     if name is None:
         for key, part in role.model.named_parameters():
             tensor = gathered(part)
@@ -266,7 +267,8 @@ def reader_of(folder: Path, tokenizer: Any, encoding: Mapping[str, Any]) -> Chat
 
 def reader_beside(folder: Path, settings: ModelConfig) -> ChatEncoder | None:
     """The same for a policy that is known by its settings alone."""
-    tokenizer, speech = tokenizer_of(settings.source), read_speech(settings.source)
+    tokenizer = tokenizer_of(settings.source)
+    speech = read_speech(settings.source)
     template = (
         Path(settings.chat_template).read_text(encoding="utf-8") if settings.chat_template else None
     )
@@ -412,7 +414,8 @@ def sampling_roles(
     """
     if section.roles == "separate":
         return _separate_roles(section, loaded, reward_folder, seed)
-    folders, start = scorer_folders(reward_folder), value_of(section)
+    folders = scorer_folders(reward_folder)
+    start = value_of(section)
     if start == "reward" and reward_folder is not None:
         folders["value"] = reward_folder
     for name, folder in folders.items():
@@ -433,7 +436,8 @@ def sampling_roles(
 def _separate_roles(
     section: SampledSection, loaded: LoadedModel, reward_folder: Path | None, seed: int
 ) -> Roles:
-    settings, start = loaded.config, value_of(section)
+    settings = loaded.config
+    start = value_of(section)
     reference = (
         Role(frozen_model(settings, seed, section.offload)) if section.needs_reference else None
     )

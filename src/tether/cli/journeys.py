@@ -161,6 +161,7 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
 def _stages(config: BaseRecipe, chosen: list[str], began: float, given: Sequence[str] = ()) -> None:
     """Train the chosen stages, and show what became of them and what may come next."""
     from tether.methods.pairs import WaitingError
+    from tether.runner.jobs import expand
     from tether.runner.ranks import is_other
     from tether.runner.run import run_recipe
     from tether.runner.start import start_run
@@ -170,16 +171,16 @@ def _stages(config: BaseRecipe, chosen: list[str], began: float, given: Sequence
         run_recipe(config, chosen)
         return
     console, root = Terminal(), Path(config.run)
-    left = [
-        name
-        for name in config.stages
-        if config.repeat or not (root / name / "summary.json").is_file()
-    ]
+    unfinished = {job.name for job in expand(config) if not (job.folder / "summary.json").is_file()}
+    left = [name for name in config.stages if config.repeat or name in unfinished]
     if not set(chosen) & set(left):
         console.print(
             "Finished before: nothing is trained again. For a new run, name another "
             "folder with run=PATH."
         )
+    if config.sweep is not None:
+        _show_jobs(console, config, chosen)
+        console.print("The times below are those of one combination.", highlight=False)
     try:
         with bars(console) as announce:
             results, page = start_run(config, chosen, announce, began=began)
@@ -190,7 +191,9 @@ def _stages(config: BaseRecipe, chosen: list[str], began: float, given: Sequence
         if (wanting := memory_error(error)) is None:
             raise
         raise RunError(f"out of memory: {wanting}. {_smaller(config, chosen)}") from error
-    if "evaluate" in chosen:
+    if config.sweep is not None:
+        _show_jobs(console, config, chosen)
+    elif "evaluate" in chosen:
         show_run(console, root)
     else:
         last = [name for name in chosen if config.kind(name).answers][-1:]

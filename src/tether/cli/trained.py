@@ -267,7 +267,7 @@ def _reward_server(recipe: str, stage: str | None, address: tuple[str, int]) -> 
             f"which stage's reward? {recipe} has these that sample: {', '.join(names) or 'none'}"
         )
     name = stage or names[0]
-    settings = reward_settings(config.section(name), context_of(config, expand(config, [name])[0]))
+    settings = reward_settings(config.section(name), context_of(expand(config, [name])[0]))
     return settings_server(settings, address, token=new_token())
 
 

@@ -61,10 +61,8 @@ def train(
     start = time.perf_counter()
     run.update_manifest(judge=described(section.judge))
     sampling = sampling_of(section, context.sampling)
-    load, note = (
-        partial(open_model, context.model, seed=context.seed),
-        context.root / context.name / "left_out.json",
-    )
+    load = partial(open_model, context.model, seed=context.seed)
+    note = context.root / context.name / "left_out.json"
     rows = usable_once(context, rows, sampling.max_new_tokens, note, load)
     note = context.root / context.name / FITTING
     fitting = Fitting(time_limit(), note, len(rows))
@@ -276,7 +274,8 @@ class _Asked:
             return {}
         encoder = encoder_of(loaded)
         if self.premises is None:
-            quarantine, name = self.context.quarantine, self.context.name
+            quarantine = self.context.quarantine
+            name = self.context.name
             how = (files.files, files.pairs, encoder, loaded.context_length, quarantine, name)
             self.premises = usable_premises(*how)
         measured = Sycophancy(role, encoder, self.premises)()

@@ -180,8 +180,10 @@ def _agreement(
     rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float
 ) -> Json:
     """With labels that have a direction; `chosen` is what they prefer."""
-    groups, nothing = [group_of(row) for row in rows], [0.0] * len(rows)
-    drawn, shown = [chosen_is_first(row) for row in rows], _shown(judgments)
+    groups = [group_of(row) for row in rows]
+    nothing = [0.0] * len(rows)
+    drawn = [chosen_is_first(row) for row in rows]
+    shown = _shown(judgments)
     odds = (
         np.clip(np.array([j.log_odds for j in judgments], float), -SUREST, SUREST) / temperature
     ).tolist()

@@ -88,7 +88,11 @@ def train(
             str(context.policy or context.model.source), context.model, context.seed
         )
     )
-    note, load = run.path / "left_out.json", lambda: policy()[1]
+    note = run.path / "left_out.json"
+
+    def load() -> LoadedModel:
+        return policy()[1]
+
     usable = usable_once(context, rows, section.max_new_tokens, note, load)
     prompts = _asked(section, context, usable)
     answers = _answered(section, context, prompts, run, policy)
@@ -163,7 +167,8 @@ def _answered(
     """Answers prompt by prompt, by the prompts' ids, written as they come; scored by the last
     round's reward model if the choice of pairs asks it. With a budget, as many as fit.
     """
-    path, progress = run.path / "answers.jsonl", context.progress
+    path = run.path / "answers.jsonl"
+    progress = context.progress
     texts = {prompt.id: prompt.text for prompt in prompts.values()}
     # before anything is judged, the data may change, and have another prompt of this id
     answers = {row["id"]: row for row in read_jsonl(path) if row["prompt"] == texts.get(row["id"])}
@@ -238,7 +243,8 @@ def _chosen(
         for folder in context.earlier
         for row in read_jsonl(folder / "pairs" / "chosen.jsonl")
     ]
-    responses, places = {}, {row["id"]: place for place, row in enumerate(answers)}
+    responses = {}
+    places = {row["id"]: place for place, row in enumerate(answers)}
     for row in answers:
         # A response goes by its text, which is the same in all rounds.
         distinct = {
@@ -296,7 +302,8 @@ class _Collector:
 
     def _simulated(self, judge: FunctionJudge, chosen: Sequence[Pair] | None) -> Labelled:
         """Annotators who follow the function's scores, with the noise of the first round."""
-        context, first = self.context, self.context.earlier[:1]
+        context = self.context
+        first = self.context.earlier[:1]
         responses = [row["responses"] for row in self.answers]
         asked = [
             (prompt, text)
@@ -384,9 +391,11 @@ class _Collector:
             else f"{context.root.name} before round {context.round}"
         )
         how = {"temperature": section.temperature, "max_new_tokens": section.max_new_tokens}
-        strategy, cases = rows[0]["chosen_by"] if rows else "random", []
+        strategy = rows[0]["chosen_by"] if rows else "random"
+        cases = []
         for p, a, b in chosen:
-            pair, scores = self._pair(p, a, b), self.answers[p]["scores"]
+            pair = self._pair(p, a, b)
+            scores = self.answers[p]["scores"]
             common = {"group": pair.group, "model": model, "sampling": how}
             sides = [
                 Answer(pair.prompt, text, score=scores[k], **common)
@@ -415,7 +424,8 @@ class _Collector:
 
     def _pair(self, place: int, a: int, b: int) -> Comparison:
         """Two answers, in the order of their sampling."""
-        prompt, responses = self.prompts[place], self.answers[place]["responses"]
+        prompt = self.prompts[place]
+        responses = self.answers[place]["responses"]
         sides = [(assistant(responses[k]),) for k in (a, b)]
         return Comparison(
             prompt.messages,

@@ -276,7 +276,8 @@ class RewardMembers:
         drop_checkpoint(run)
 
     def _average(self, split: Split[Ranking]) -> None:
-        first, lora = self.stages[0], self.section.lora
+        first = self.stages[0]
+        lora = self.section.lora
         assert isinstance(lora, LoraConfig)
         role = average_roles([stage.role for stage in self.stages], "reward", lora)
         self.one = RewardModeling(first.config, role, first.encoder)

@@ -75,10 +75,8 @@ def train(
     config = {"rounds": section, "model": context.model, "seed": context.seed}
     rows = [problem_prompt(row) if isinstance(row, Problem) else row for row in rows]
     if section.method == "iterative":
-        load, note = (
-            partial(open_model, context.model, seed=context.seed),
-            run.path / "left_out.json",
-        )
+        load = partial(open_model, context.model, seed=context.seed)
+        note = run.path / "left_out.json"
         rows = usable_once(context, rows, section.max_new_tokens, note, load)
     manifest = read_json(run.path / "manifest.json")
     noted = {key: manifest[key] for key in ("data", "rows") if key in manifest}
@@ -187,7 +185,8 @@ class _Round:
 
     def _policy(self) -> tuple[LoadedModel, Role]:
         """The policy as the round before left it."""
-        loaded, lora = self._opened(self.previous), self.section.lora
+        loaded = self._opened(self.previous)
+        lora = self.section.lora
         if self.previous is None or lora is False:
             return loaded, new_role(loaded, "policy", lora, seed=self.context.seed)
         attach(loaded, self.previous, "policy")
@@ -197,10 +196,8 @@ class _Round:
         """The policy at this round's start, or before the first: the bare trunk, another adapter on
         it, or another model.
         """
-        config, start = (
-            self.section.direct,
-            self.previous if self.section.reference == "round" else None,
-        )
+        config = self.section.direct
+        start = self.previous if self.section.reference == "round" else None
         if not config.needs_reference:
             return None
         if self.section.lora is False:
@@ -235,7 +232,8 @@ class _Round:
         """The best and the worst of several samples a prompt; counts, and the mean score of all
         samples.
         """
-        samples, penalty = self.section.samples_per_prompt, self.section.missing_stop_penalty
+        samples = self.section.samples_per_prompt
+        penalty = self.section.missing_stop_penalty
         groups = self._groups(
             {place: rows[row] for place, row in self._places(len(rows)).items()}, engine, samples
         )
@@ -264,7 +262,8 @@ class _Round:
         Raises:
             RewardError: too many scores failed.
         """
-        section, context = self.section, self.context
+        section = self.section
+        context = self.context
         reward = reward_apart(section, context.scorer, context.model, context.seed)
         limit = FailureLimit(reward, section.max_failed)
         size = section.samples_per_prompt * max(
@@ -286,7 +285,8 @@ class _Round:
         """Each demonstration over one sample; those that cannot be encoded, or were sampled to the
         letter, are counted.
         """
-        shown, unusable = {}, 0
+        shown = {}
+        unusable = 0
         for place, row in self._places(len(rows)).items():
             turns = rows[row].messages
             try:
@@ -315,7 +315,8 @@ def _looks(rollouts: Sequence[Rollout]) -> Json:
     """The mean length of samples in tokens, and the share that ended in time."""
     if not rollouts:
         return {}
-    lengths, ended = ([len(r.response_ids) for r in rollouts], [r.finished for r in rollouts])
+    lengths = [len(r.response_ids) for r in rollouts]
+    ended = [r.finished for r in rollouts]
     return {"length": statistics.fmean(lengths), "finished": statistics.fmean(ended)}
 
 
@@ -323,7 +324,8 @@ def _row(chosen: Rollout, rejected: Rollout, **scores: float) -> Json:
     """A line of pairs.jsonl: a published layout of comparisons, with the token ids beside the
     texts.
     """
-    prompt, sides = chosen.prompt, {"chosen": chosen, "rejected": rejected}
+    prompt = chosen.prompt
+    sides = {"chosen": chosen, "rejected": rejected}
     return {
         **{"id": prompt.id, "group": group_of(prompt), "prompt": turn_rows(prompt.messages)},
         **{name: turn_rows((assistant(side.text),)) for name, side in sides.items()},

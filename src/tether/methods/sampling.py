@@ -74,7 +74,8 @@ def train(
     """Optimise the policy on its own samples, by the method that the section is of; the result is
     the role in `policy`.
     """
-    progress, prompts = context.progress, prompts_of(section, rows)
+    progress = context.progress
+    prompts = prompts_of(section, rows)
     with contextlib.ExitStack() as ends:  # of workers and servers, however this ends
         source = None
         if section.reward_servers is not None:
@@ -362,7 +363,8 @@ def _held_out(
     if section.evaluate.data is None:
         return held_out_split(rows, count)
     trained = {prompt.messages for prompt in rows}
-    name, whole = f"{context.name}-evaluate", calls_functions(section)
+    name = f"{context.name}-evaluate"
+    whole = calls_functions(section)
     others, unread = context.read(section.evaluate.data, section.kind or Prompt, name, whole=whole)
     context.quarantine.absorb(unread)
     others = fits(prompts_of(section, others))

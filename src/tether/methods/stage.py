@@ -57,9 +57,11 @@ def _trained(section: Section, context: Context, original: RunDirectory) -> Json
     """Train in a stage's folder, or in a rank's copy of it, and finish it."""
     with here().workplace(context.folder, original.path):
         run = RunDirectory(context.folder)
-        rows, quarantine = context.rows, context.fresh_quarantine(context.name)
+        rows = context.rows
+        quarantine = context.fresh_quarantine(context.name)
         if rows is None and section.kind is not None:
-            used, whole = section.further_columns, calls_functions(section)
+            used = section.further_columns
+            whole = calls_functions(section)
             rows, quarantine = context.read(section.data, section.kind, whole=whole, used=used)
         context = replace(context, quarantine=quarantine)
         if rows is not None:
@@ -99,7 +101,8 @@ def _finished(
     run: RunDirectory, section: Section, summary: dict[str, Any], quarantine: Quarantine
 ) -> dict[str, Any]:
     """Write the summary, with what the detectors noticed and whether anything moved at all."""
-    steps, alarms = run.metrics(), run.alarms()
+    steps = run.metrics()
+    alarms = run.alarms()
     if not {alarm["detector"] for alarm in alarms} & {"kl_stuck", "unmoved"}:
         still = check_movement(steps, section.learning.model_dump(mode="json"), summary)
         findings = [still] if isinstance(still, Finding) else []

@@ -64,7 +64,8 @@ def _stage(
     The reference of a policy under an adapter is the bare trunk. A policy that is trained whole has
     a reference model of its own.
     """
-    encoder, seed = encoder_of(loaded), context.seed
+    encoder = encoder_of(loaded)
+    seed = context.seed
     if isinstance(section, ProcessSection):
         return ProcessRewardModeling(section, reward_role(loaded, section, seed), encoder)
     if isinstance(section, SFTSection):
@@ -93,7 +94,8 @@ def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) 
         settled = settle(role.model, role.adapter, rounding)
         if rounding.share is not None and rounding.share < MERGE_HOLDS:
             loaded.note(_rounded_away(rounding))
-        encoder, folder = encoder_of(loaded), run.path / "model"
+        encoder = encoder_of(loaded)
+        folder = run.path / "model"
         save_model(settled, loaded.tokenizer, encoder.templates, folder, stop_ids=loaded.stop_ids)
         write_speech(folder, encoder.describe(), str(settled.dtype).removeprefix("torch."))
         run.update_manifest(result={"digest": weights_digest(merged_weights(settled))})
@@ -103,7 +105,8 @@ def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) 
 
 def _rounded_away(rounding: Rounding) -> str:
     """A sentence on an adapter of which rounded weights hold a part."""
-    layers, dtype = rounding.layers, str(rounding.dtype).removeprefix("torch.")
+    layers = rounding.layers
+    dtype = str(rounding.dtype).removeprefix("torch.")
     return (
         f"The adapter of {layers} {'layer is' if layers == 1 else 'layers are'} merged into {dtype} "
         f"weights, since DoRA, embeddings and convolutions cannot be computed beside them. The "
@@ -118,7 +121,8 @@ def _loss_of_merged(stage: SFT, merged: Role, summary: Json, loaded: LoadedModel
     What layers carry beside their weights is not rounded away (models.carried). What they cannot
     carry is merged, and a weight comes back where the change is less than half a step of its dtype.
     """
-    before, after = summary["eval_loss_before"], summary["eval_loss"]
+    before = summary["eval_loss_before"]
+    after = summary["eval_loss"]
     adapted = stage.config.lora is not False if isinstance(stage.config, SFTSection) else False
     if not (adapted and stage.heldout and merged.model.dtype != torch.float32 and here().size == 1):
         return {}

@@ -17,7 +17,7 @@ from torch import nn
 
 from tether.core.errors import ModelError, TetherError, one_line
 from tether.core.once import once
-from tether.core.rundir import read_json, write_json
+from tether.core.rundir import read_json
 from tether.models.carried import MergedChange, carry, factors_of, fold_in, scale_carried
 from tether.models.precision import cast
 from tether.settings.model import ADAPTER_FILE, TINY, ModelConfig
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 WEIGHTS = "adapter_model.safetensors"
 APART = 1e-3
 """Share of the largest logit that no rounding in float32 explains."""
-_SETS = ("target_modules", "exclude_modules", "modules_to_save")
 Load = Callable[[ModelConfig, torch.dtype], tuple[Any, Any, str]]
 """From settings and a type to model, tokenizer and the name of the source."""
 
@@ -35,19 +34,6 @@ Load = Callable[[ModelConfig, torch.dtype], tuple[Any, Any, str]]
 def holds_adapter(folder: Path) -> bool:
     """True if a folder holds an adapter of peft, alone or beside the weights of its base."""
     return (folder / ADAPTER_FILE).is_file()
-
-
-def order_settings(folder: Path) -> None:
-    """Sort the names in an adapter's settings: peft holds them as sets, and a set's order differs
-    from process to process.
-    """
-    settings = read_json(folder / ADAPTER_FILE)
-    names = {
-        key: sorted(value)
-        for key, value in settings.items()
-        if key in _SETS and isinstance(value, list)
-    }
-    write_json(folder / ADAPTER_FILE, {**settings, **names})
 
 
 @torch.no_grad()

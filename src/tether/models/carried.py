@@ -26,9 +26,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from tether.core.errors import ModelError, one_line
+from tether.core.rundir import read_json, write_json
 from tether.models.one_rounding import product_with_change
 from tether.models.targets import bare_layer, takes_adapter
+from tether.settings.model import ADAPTER_FILE
 
+_SETS = ("target_modules", "exclude_modules", "modules_to_save")
 MERGED_ADAPTER, ADAPTER_WEIGHTS = "merged_adapter", "adapter_model.safetensors"
 DOWN, UP = "carried_down", "carried_up"
 """Buffers of a layer that carries a change."""
@@ -300,6 +303,19 @@ def rounding_of(
     return rounding
 
 
+def order_settings(folder: Path) -> None:
+    """Sort the names in an adapter's settings: peft holds them as sets, and a set's order differs
+    from process to process.
+    """
+    settings = read_json(folder / ADAPTER_FILE)
+    names = {
+        key: sorted(value)
+        for key, value in settings.items()
+        if key in _SETS and isinstance(value, list)
+    }
+    write_json(folder / ADAPTER_FILE, {**settings, **names})
+
+
 def write_change(folder: Path, change: MergedChange) -> None:
     """Write a change into `folder` in peft's format, as one adapter whose scale is 1."""
     from peft import LoraConfig
@@ -307,6 +323,7 @@ def write_change(folder: Path, change: MergedChange) -> None:
     rank = max(len(down) for down, _ in change.factors.values())
     targets = sorted(change.factors)
     LoraConfig(r=rank, lora_alpha=rank, target_modules=targets).save_pretrained(str(folder))
+    order_settings(folder)
     tensors = {}
     for name, (down, up) in change.factors.items():
         less = rank - len(down)

@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 from tether.core.digest import digest
 from tether.core.errors import MissingFileError, ModelError, one_line
 from tether.core.rundir import file_digest, noted_path, read_json, write_json
-from tether.models.adapter_folders import order_settings
 from tether.models.carried import (
     MergedChange,
     base_weights,
     factors_of,
     merged_weights,
+    order_settings,
     write_change,
 )
 from tether.models.heads import ScalarHead

@@ -13,7 +13,8 @@ from torch.utils.benchmark import Timer
 from tether.core.errors import ConfigError
 from tether.models.loading import pick_device, pick_dtype
 
-EFFICIENCY, DECODING_EFFICIENCY = 0.32, 0.6
+EFFICIENCY = 0.32
+DECODING_EFFICIENCY = 0.6
 """Shares of a GPU's product rate and bandwidth that large passes and decoding may reach."""
 LAYER_PASS, LAYER_TOKEN, ADAPTED = 1.8e-3, 0.2e-3, 1.6
 """Of a GPU: seconds beside the arithmetic that a layer takes in a pass of a micro-batch and in a
@@ -112,10 +113,8 @@ def machine_for(device: str) -> Device:
     place = pick_device(device)
     if place.type != "cuda":
         return this_machine()
-    name, memory = (
-        torch.cuda.get_device_name(place),
-        torch.cuda.get_device_properties(place).total_memory,
-    )
+    name = torch.cuda.get_device_name(place)
+    memory = torch.cuda.get_device_properties(place).total_memory
     kind = max((kind for kind in KINDS if kind in _plain(name)), key=len, default=None)
     return _measured_gpu(place, name, memory) if kind is None else gpu(round(memory / 1e9, 1), kind)
 
@@ -147,7 +146,8 @@ def this_machine() -> Device:
         torch.ones(2**25),
     )
     products = _rate(lambda: left @ right.T) * 2 * 1024 * 576 * 1536
-    memory, bandwidth = psutil.virtual_memory().total, 0.8 * _rate(long.sum) * 4 * 2**25
+    memory = psutil.virtual_memory().total
+    bandwidth = 0.8 * _rate(long.sum) * 4 * 2**25
     small = torch.randn(16, 64)
     dispatch = 1 / _rate(lambda: small + small)
     return Device(

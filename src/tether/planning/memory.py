@@ -110,7 +110,8 @@ class Planner:
             text.vocab_size,
             text.num_hidden_layers,
         )
-        self.tied, self.head = text.tie_word_embeddings, text.vocab_size * text.hidden_size
+        self.tied = text.tie_word_embeddings
+        self.head = text.vocab_size * text.hidden_size
         base = planner.shape_model(config, self.dtype, "eager")
         self.attention = plain_attention(recipe.model.attention, place, base)
         if recipe.model.cpu_kernels:
@@ -133,7 +134,8 @@ class Planner:
         """
         plans = []
         for name in self.recipe.stages if names is None else names:
-            section, self.rows = self.recipe.section(name), self.sizes.get(name, self.usual)
+            section = self.recipe.section(name)
+            self.rows = self.sizes.get(name, self.usual)
             learning = section.direct if isinstance(section, RoundsSection) else section
             rate = learning.optimizer.learning_rate if isinstance(section, Learning) else None
             if phases := self.phases(section):
@@ -190,7 +192,8 @@ class Planner:
             section, "reward", ScalarHead(self.hidden, outputs=section.outputs)
         )
         answer = 2 * self.prompt if self.rows.answer is None else self.rows.answer_tokens
-        length, tokens = self.prompt + answer, section.solutions_per_update * (self.prompt + answer)
+        length = self.prompt + answer
+        tokens = section.solutions_per_update * (self.prompt + answer)
         batch = shape_batches.row_batch(
             max(1, section.micro_batch_tokens // length), self.prompt, answer
         )
@@ -251,14 +254,13 @@ class Planner:
     @phases.register(OnlineSection)
     def _online(self, section: Any) -> list[Phase]:
         gradient = section if isinstance(section, PolicySection) else None
-        critic, shared = gradient is not None and gradient.critic, section.roles == "shared"
+        critic = gradient is not None and gradient.critic
+        shared = section.roles == "shared"
         own_value = critic and (not shared or section.value_init == "reward")
         policy, held = self._trained(section, "policy")
         held |= self._beside(section, held, own_value)
-        batch, size = (
-            shape_batches.sample_batch(self.rows, section, section.micro_batch_tokens, policy),
-            self.dtype.itemsize,
-        )
+        batch = shape_batches.sample_batch(self.rows, section, section.micro_batch_tokens, policy)
+        size = self.dtype.itemsize
         value = Role(policy.model, policy.adapter, ScalarHead(self.hidden).to("meta"))
 
         def forward() -> Any:
@@ -271,10 +273,8 @@ class Planner:
         tokens, counted = self._tokens(section, policy)
         parts = gradient.minibatches if gradient else 1
         cuts = max(parts, ceil(tokens / section.micro_batch_tokens))
-        forward_pass, scoring_pass = (
-            self.speeds.passes(tokens, counted, 1.0, cuts),
-            self.speeds.passes(tokens, 0, 1.0, cuts),
-        )
+        forward_pass = self.speeds.passes(tokens, counted, 1.0, cuts)
+        scoring_pass = self.speeds.passes(tokens, 0, 1.0, cuts)
         depth = policy.common_depth if shared else 0
         # ids and masks of all micro-batches; the last step's stay until the next one's are made
         held["batches"] = tokens * (64 + batch.ids.shape[1] * (batch.belongs is not None))
@@ -297,10 +297,8 @@ class Planner:
         decoding = self.speeds.decoding(rows, adapted=section.lora is not False)
         phases = self._rollout(section, held, engine, steps * decoding + prefill)
         if section.scorer is not None:
-            scoring, seconds = (
-                shape_batches.sample_batch(self.rows, section, MICRO_BATCH_TOKENS, policy),
-                scoring_pass + moved / MICRO_BATCH_TOKENS,
-            )
+            scoring = shape_batches.sample_batch(self.rows, section, MICRO_BATCH_TOKENS, policy)
+            seconds = scoring_pass + moved / MICRO_BATCH_TOKENS
             passes = _activations(value, lambda: value.scores(scoring))
             if section.reward_servers is None:
                 phases.append(Phase("reward", held | passes, seconds))
@@ -331,7 +329,8 @@ class Planner:
         """
         if section.engine.kind == "local":
             return [Phase("rollout", {**held, **engine}, sampling)]
-        weights, slots = held.get("policy adapter", self.trunk), adapter_slots(section)
+        weights = held.get("policy adapter", self.trunk)
+        slots = adapter_slots(section)
         own = {
             "trunk": self.trunk,
             **({f"{slots} adapters": slots * weights} if "policy adapter" in held else {}),
@@ -360,7 +359,8 @@ class Planner:
         """Memory beside the policy: other roles, each an adapter or a model of its own, and the
         engine.
         """
-        shared, adapter = section.roles == "shared", held.get("policy adapter", 0)
+        shared = section.roles == "shared"
+        adapter = held.get("policy adapter", 0)
         beside: dict[str, int] = {}
         if own_value:
             beside["value"] = adapter if shared else self.trunk + adapter
@@ -437,7 +437,8 @@ class Planner:
         """Memory of the engine beside weights: its cache, and logits; on a GPU also the larger of
         prefill and draw.
         """
-        size, places = self.dtype.itemsize, self.rows.longest_tokens[0] + sampling.max_new_tokens
+        size = self.dtype.itemsize
+        places = self.rows.longest_tokens[0] + sampling.max_new_tokens
         cache = {"cache": cache_bytes(self.config, rows, places, size)}
         if not self.device.gpu:
             return {**cache, "logits": rows * self.vocab * size}
@@ -457,10 +458,8 @@ class Planner:
         room = (
             policy.document_tokens(section.micro_batch_tokens) - self.prompt
         ) // section.max_new_tokens
-        answers, samples = (
-            min(section.samples_per_prompt, max(1, room)),
-            section.prompts_per_step * section.samples_per_prompt,
-        )
+        answers = min(section.samples_per_prompt, max(1, room))
+        samples = section.prompts_per_step * section.samples_per_prompt
         return samples * (
             self.prompt + answers * section.max_new_tokens
         ) // answers, samples * section.max_new_tokens

@@ -91,7 +91,8 @@ def plan(
         advise: try it where it fits, too.
     """
     check_scorers(recipe)
-    config, usual = shape_config(recipe.model, shape), RowSizes(prompt_tokens)
+    config = shape_config(recipe.model, shape)
+    usual = RowSizes(prompt_tokens)
     base = Planner(recipe, device, config, usual, sizes)
     made = Plan(device, base.parameters, base.stages(stages))
     if advise or not made.fits:
@@ -139,7 +140,8 @@ def _changes(recipe: BaseRecipe, gpu: bool) -> Iterator[tuple[str, BaseRecipe]]:
 
 def _cheaper(section: Any) -> Iterator[dict[str, Any]]:
     """Other settings of a stage that learns, each of which needs less memory."""
-    own, online = own_models(section), isinstance(section, OnlineSection)
+    own = own_models(section)
+    online = isinstance(section, OnlineSection)
     # it would be refused with what comes next
     offloaded = {"offload": False} if own and section.offload else {}
     if not isinstance(section, SFTSection | RoundsSection):

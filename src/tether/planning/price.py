@@ -143,7 +143,8 @@ def priced(recipe: BaseRecipe, stages: Sequence[str], device: Device | None = No
     ]
     if not left:
         return Price([])
-    device, sizes = device or machine_for(recipe.model.device), row_sizes(recipe, left)
+    device = device or machine_for(recipe.model.device)
+    sizes = row_sizes(recipe, left)
     price = Price(
         costs(recipe, plan(recipe, device, sizes=sizes, stages=left), sizes),
         CLOSING * device.dispatch,
@@ -230,7 +231,8 @@ def _least(recipe: BaseRecipe, stage: StagePrice) -> float:
     """Seconds below which no budget brings a stage."""
     if stage.seconds is None:
         return 0.0
-    section, steps = recipe.section(stage.name), stage.steps or 0
+    section = recipe.section(stage.name)
+    steps = stage.steps or 0
     if isinstance(section, PromptedSection):
         share = min(1.0, LEAST / stage.prompts) if stage.prompts else 1.0
         return stage.rounds * (stage.before + share * (steps * stage.step + stage.after))
@@ -245,7 +247,8 @@ def _shorter(
     the whole then.
     """
     assert price.seconds is not None
-    config, tried = shape_config(recipe.model), []
+    config = shape_config(recipe.model)
+    tried = []
     longest = sorted(
         (s for s in price.stages if s.seconds and s.name in STAGES),
         key=lambda stage: -(stage.seconds or 0.0),
@@ -274,7 +277,8 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
     """Each stage of a plan, with its steps counted."""
     prices = []
     for stage in made.stages:
-        section, rows = recipe.section(stage.name), sizes.get(stage.name, RowSizes())
+        section = recipe.section(stage.name)
+        rows = sizes.get(stage.name, RowSizes())
         rounds = recipe.repeat if recipe.repeat and stage.name != "sft" else 1
         work, steps, inner = _work(recipe, stage.name, section, rows)
         seconds = {phase.name: phase.seconds for phase in stage.phases}
@@ -345,7 +349,8 @@ def _work(
             section.rounds * section.direct.epochs * updates,
             turns / (section.direct.epochs * updates),
         )
-    settings, times = dict(section), _trainings(section)
+    settings = dict(section)
+    times = _trainings(section)
     size = (
         settings.get("batch_size")
         or settings.get("solutions_per_update")
@@ -378,10 +383,8 @@ def _answering(
     if isinstance(section, PairsSection):
         answers = section.samples_per_prompt
     else:
-        answers, models = (
-            section.samples * _temperatures(recipe, section),
-            1 + len(recipe.policies),
-        )
+        answers = section.samples * _temperatures(recipe, section)
+        models = 1 + len(recipe.policies)
     prompts = _prompts(section, rows)
     of = f" of {models} models" if models > 1 else ""
     work = f"{prompts or 'all'} prompts × {answers} answers{of}"

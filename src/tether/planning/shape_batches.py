@@ -24,9 +24,11 @@ def conversation_tokens(rows: RowSizes, section: SFTSection) -> int:
 
 def packed_batch(rows: RowSizes, section: SFTSection, role: Role) -> TokenBatch:
     """Micro-batch of full rows of conversations; one that is longer has a row of its own."""
-    length, room = conversation_tokens(rows, section), section.row_tokens * section.packing
+    length = conversation_tokens(rows, section)
+    room = section.row_tokens * section.packing
     longest = length if rows.answer is None else sum(rows.within(section.max_length))
-    width, limit = max(longest, room), role.document_tokens(room)
+    width = max(longest, room)
+    limit = role.document_tokens(room)
     each = max(1, round(room / length)) if width == room else 1
     count = min(section.batch_size, each * section.rows_per_micro_batch)
     half = width // each // 2
@@ -38,11 +40,10 @@ def pair_batch(
     rows: RowSizes, section: RewardSection | DirectSection | KTOSection, role: Role
 ) -> TokenBatch:
     """Micro-batch of prompts with their answers."""
-    budget, limit = section.micro_batch_tokens, role.document_tokens(section.micro_batch_tokens)
-    prompts, answers = (
-        min(section.prompts_per_update, 2 + budget // rows.prompt),
-        max(1, round(rows.answers)),
-    )
+    budget = section.micro_batch_tokens
+    limit = role.document_tokens(section.micro_batch_tokens)
+    prompts = min(section.prompts_per_update, 2 + budget // rows.prompt)
+    answers = max(1, round(rows.answers))
     groups = planner.shape_answers(prompts, rows.prompt, answers, rows.answer_tokens)
     prompt, answer = rows.within(section.max_length)
     groups[0] = planner.shape_answers(1, prompt, answers, answer)[0]
@@ -61,7 +62,8 @@ def sample_batch(rows: RowSizes, section: Any, budget: int, role: Role) -> Token
     (groups[0],) = planner.shape_answers(
         1, rows.longest_tokens[0], section.samples_per_prompt, section.max_new_tokens
     )
-    sequences, limit = [s for group in groups for s in group], role.document_tokens(budget)
+    sequences = [s for group in groups for s in group]
+    limit = role.document_tokens(budget)
     cuts = cut_batches(sequences, budget, document_tokens=limit)
     return planner.largest_batch(([sequences[i] for i in cut] for cut in cuts), limit)
 

@@ -40,7 +40,8 @@ def row_sizes(
     """Lengths and counts of the rows of stages, as far as their files are here; `prompt_tokens`
     instead of measured prompts.
     """
-    tokens, sizes = _counter(recipe.model), {}
+    tokens = _counter(recipe.model)
+    sizes = {}
     for name in names:
         section = recipe.section(name)
         with contextlib.suppress(TetherError):  # the stage itself reports it

@@ -14,7 +14,8 @@ from tether.settings.judges import FunctionJudge
 
 OPENING = 5e5
 """Small operations' worth of time of a stage's start: model, adapters and engine are made."""
-DISK, LOADING = 2e9, 0.005
+DISK = 2e9
+LOADING = 0.005
 """Of adapters for servers: bytes a second of their folder, written once and read by each; seconds
 to load and probe one.
 """

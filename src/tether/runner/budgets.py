@@ -57,7 +57,8 @@ class Budgets:
         """The limit of the stage that begins now; one that is not timed, or has no budget, never
         ends.
         """
-        section, budget = self.recipe.section(name), self.recipe.budget
+        section = self.recipe.section(name)
+        budget = self.recipe.budget
         cost, began, self.first = (
             self._price(name),
             self.began if self.first else self.clock(),
@@ -103,7 +104,8 @@ class Budgets:
         times = [
             cost.seconds / cost.rounds for cost in self.price.stages if cost.seconds is not None
         ]
-        cost, section = self._price(name), self.recipe.section(name)
+        cost = self._price(name)
+        section = self.recipe.section(name)
         seconds = (
             cost.seconds / cost.rounds
             if cost and cost.seconds is not None

@@ -22,7 +22,8 @@ def remember(root: Path, recipe: Config, stages: Sequence[str]) -> None:
     """
     root.mkdir(parents=True, exist_ok=True)
     hold(root)
-    path, settings = root / "command.json", recipe.model_dump(mode="json", exclude_unset=True)
+    path = root / "command.json"
+    settings = recipe.model_dump(mode="json", exclude_unset=True)
     before = read_json(path) if path.is_file() else {"stages": (), "config": settings}
     begun = [name for name in before["stages"] if (root / name / "config.json").is_file()]
     fixed = ("model", "seed", *begun) if begun else ()

@@ -1,24 +1,27 @@
 """Jobs of a recipe: each stage to run, in order, with everything that it depends on.
 
-The list is made from the recipe alone: nothing is loaded, and no file is read. Arms and rounds
-become jobs here and nowhere else.
+The list is made from the recipe alone: nothing is loaded, and no file is read. Arms, rounds and the
+combinations of a sweep become jobs here and nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tether.core.digest import digest
 from tether.core.errors import ConfigError
 from tether.core.types import Comparison, Feedback, Prompt
 from tether.runner.folder import round_folder
+from tether.settings.reading import build
 from tether.settings.recipe import BaseRecipe
 from tether.settings.reward import RewardSection
 from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import RewardedSection
 from tether.settings.section import Section
 from tether.settings.stages import StageKind
+from tether.settings.sweep import combinations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,7 @@ class Job:
     """A stage to run.
 
     Args:
+        recipe: what the stage belongs to; of a sweep, the recipe of one combination.
         name: of the stage in its recipe, or of an arm: `ppo`, `ppo-beta0`.
         kind: the row of the table of stages.
         settings: the section.
@@ -35,10 +39,11 @@ class Job:
         start: folder of the fine-tuned model from which it starts; None: the recipe's model.
         pairs: folders of collected comparisons that it learns from; empty: rows of its own.
         scorer: folder, or run, of the trained model that scores its answers.
-        policies: names of the policies that it compares with their start.
+        policies: folders, by name, of the policies that it compares with their start.
         seed: of everything random.
     """
 
+    recipe: BaseRecipe
     name: str
     kind: StageKind
     settings: Section
@@ -48,7 +53,7 @@ class Job:
     start: Path | None = None
     pairs: tuple[Path, ...] = ()
     scorer: Path | None = None
-    policies: tuple[str, ...] = ()
+    policies: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0
 
     @property
@@ -71,6 +76,8 @@ def expand(recipe: BaseRecipe, stages: Sequence[str] | None = None) -> list[Job]
     Raises:
         ConfigError: the recipe has no such stage.
     """
+    if recipe.sweep is not None:
+        return _swept(recipe, stages)
     names = list(recipe.stages if stages is None else stages)
     again = [name for name in names if name != "sft"] if recipe.repeat else []
     once = [_job(recipe, name, None) for name in names if name not in again]
@@ -86,6 +93,7 @@ def _job(recipe: BaseRecipe, name: str, number: int | None) -> Job:
     place = round_folder(root, number)
     earlier = tuple(round_folder(root, before) for before in range(1, number or 1))
     return Job(
+        recipe=recipe,
         name=name,
         kind=recipe.kind(name),
         settings=settings,
@@ -95,8 +103,73 @@ def _job(recipe: BaseRecipe, name: str, number: int | None) -> Job:
         start=root / "sft" if name != "sft" and recipe.section("sft") is not None else None,
         pairs=tuple(at / "pairs" for at in (*earlier, place)) if from_pairs(recipe, name) else (),
         scorer=_scorer(settings, place),
-        policies=tuple(recipe.policies) if name == "evaluate" else (),
+        policies={n: place / n for n in recipe.policies} if name == "evaluate" else {},
         seed=recipe.seed,
+    )
+
+
+def variants(recipe: BaseRecipe) -> list[BaseRecipe]:
+    """The recipes of a sweep, one a combination, each with a folder of its own in `sweep/`; the
+    recipe itself where it has none.
+
+    Raises:
+        ConfigError: a key is unknown, or a value does not fit.
+    """
+    if recipe.sweep is None:
+        return [recipe]
+    values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"sweep"})
+    return [
+        build(
+            type(recipe),
+            {**values, "run": str(Path(recipe.run) / "sweep" / folder)},
+            overrides,
+            where="sweep",
+        )
+        for folder, overrides in combinations(recipe.sweep)
+    ]
+
+
+def _swept(recipe: BaseRecipe, stages: Sequence[str] | None) -> list[Job]:
+    """The jobs of all combinations. A job that depends on no swept key runs once for all that have
+    it; what equals the recipe without its sweep keeps the folder that it has there.
+    """
+    values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"sweep"})
+    plain = build(type(recipe), values, where="recipe")
+    own = dict(_identified(plain, stages))
+    jobs: dict[str, Job] = {}
+    for variant in variants(recipe):
+        folders: dict[Path, Path] = {}
+        for identity, job in _identified(variant, stages):
+            same = jobs.get(identity) or own.get(identity) or _moved(job, folders)
+            jobs.setdefault(identity, same)
+            folders[job.folder] = same.folder
+    return [*jobs.values()]
+
+
+def _identified(recipe: BaseRecipe, stages: Sequence[str] | None) -> Iterator[tuple[str, Job]]:
+    """Jobs with a digest of everything that decides their results, those before them included."""
+    above = recipe.model.model_dump_json() + str(recipe.deterministic)
+    identities: dict[Path, str] = {}
+    for job in expand(recipe, stages):
+        before = [job.start, *job.pairs, *job.earlier, *job.policies.values()]
+        before += [] if job.scorer is None else [job.scorer.parent]
+        parts = [above, job.title, str(job.seed), job.settings.model_dump_json(exclude_unset=True)]
+        parts += [identities.get(path, str(path)) for path in before if path is not None]
+        identities[job.folder] = digest(parts)
+        yield identities[job.folder], job
+
+
+def _moved(job: Job, folders: Mapping[Path, Path]) -> Job:
+    """The job, with the folders of its dependencies where they are."""
+    scorer = job.scorer
+    if scorer is not None and scorer.parent in folders:
+        scorer = folders[scorer.parent] / scorer.name
+    return replace(
+        job,
+        start=None if job.start is None else folders.get(job.start, job.start),
+        pairs=tuple(folders.get(path, path) for path in job.pairs),
+        scorer=scorer,
+        policies={name: folders.get(path, path) for name, path in job.policies.items()},
     )
 
 
@@ -128,7 +201,7 @@ def job_row(job: Job, root: Path) -> tuple[str, str, str, str]:
         return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
     needs = [short(path) for path in (job.start, job.scorer) if path is not None]
-    needs += [short(job.place / name) for name in job.policies]
+    needs += map(short, job.policies.values())
     rows = ", ".join(map(short, job.pairs)) or _named(job.settings)
     parts = ", ".join(_parts(job.settings))
     return (

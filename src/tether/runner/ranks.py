@@ -68,10 +68,8 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
     if settings.ranks == 1:
         yield
         return
-    local, beside = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", given or str(settings.ranks))),
-    )
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE", given or str(settings.ranks)))
     # those that a cluster places have machines, or GPUs, of their own
     here_too = beside if given is not None or recipe.on == "local" else 1
     if on_gpu and torch.cuda.device_count() < here_too:
@@ -114,8 +112,10 @@ def _found(settings: LearnerConfig) -> Ranks:
 
 def _placed(recipe: BaseRecipe, stages: Sequence[str], ends: contextlib.ExitStack) -> Ranks:
     """This process as rank 0, and the others, which `ends` ends."""
-    keeper, settings = keep_store(), recipe.learner
-    store, starter = dist.PrefixStore("tether/0", keeper), cluster(recipe, ends)
+    keeper = keep_store()
+    settings = recipe.learner
+    store = dist.PrefixStore("tether/0", keeper)
+    starter = cluster(recipe, ends)
     for rank in range(1, settings.ranks):
         child = ends.enter_context(started(rank, recipe, stages, keeper, starter=starter))
         threading.Thread(target=_attend, args=(child, rank, store), daemon=True).start()

@@ -38,7 +38,8 @@ LOG = "ranks.jsonl"
 """In the run's folder: a line for every rank that was lost (kind, why), and one when the ranks have
 made a step again.
 """
-LOOK_EVERY, GONE = 0.2, -1
+LOOK_EVERY = 0.2
+GONE = -1
 """Seconds between two looks; the status of a rank that was placed on a machine which is lost."""
 
 
@@ -59,7 +60,8 @@ def watched(
     """
     limit, bars, idle = recipe.learner.restarts, Bars(progress, Path(recipe.run) / LOG), 0
     alone = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"restarts": 0})})
-    keeper, start = keep_store(), 0
+    keeper = keep_store()
+    start = 0
     with Stopping() as stopping:
         while True:
             bars.begin(start)
@@ -121,7 +123,8 @@ class Group:
 
     def watch(self, bars: Bars, stopping: Stopping) -> Json | BaseException:
         """The results, or why there are none."""
-        passed_on, ending = False, float("inf")
+        passed_on = False
+        ending = float("inf")
         while True:
             self._hear(bars)
             codes = [child.poll() for child in self.children]
@@ -166,10 +169,8 @@ class Group:
         ]
         hangs = [rank for rank, code in enumerate(codes) if code is None]
         self.rank = (killed or own or hangs or [0])[0]
-        self.kind, name = (
-            "killed" if killed else "error" if own else "hung",
-            f"rank {self.rank} of {len(codes)}",
-        )
+        self.kind = "killed" if killed else "error" if own else "hung"
+        name = f"rank {self.rank} of {len(codes)}"
         code = codes[self.rank] or -9
         ended = (
             "its machine is gone"
@@ -242,7 +243,8 @@ class Teller:
 
 class _Bar:
     def __init__(self, teller: Teller, title: str) -> None:
-        self.teller, self.title = teller, title
+        self.teller = teller
+        self.title = title
         self.doing("loading")
 
     def __call__(self, done: int, total: int, metrics: Any) -> None:

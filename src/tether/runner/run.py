@@ -33,7 +33,7 @@ from tether.planning.price import show_price
 from tether.runner.budgets import Budgets, reopen
 from tether.runner.by_device import by_device
 from tether.runner.folder import check_base
-from tether.runner.jobs import Job, expand, from_pairs
+from tether.runner.jobs import Job, expand, from_pairs, variants
 from tether.runner.ranks import together
 from tether.runner.restarts import watched, watches
 from tether.runner.totals import compared_in, write_totals
@@ -66,23 +66,16 @@ def run_recipe(
     """
     root, results, began = Path(recipe.run), {}, clock() if began is None else began
     names = list(recipe.stages if stages is None else stages)
-    jobs = expand(recipe, names)
-    check_scorers(recipe)
-    for name in names:
-        section = recipe.section(name)
-        check_libraries(recipe.model, name, section)
-        if (root / name / "summary.json").is_file():
-            continue
-        if not from_pairs(recipe, name):
-            check_data(name, section)
-        check_section(name, section, recipe.model)
-        if isinstance(section, EvaluationSection):
-            sampling_of(section, _sampling(recipe))
-        if section.scorer and reward_model_of(section) is None:
-            check_test_judge(name, section, recipe.section(section.scorer))
-    if "evaluate" in names and not (root / "evaluate" / "summary.json").is_file():
-        warn_of_overlap(recipe)
+    for variant in variants(recipe):
+        check_scorers(variant)
+    for job in expand(recipe, names):
+        if job.round in (None, 1) and not (job.round is None and _is_finished(job.folder)):
+            _check(job)
+    for variant in variants(recipe):
+        if "evaluate" in names and not _is_finished(Path(variant.run) / "evaluate"):
+            warn_of_overlap(variant)
     recipe = by_device(recipe, names)
+    jobs = expand(recipe, names)
     root.mkdir(parents=True, exist_ok=True)
     price = show_price(recipe, names, progress)
     if watches(recipe.learner):
@@ -94,13 +87,45 @@ def run_recipe(
         deterministic() if recipe.deterministic else contextlib.nullcontext(),
         tracking(recipe.track if here().first else (), root),
     ):
-        budgets = Budgets(recipe, [(job.name, job.round) for job in jobs], price, clock, began)
-        for job in jobs:
-            with limited_by(budgets.limit(job.name, job.round)):
-                results[job.name] = _run(recipe, job, progress)
-        if recipe.section("evaluate") is not None and "evaluate" in names and here().first:
-            write_totals(recipe)
+        for variant in dict.fromkeys(map(id, (job.recipe for job in jobs))):
+            own = [job for job in jobs if id(job.recipe) == variant]
+            order = [(job.name, job.round) for job in own]
+            budgets = Budgets(own[0].recipe, order, price, clock, began)
+            for job in own:
+                with limited_by(budgets.limit(job.name, job.round)):
+                    results[_title(job, root)] = _run(job, progress)
+            if here().first and any(job.name == "evaluate" for job in own):
+                _write_totals(own)
     return results
+
+
+def _check(job: Job) -> None:
+    """Look for the faults of a job before the first job begins."""
+    recipe, name, section = job.recipe, job.name, job.settings
+    check_libraries(recipe.model, name, section)
+    if not from_pairs(recipe, name):
+        check_data(name, section)
+    check_section(name, section, recipe.model)
+    if isinstance(section, EvaluationSection):
+        sampling_of(section, _sampling(recipe))
+    if section.scorer and reward_model_of(section) is None:
+        check_test_judge(name, section, recipe.section(section.scorer))
+
+
+def _title(job: Job, root: Path) -> str:
+    """The key of a job's summary: its name, with the folder of its combination in a sweep."""
+    home = Path(job.recipe.run)
+    if home == root or not home.is_relative_to(root / "sweep"):
+        return job.name
+    return f"{home.relative_to(root)}/{job.name}"
+
+
+def _write_totals(jobs: Sequence[Job]) -> None:
+    """The summary of a whole run, where all of its policies lie in its own folder."""
+    recipe = jobs[0].recipe
+    folders = [folder for job in jobs for folder in job.policies.values()]
+    if all(folder.is_relative_to(recipe.run) for folder in folders):
+        write_totals(recipe)
 
 
 def _sampling(recipe: BaseRecipe) -> Sampling | None:
@@ -109,15 +134,13 @@ def _sampling(recipe: BaseRecipe) -> Sampling | None:
     return next((section.sampling for section in samplers if hasattr(section, "sampling")), None)
 
 
-def _run(
-    recipe: BaseRecipe, job: Job, progress: Callable[[str], Progress] | None
-) -> dict[str, Any]:
+def _run(job: Job, progress: Callable[[str], Progress] | None) -> dict[str, Any]:
     """One job."""
     if here().size > 1 and job.kind.alone:
-        return here().once(lambda: _run(recipe, job, progress))
-    if job.name != "sft":
-        check_base(Path(recipe.run), job.folder)
-    context = context_of(recipe, job, progress(job.title) if progress else None)
+        return here().once(lambda: _run(job, progress))
+    if job.start is not None:
+        check_base(job.start.parent, job.folder)
+    context = context_of(job, progress(job.title) if progress else None)
     verdict = job.folder / "summary.json"
     if context.policies and verdict.is_file() and _has_changed(context, read_json(verdict)):
         verdict.unlink()  # all are compared again, by the answers that still hold
@@ -130,13 +153,13 @@ def _run(
     return summary
 
 
-def context_of(recipe: BaseRecipe, job: Job, progress: Progress | None = None) -> Context:
+def context_of(job: Job, progress: Progress | None = None) -> Context:
     """Inputs of a job's stage: its model, its rows and its scorer, as the run's files have them."""
-    settings, place = job.settings, job.place
+    recipe, settings, place = job.recipe, job.settings, job.place
     context = Context(
         job.kind.name,
         job.folder,
-        recipe.model if job.name == "sft" else stage_model(recipe, Path(recipe.run)),
+        recipe.model if job.start is None else _fine_tuned(recipe, job.start.parent),
         job.seed,
         reward_model_of(settings) or job.scorer or place / "reward" / "model",
         progress=progress,
@@ -147,10 +170,10 @@ def context_of(recipe: BaseRecipe, job: Job, progress: Progress | None = None) -
     )
     if job.name != "evaluate":
         return context
-    compared = [name for name in compared_in(recipe, place) if _is_finished(place / name)]
+    folders = {name: job.policies.get(name, place / name) for name in compared_in(recipe, place)}
     return replace(
         context,
-        policies={name: place / name for name in compared},
+        policies={name: folder for name, folder in folders.items() if _is_finished(folder)},
         sampling=_sampling(recipe),
         trained=trained_prompts(recipe),
     )
@@ -186,8 +209,10 @@ def stage_model(recipe: BaseRecipe, root: Path) -> ModelConfig:
     """Model from which the stages after SFT start: the SFT model if the recipe makes one, the base
     model otherwise.
     """
-    if recipe.section("sft") is None:
-        return recipe.model
+    return recipe.model if recipe.section("sft") is None else _fine_tuned(recipe, root)
+
+
+def _fine_tuned(recipe: BaseRecipe, root: Path) -> ModelConfig:
     if not (root / "sft" / "summary.json").is_file():
         raise MissingFileError(
             f"{root / 'sft'} has no finished SFT stage; run it first (tether sft RECIPE)."

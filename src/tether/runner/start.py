@@ -12,6 +12,7 @@ from tether.core.protocols import doing
 from tether.learner.loop import Progress
 from tether.report.page import write_report
 from tether.runner.folder import remember
+from tether.runner.jobs import variants
 from tether.runner.run import run_recipe
 from tether.settings.recipe import BaseRecipe
 
@@ -36,11 +37,13 @@ def start_run(
         The summaries, and the path of the page.
     """
     root = Path(recipe.run)
-    check_scorers(recipe)
+    for variant in variants(recipe):
+        check_scorers(variant)
     remember(root, recipe, stages)
     try:
         results = run_recipe(recipe, stages, announce, began=began)
         doing(announce("report"), "writing the page")
-        return results, write_report(root)
+        pages = [write_report(Path(variant.run)) for variant in variants(recipe)]
+        return results, pages[0] if recipe.sweep is None else write_report(root)
     finally:
         release(root)

@@ -18,6 +18,7 @@ from tether.settings.reading import load_recipe, packaged_recipe
 from tether.settings.sampling import PolicySection, RewardedSection
 from tether.settings.section import Folder, Lora, Name, overlaid
 from tether.settings.stages import STAGES, StageKind
+from tether.settings.sweep import sweep_faults
 from tether.settings.tracking import TrackerNames
 from tether.settings.workers import On
 
@@ -71,6 +72,14 @@ class BaseRecipe(Config):
         default_factory=dict,
         description=(
             "further policies to compare: [arms.NAME.STAGE] differs from [STAGE] in what it says"
+        ),
+    )
+
+    sweep: dict[str, Any] | None = Field(
+        default=None,
+        description=(
+            'keys and the values that each takes, such as "ppo.kl.coefficient" = [0.01, 0.05] or '
+            "seed = [0, 1, 2]; every combination is run"
         ),
     )
 
@@ -151,6 +160,9 @@ class BaseRecipe(Config):
             except ValidationError as error:
                 reason = "; ".join(explain(STAGES[stage].section, values, error.errors()))
                 yield f"the arm {arm!r} cannot be run: {reason}"
+        if self.sweep is not None:
+            missing = STAGES.keys() - set(self.stages)
+            yield from sweep_faults(self.sweep, missing, timed=self.budget is not None)
         if self.repeat is not None and len(self.policies) > 1:
             yield (
                 "repeat trains one policy a round, whose answers are judged next: leave one of "

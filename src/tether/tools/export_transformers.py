@@ -15,8 +15,7 @@ from torch import nn
 
 from tether.core.errors import ModelError
 from tether.data.chat import ChatEncoder
-from tether.models.adapter_folders import order_settings
-from tether.models.carried import Rounding, fold_in, settle
+from tether.models.carried import Rounding, fold_in, order_settings, settle
 from tether.models.heads import ScalarHead
 from tether.models.precision import cast
 from tether.models.pretrained import quiet

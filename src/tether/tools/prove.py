@@ -122,7 +122,7 @@ def _standing(recipe: BaseRecipe, name: str) -> Context:
         if needed is not None and needed != name and recipe.section(needed) is not None:
             run_stage(recipe.section(needed), _standing(recipe, needed))
             free_memory()
-    return context_of(recipe, expand(recipe, [name])[0])
+    return context_of(expand(recipe, [name])[0])
 
 
 def _start(section: Any, context: Context, last: int) -> None:
