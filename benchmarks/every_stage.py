@@ -230,7 +230,7 @@ def everything(run: Path) -> dict[str, str]:
     """Every file below a folder with a digest of its bytes; JSON is without times, sizes of memory
     and the folder's place.
 
-    Of a page, which draws times, the name alone counts.
+    Of a page and of a trace, which show times, the name alone counts.
     """
     return {
         str(path.relative_to(run)): _digest_of(path, run)
@@ -240,7 +240,9 @@ def everything(run: Path) -> dict[str, str]:
 
 
 def _digest_of(path: Path, run: Path) -> str:
-    text = b"" if path.suffix == ".html" else path.read_bytes()
+    if path.suffix == ".html" or path.name == "trace.json":
+        return ""
+    text = path.read_bytes()
     if path.suffix in (".json", ".jsonl"):
         words = text.decode().replace(str(run), "RUN").replace(str(run.parent), "AROUND")
         values = (
