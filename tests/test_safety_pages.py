@@ -108,9 +108,10 @@ READS_THE_CLOCK = {
         "servers/pool.py",
     ),
     "preferences/store.py",
+    "live/followed.py",
 }
-"""Files that write the wall clock into a record, and the store of preferences, whose leases need
-it.
+"""Files that write the wall clock into a record, the store of preferences, whose leases need it, and
+the dashboard, which shows the age of a file.
 """
 
 

@@ -149,17 +149,17 @@ def findings_table(results: Mapping[str, Sequence[Result]], everything: bool = T
         (stage, result) for stage, of_stage in results.items() for result in of_stage
     ):
         if isinstance(result, Finding):
-            kind, text = (
-                result.severity,
-                (
-                    f"[bold]{escape(result.message)}[/] "
-                    f"{escape(result.evidence)}\n{escape(result.advice)}"
-                ),
+            kind = result.severity
+            text = (
+                f"[bold]{escape(result.message)}[/] "
+                f"{escape(result.evidence)}\n{escape(result.advice)}"
             )
         elif isinstance(result, Healthy):
-            kind, text = "healthy", escape(result.evidence)
+            kind = "healthy"
+            text = escape(result.evidence)
         else:
-            kind, text = "unknown", escape(result.reason)
+            kind = "unknown"
+            text = escape(result.reason)
         rows.append((kind, stage, result.check, text))
     kinds = [kind for kind, *_ in rows]
     counts = [
@@ -267,7 +267,8 @@ def reward_bench(
 
 def _seen(result: Mapping[str, Any]) -> str:
     """Note on the share of a reward model's figures that are of prompts from its training."""
-    seen, count = result["seen_in_training"], result["num_pairs"]
+    seen = result["seen_in_training"]
+    count = result["num_pairs"]
     if seen is None:
         return (
             "[dim]The prompts that this model was trained on are not known: compare with the "
@@ -325,7 +326,8 @@ def sycophancy(
             "give two files, whose rows go together, or none: then the pairs that "
             "come with tether are asked"
         )
-    files, bad = premise_files() if first is None else (str(first), str(second)), Quarantine()
+    files = premise_files() if first is None else (str(first), str(second))
+    bad = Quarantine()
     read_premise_pairs(files, pairs)  # faults of the files come before the model is loaded
     role, loaded = load_policy(model)
     questions = usable_premises(

@@ -94,10 +94,8 @@ def _run(recipe: str, words: list[str], method: str = "", *, dry_run: bool = Fal
     with starting():
         from tether.settings.recipe import read_recipe
 
-        names, overrides = (
-            [word for word in words if "=" not in word],
-            [word for word in words if "=" in word],
-        )
+        names = [word for word in words if "=" not in word]
+        overrides = [word for word in words if "=" in word]
         config = read_recipe(recipe, overrides)
         if method:
             config = read_recipe(recipe, [*overrides, *_what_makes(method, config, recipe)])
@@ -170,7 +168,8 @@ def _stages(config: BaseRecipe, chosen: list[str], began: float, given: Sequence
     if is_other():
         run_recipe(config, chosen)
         return
-    console, root = Terminal(), Path(config.run)
+    console = Terminal()
+    root = Path(config.run)
     unfinished = {job.name for job in expand(config) if not (job.folder / "summary.json").is_file()}
     left = [name for name in config.stages if config.repeat or name in unfinished]
     if not set(chosen) & set(left):

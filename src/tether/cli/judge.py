@@ -107,7 +107,8 @@ def judge_pairs(
     from tether.preferences.rows import write_rows
     from tether.terminal.results import show_agreement, show_usage
 
-    console, words = Terminal(), read_rubric(rubric)
+    console = Terminal()
+    words = read_rubric(rubric)
     server = {
         "url": url,
         "key_variable": key_variable,
@@ -241,11 +242,10 @@ def constitution(
     from tether.preferences.rows import write_rows
     from tether.terminal.results import counted, show_usage
 
-    console, chosen = Terminal(), read_constitution(principles)
-    questions, sampling = (
-        list(read(prompts, Prompt, limit=limit)),
-        Sampling(max_new_tokens, temperature, top_p=top_p),
-    )
+    console = Terminal()
+    chosen = read_constitution(principles)
+    questions = list(read(prompts, Prompt, limit=limit))
+    sampling = Sampling(max_new_tokens, temperature, top_p=top_p)
     server = {
         "url": url,
         "key_variable": key_variable,
@@ -255,7 +255,8 @@ def constitution(
     server |= {"time_limit": time_limit, "max_requests": max_requests, "max_tokens": max_tokens}
     chat = _opened(model, cache, **server)
     with bars(console) as announce:
-        bar, total = announce("revise"), len(questions) * (1 + 2 * rounds)
+        bar = announce("revise")
+        total = len(questions) * (1 + 2 * rounds)
         made, failed = revise(
             chat,
             chosen,

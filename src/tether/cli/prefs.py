@@ -136,7 +136,8 @@ def import_(
             "some of these files hold answers and others comparisons. Import them "
             "one after the other"
         )
-    answers, quarantine = layouts == {"answers"}, Quarantine()
+    answers = layouts == {"answers"}
+    quarantine = Quarantine()
     of_cases = {
         "ask": ask,
         "labels": labels,
@@ -176,7 +177,8 @@ def import_(
         # The first row is read before the store is opened: without a usable one no new store is
         # made.
         first = list(islice(rows, 1))
-        where, rows = opened(store, new=True), chain(first, rows)
+        where = opened(store, new=True)
+        rows = chain(first, rows)
         imported = (
             import_answers(where, rows)
             if answers
@@ -264,13 +266,16 @@ def agree(
     from tether.preferences.exchange import gold_answers, votes
     from tether.preferences.quality import annotator_quality, suspicious
 
-    console, where = Terminal(), opened(store)
+    console = Terminal()
+    where = opened(store)
     cast = list(votes(where, round=round, names=names))
     with_gold = list(votes(where, round=round, names=names, gold=True))
     if not with_gold:
         raise DataError(f"{store}: nobody has judged anything yet")
-    report, gold = agreement_report(cast, windows=windows), gold_answers(where)
-    quality, suspects = annotator_quality(with_gold, gold=gold), suspicious(with_gold, gold=gold)
+    report = agreement_report(cast, windows=windows)
+    gold = gold_answers(where)
+    quality = annotator_quality(with_gold, gold=gold)
+    suspects = suspicious(with_gold, gold=gold)
     counts = (
         f"{report['num_votes']:,} judgments of {report['num_items']:,} pairs by "
         f"{report['num_annotators']} people"

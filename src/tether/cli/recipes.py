@@ -74,10 +74,8 @@ def new(
         (path for name in (word, section) if (path := BEGINNINGS / f"{name}.toml").is_file()), None
     )
     if source is None:
-        near, names = (
-            alike(word, METHOD_NAMES, cutoff=0.6),
-            ", ".join(sorted(path.stem for path in BEGINNINGS.glob("*.toml"))),
-        )
+        near = alike(word, METHOD_NAMES, cutoff=0.6)
+        names = ", ".join(sorted(path.stem for path in BEGINNINGS.glob("*.toml")))
         raise ConfigError(
             f"no method is called {method!r}{f' ({near})' if near else ''}; there "
             f"are recipes for {names}"
@@ -124,7 +122,8 @@ def explain_key(
         from tether.settings.recipe import recipe_type
 
     key = " ".join(words)
-    parts, keys = _sections(key), list(keys_of(recipe_type()))
+    parts = _sections(key)
+    keys = list(keys_of(recipe_type()))
     exact = [one for one in keys if list(one.path) == parts] or [
         one for one in keys if one.path[-1] == parts[-1]
     ]

@@ -53,7 +53,8 @@ def watch(
             f"{run} is not a run directory of tether. Give the folder of a run; all runs in a "
             f"folder are shown by: tether dashboard {run}"
         )
-    console, followed = Terminal(), FollowedRun(root.resolve(), root.resolve().name)
+    console = Terminal()
+    followed = FollowedRun(root.resolve(), root.resolve().name)
     followed.look(1)
     try:
         if moves(console):
@@ -77,7 +78,8 @@ def _watch_screen(console: Terminal, followed: FollowedRun) -> None:
 
 def _watch_lines(console: Terminal, followed: FollowedRun) -> None:
     """Print a line a step: of what was there before, the last step alone."""
-    rows, followed.fresh = followed.fresh[-1:], []
+    rows = followed.fresh[-1:]
+    followed.fresh = []
     while True:
         for stage, row in rows:
             console.print(
@@ -122,7 +124,8 @@ def _clock(seconds: float) -> str:
 
 def _screen(followed: FollowedRun, height: int) -> RenderableType:
     """The whole view, which fits into so many lines."""
-    status, stage = followed.status(), followed.active
+    status = followed.status()
+    stage = followed.active
     head = Text.assemble(
         (status["name"], "bold"), "  ", (status["condition"], COLOURS.get(status["condition"], ""))
     )
@@ -136,7 +139,8 @@ def _screen(followed: FollowedRun, height: int) -> RenderableType:
         curve = stage.curves.get(key)
         numbers.add_row(text, Text(sparkline(curve.values if curve else ()), style="cyan"))
     parts.append(numbers)
-    alarms, rollouts = list(followed.alarms)[-ALARMS:], list(followed.rollouts)[-ROLLOUTS:]
+    alarms = list(followed.alarms)[-ALARMS:]
+    rollouts = list(followed.rollouts)[-ROLLOUTS:]
     for one in alarms:
         parts.append(_one_line(f"! step {one.row.get('step')}: {one.row.get('message')}", "yellow"))
     for one in rollouts if height >= 12 + 2 * ROLLOUTS else ():

@@ -16,11 +16,14 @@ from tether.core.types import Json
 from tether.live.condition import MEANS, runs_below
 from tether.live.followed import FollowedRun, Seen, Stage
 
-LOOK_EVERY, FIND_EVERY = 1.0, 5
+LOOK_EVERY = 1.0
+FIND_EVERY = 5
 """Seconds between two looks, and looks between two searches for new runs."""
-SHARE, LONGEST_WAIT = 0.05, 5.0
+SHARE = 0.05
+LONGEST_WAIT = 5.0
 """Share of a processor that looks may take, and the longest wait for it in seconds."""
-MOST_RUNS, MOST_OPEN = 500, 6
+MOST_RUNS = 500
+MOST_OPEN = 6
 """Runs of a board, and runs of which every metric is held: those that were opened last."""
 SHOWN = (
     "reward/proxy",
@@ -50,7 +53,8 @@ class Board:
         self.folder, self.tick, self.mark = folder.resolve(), 0, secrets.token_hex(4)
         self.runs: dict[str, FollowedRun] = {}
         self.opened: OrderedDict[str, FollowedRun] = OrderedDict()
-        self.lock, self.over = threading.Lock(), threading.Event()
+        self.lock = threading.Lock()
+        self.over = threading.Event()
         self.left_out = 0
 
     def watch(self) -> None:
@@ -109,7 +113,8 @@ class Board:
         """The tick, and what has changed since another in the state and in one metric of each run;
         None: nothing.
         """
-        now, runs = self.tick, dict(self.runs)
+        now = self.tick
+        runs = dict(self.runs)
         changed = {
             key: {**run.status(), "curves": _curves(run, (since, now), metric)}
             for key, run in runs.items()

@@ -22,7 +22,8 @@ FRESH = 600.0
 """Seconds without news after which a run is silent, where its process cannot be examined."""
 INNER = frozenset({"checkpoints", "policy", "model", "best", "engine", "skipped"})
 """Folders in a run that hold neither runs nor stages."""
-DEEPEST, MOST_FOLDERS = 6, 20_000
+DEEPEST = 6
+MOST_FOLDERS = 20_000
 
 
 class Condition(StrEnum):
@@ -95,7 +96,8 @@ def condition(folder: Path, newest: float) -> Condition:
     handle = open_inside(lock)
     if handle is not None:
         with os.fdopen(handle, "rb") as file:
-            words, written = file.read(200).decode("utf-8", "replace").split(), os.fstat(handle)
+            words = file.read(200).decode("utf-8", "replace").split()
+            written = os.fstat(handle)
         if words and words[0].isdigit() and words[1:] in ([], [socket.gethostname()]):
             if _is_alive(int(words[0]), written.st_mtime):
                 return Condition.RUNNING

@@ -16,9 +16,11 @@ from tether.live.condition import Condition, condition, folders_in, json_inside
 from tether.live.follow import Curve, Lines
 from tether.report.reading import KINDS, Row, finite, mapping, printable
 
-MOST_KEYS, MOST_STAGES = 200, 100
+MOST_KEYS = 200
+MOST_STAGES = 100
 """Metrics of a stage and stages of a run that are followed."""
-MOST_ROLLOUTS, MOST_ALARMS = 500, 300
+MOST_ROLLOUTS = 500
+MOST_ALARMS = 300
 """Rows that are held of a run: the newest."""
 LONGEST_PAUSE = 3600.0
 """Seconds between two rows from which on they are of two starts, and say nothing of the pace."""
@@ -59,13 +61,15 @@ class Stage:
         return new
 
     def _add(self, row: Json, tick: int) -> None:
-        step, at = finite(row.get("step")), finite(row.get("time"))
+        step = finite(row.get("step"))
+        at = finite(row.get("time"))
         if step is None:
             return
         pause = (at or 0.0) - self.newest
         if self.newest and 0 < pause < LONGEST_PAUSE:
             self.pace.add(pause)
-        self.newest, self.last = at or self.newest, row
+        self.newest = at or self.newest
+        self.last = row
         for key in row if self.keys is None else self.keys:
             value = finite(row.get(key)) if key not in ("step", "time") else None
             if value is not None and (key in self.curves or len(self.curves) < MOST_KEYS):
@@ -98,10 +102,12 @@ class FollowedRun:
         self, folder: Path, name: str, keys: Collection[str] | None = None, texts: bool = True
     ) -> None:
         self.folder, self.name, self.keys, self.texts = folder, name, keys, texts
-        self.lock, self.stages = threading.RLock(), dict[str, Stage]()
+        self.lock = threading.RLock()
+        self.stages = dict[str, Stage]()
         self.rollouts: deque[Seen] = deque(maxlen=MOST_ROLLOUTS)
         self.alarms: deque[Seen] = deque(maxlen=MOST_ALARMS)
-        self.condition, self.changed = Condition.STOPPED, 0
+        self.condition = Condition.STOPPED
+        self.changed = 0
         self.fresh: list[tuple[Stage, Json]] = []
         """The rows of metrics that the last look has read."""
         self._totals: tuple[str, int, int | None] = ("", -1, None)
@@ -140,7 +146,8 @@ class FollowedRun:
         writing = stage.alarms.writing
         while rows := stage.alarms.read():
             if stage.alarms.writing != writing:
-                writing, stage.num_alarms = stage.alarms.writing, 0
+                writing = stage.alarms.writing
+                stage.num_alarms = 0
                 self._forget(stage, self.alarms, tick)
             stage.num_alarms += len(rows)
             self.alarms.extend(

@@ -37,7 +37,8 @@ PAGES = Path(__file__).parent / "pages"
 REPORT = Path(report.__file__).parent
 STYLES = (REPORT / "page.css", PAGES / "live.css")
 SCRIPTS = {path.name: path for path in (REPORT / "rollouts.js", *PAGES.glob("*.js"))}
-COOKIE_SECONDS, BEAT_EVERY = 30 * 86400, 15.0
+COOKIE_SECONDS = 30 * 86400
+BEAT_EVERY = 15.0
 """Seconds of a session, and between two signs of life of a stream."""
 TO_ENTER = (
     "This page needs the token of the dashboard. Open the whole address that `tether dashboard` "
@@ -119,7 +120,8 @@ def _same(given: str, token: str) -> bool:
 
 async def _open(request: Request, token: str = "") -> Response:
     """Exchange the token for a cookie; the page itself goes on, so that the address is clean."""
-    door, client = _door(request), request.client.host if request.client else ""
+    door = _door(request)
+    client = request.client.host if request.client else ""
     if door.attempts.blocked(client):
         raise HTTPException(429, "There were too many wrong tokens. Try again in a minute.")
     if not _same(token, door.token):

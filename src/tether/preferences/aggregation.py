@@ -107,12 +107,11 @@ def dawid_skene(
     latest, _ = latest_votes(votes)
     if not latest:
         raise DataError("there are no votes to make labels of")
-    truth, numbers = gold_verdicts(gold or {}), Counter(vote.item for vote in latest)
+    truth = gold_verdicts(gold or {})
+    numbers = Counter(vote.item for vote in latest)
     occurring = {"first", "second"} | {vote.verdict for vote in latest} | set(truth.values())
-    classes, annotators = (
-        [v for v in VERDICTS if v in occurring],
-        sorted({vote.annotator for vote in latest}),
-    )
+    classes = [v for v in VERDICTS if v in occurring]
+    annotators = sorted({vote.annotator for vote in latest})
     items, people, verdicts = (
         {name: place for place, name in enumerate(names)}
         for names in (numbers, annotators, classes)
@@ -170,7 +169,8 @@ def _expectation_maximisation(
         now = np.exp(odds - odds.max(1, keepdims=True))
         now /= now.sum(1, keepdims=True)
         now[fixed[:, 0]] = posterior[fixed[:, 0]]
-        moved, posterior = float(np.abs(now - posterior).max()), now
+        moved = float(np.abs(now - posterior).max())
+        posterior = now
         if moved < STILL:
             break
     return posterior, errors()
@@ -211,7 +211,8 @@ def bradley_terry(votes: Iterable[Vote], sides: Mapping[str, tuple[str, str]]) -
 
     def loss(scores: Array) -> tuple[float, Array]:
         margins = scores[winner] - scores[loser]
-        ties, pull = np.logaddexp(0, scores) + np.logaddexp(0, -scores), wins * expit(-margins)
+        ties = np.logaddexp(0, scores) + np.logaddexp(0, -scores)
+        pull = wins * expit(-margins)
         gradient = (
             np.bincount(loser, pull, len(names))
             - np.bincount(winner, pull, len(names))

@@ -138,7 +138,8 @@ def cohen_kappas(votes: Sequence[Vote], *, coding: Coding = "choice") -> list[Pa
             cells[first.annotator, second.annotator][x, y] += 1
     pairs = []
     for names, counts in sorted(cells.items()):
-        domain, kinds = sorted({value for cell in counts for value in cell}), sorted(counts)
+        domain = sorted({value for cell in counts for value in cell})
+        kinds = sorted(counts)
         first, second = (
             np.array([[value == kind[side] for value in domain] for kind in kinds], float)
             for side in (0, 1)
@@ -288,17 +289,16 @@ def _figure(
 
     if not len(table.multiplicity):
         return Coefficient(None, None, None, 0, 0, table.empty)
-    number, votes = (
-        round(float(table.multiplicity.sum())),
-        round(float(table.multiplicity @ table.votes)),
-    )
+    number = round(float(table.multiplicity.sum()))
+    votes = round(float(table.multiplicity @ table.votes))
     weights = np.broadcast_to(scale, len(table.multiplicity))
     each = (
         count * weights[kind] * table.coincidences(kind)
         for kind, count in enumerate(table.multiplicity)
     )
     whole = sum(each, np.array(0.0))
-    value, reason = float(statistic(whole)), ""
+    value = float(statistic(whole))
+    reason = ""
     if math.isnan(value):
         return Coefficient(
             None,
@@ -309,7 +309,8 @@ def _figure(
             "only one value was ever given, so agreement by chance is certain",
         )
     if abs(value - 1) < 1e-12:
-        value, reason = 1.0, "all agree on every item; the lower bound is Wilson's of the raw share"
+        value = 1.0
+        reason = "all agree on every item; the lower bound is Wilson's of the raw share"
         influence = Influence(np.zeros(1), np.array([float(number)]), float(number))
     elif number == 1:
         return Coefficient(value, None, None, number, votes, ALIKE)
@@ -335,7 +336,8 @@ def _figure(
     # The room is the share of pairs that would disagree by chance. 1 less the coefficient, times
     # the room, is the share that do disagree; the interval is made of that. Of n votes on an item n
     # − 1 are compared with another.
-    first, second = table.multiplicity @ table.first, table.multiplicity @ table.second
+    first = table.multiplicity @ table.first
+    second = table.multiplicity @ table.second
     room = 1.0 - float(first @ second / (first.sum() * second.sum())) if chance else 1.0
     share = max(1 - room * (1 - value), 0.0)
     low, high = share_interval(share, influence.scaled(room), max(votes - number, number))

@@ -31,7 +31,8 @@ def noise_for_agreement(differences: Sequence[float], agreement: float) -> float
         probabilities = [1 / (1 + math.exp(-max(-60.0, min(60.0, d / scale)))) for d in differences]
         return sum(p * p + (1 - p) * (1 - p) for p in probabilities) / len(probabilities)
 
-    low, high = 1e-4, 1e4
+    low = 1e-4
+    high = 1e4
     for _ in range(80):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if expected(middle) > agreement else (low, middle)
@@ -78,13 +79,12 @@ def label_pairs(
             [scores[p][a] - scores[p][b] for p, a, b in distinct], agreement
         )
     if only is not None:
-        pairs, distinct = (
-            [pair for pair in pairs if pair in only],
-            [pair for pair in distinct if pair in only],
-        )
+        pairs = [pair for pair in pairs if pair in only]
+        distinct = [pair for pair in distinct if pair in only]
     comparisons, agree, votes_right, majority_right = [], [], [], []
     for p, a, b in distinct:
-        difference, prompt = scores[p][a] - scores[p][b], prompts[p]
+        difference = scores[p][a] - scores[p][b]
+        prompt = prompts[p]
         keys = [f"{seed}/{prompt.id or p}/{a}/{b}/{k}" for k in range(num_annotators)]
         votes = [_vote(difference, noise, undecided, key) for key in keys]
         gold = 1 if difference > 0 else -1
@@ -109,7 +109,8 @@ def label_pairs(
         "majority_gold_agreement": majority_right,
     }
     figures = {name: sum(values) / max(1, len(values)) for name, values in flags.items()}
-    dropped, equal = len(distinct) - len(comparisons), len(pairs) - len(distinct)
+    dropped = len(distinct) - len(comparisons)
+    equal = len(pairs) - len(distinct)
     return comparisons, {
         **figures,
         "dropped_no_majority": dropped,

@@ -85,7 +85,8 @@ class CachedModel:
         """See core.protocols.ChatModel."""
 
         def ask(places: Sequence[int], told: Told[Reply]) -> object:
-            new, own = [talks[place] for place in places], [ordinals[place] for place in places]
+            new = [talks[place] for place in places]
+            own = [ordinals[place] for place in places]
             return self.model.replies(new, sampling, seed=seed, ordinals=own, told=told)
 
         how = {name: getattr(sampling, name) for name in Sampling.__slots__}
@@ -128,7 +129,8 @@ class CachedModel:
         places: dict[str, list[int]] = {}
         for place, key in enumerate(keys):
             places.setdefault(key, []).append(place)
-        answers, new = PlacedAnswers(told), list[str]()
+        answers = PlacedAnswers(told)
+        new = list[str]()
 
         def settle(key: str, answer: AnswerT) -> None:
             for place in places[key]:

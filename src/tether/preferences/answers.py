@@ -91,7 +91,8 @@ def _answers(
         )
     if not question:
         raise DataError("no prompt in the row, and its id is of none in --prompts")
-    prompt, group = checked_prompt(question), optional(row, "group")
+    prompt = checked_prompt(question)
+    group = optional(row, "group")
     single = next((name for name in RESPONSES if not missing(row.get(name))), None)
     used = {
         "responses",
@@ -161,7 +162,8 @@ def _answer(
             for key, value in answer.items()
             if key not in (*_ORIGIN, name) and value is not None
         }
-        about, answer = {**about, **json_safe(rest)}, answer[name]
+        about = {**about, **json_safe(rest)}
+        answer = answer[name]
     response = checked_response(turns(answer, "assistant", "responses"), "the response")
     members = [
         number(value, "members") for value in sequence(origin.get("members") or [], "members")
@@ -185,16 +187,15 @@ def import_answers(store: Store, answers: Iterable[Answer]) -> Counter[str]:
 
     Returns the number of `rows`, and of `answers` that are new.
     """
-    total, rows = Counter[str](), iter(answers)
+    total = Counter[str]()
+    rows = iter(answers)
     while part := list(islice(rows, PART)):
         total.update(rows=len(part), answers=store.add_answers(part))
         scored = {answer.id: answer for answer in part if answer.score is not None}
         with store.transaction() as session:
             for row in session.scalars(select(ResponseRow).where(ResponseRow.id.in_(scored))):
-                new, rest = (
-                    scored[row.id],
-                    {name: value for name, value in row.details.items() if name != "members"},
-                )
+                new = scored[row.id]
+                rest = {name: value for name, value in row.details.items() if name != "members"}
                 members = {name: new.details[name] for name in ("members",) if name in new.details}
                 row.score, row.spread, row.details = new.score, new.spread, rest | members
     return total

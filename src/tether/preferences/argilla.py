@@ -56,7 +56,8 @@ def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.
     """
     values, responses, metadata = _parts(row)
     if isinstance(metadata.get("tether"), str) and not fields:
-        names, task = NAMES, task_json.unpacked_case(metadata["tether"], TOOL)
+        names = NAMES
+        task = task_json.unpacked_case(metadata["tether"], TOOL)
     else:
         prompt, *names = fields or task_json.field_names(values)
         case = task_json.foreign_case(values, (prompt, *names))
@@ -80,10 +81,8 @@ def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.
     }
 
     def read(answer: Mapping[str, Any]) -> Opinion:
-        choice, user = (
-            _choice(answer.get("value"), names),
-            as_text(answer.get("user_id") or TOOL, "user_id"),
-        )
+        choice = _choice(answer.get("value"), names)
+        user = as_text(answer.get("user_id") or TOOL, "user_id")
         if choice is None:
             raise DataError(
                 f"unreadable verdict: {answer.get('value')!r:.60} neither names nor "

@@ -129,13 +129,15 @@ def revise(
         told: hears how many of the `len(prompts) * (1 + 2 * rounds)` replies are done, those that
             need not be asked included.
     """
-    report, problems = counting(told) or (lambda *_: None), dict[int, str]()
+    report = counting(told) or (lambda *_: None)
+    problems = dict[int, str]()
 
     def ask(kind: str, talks: Mapping[int, Conversation]) -> dict[int, str]:
         """The texts of the replies that can be used, by the places of their prompts."""
         for _ in range(len(prompts) - len(talks)):
             report()
-        waiting, texts = list(talks.values()), dict[int, str]()
+        waiting = list(talks.values())
+        texts = dict[int, str]()
         replies = model.replies(
             waiting, sampling, seed=seed, ordinals=_ordinals(waiting), told=report
         )
@@ -171,10 +173,8 @@ def revise(
             )
     demonstrations = []
     for place, text in answers.items():
-        prompt, drafts = (
-            prompts[place],
-            {"initial": initial[place], "steps": steps[place], "model": model.name},
-        )
+        prompt = prompts[place]
+        drafts = {"initial": initial[place], "steps": steps[place], "model": model.name}
         demonstrations.append(
             Demonstration(
                 (*prompt.messages, assistant(text)), prompt.id, {**prompt.metadata, **drafts}
@@ -199,7 +199,8 @@ def sampled_pairs(
         model.replies(talks, sampling, seed=seed, ordinals=_ordinals(talks, sample))
         for sample in (0, 1)
     )
-    pairs, failures = [], Counter[str]()
+    pairs = []
+    failures = Counter[str]()
     for prompt, a, b in zip(prompts, first, second, strict=True):
         if problem := _problem(a) or _problem(b):
             failures[f"answer: {problem}"] += 1

@@ -81,10 +81,8 @@ class Case:
 
 def turned(case: Case) -> Case:
     """The same case with its sides exchanged."""
-    opinions, gold = (
-        tuple(opinion.placed(FLIPPED) for opinion in case.opinions),
-        FLIPPED.get(case.known or "", case.known),
-    )
+    opinions = tuple(opinion.placed(FLIPPED) for opinion in case.opinions)
+    gold = FLIPPED.get(case.known or "", case.known)
     return replace(case, first=case.second, second=case.first, opinions=opinions, known=gold)
 
 
@@ -223,13 +221,12 @@ def comparison_of(case: Case, how: How = "majority", label: Label | None = None)
     share = 0.5 + (choices.count("first") - choices.count("second")) / (2 * max(1, len(counted)))
     verdict = more_than_half(choices)
     if label is not None and not case.settled:
-        share, verdict = (
-            label.probability if case.in_order else 1.0 - label.probability,
-            label.verdict,
-        )
+        share = label.probability if case.in_order else 1.0 - label.probability
+        verdict = label.verdict
     elif how != "soft":
         share = {"first": 1.0, "second": 0.0}.get(verdict or "tie", 0.5)
-    tie, turned = verdict not in FLIPPED, share < 0.5
+    tie = verdict not in FLIPPED
+    turned = share < 0.5
     sign = -1.0 if turned else 1.0
     chosen, rejected = (case.second, case.first) if turned else (case.first, case.second)
     return Comparison(
@@ -262,7 +259,8 @@ def _margin(opinions: Sequence[Opinion], sign: float) -> float | None:
 
 
 def _metadata(case: Case, chosen: Answer, rejected: Answer, tie: bool) -> Json:
-    settled, opinions = case.settled, [case.settled] if case.settled else case.opinions
+    settled = case.settled
+    opinions = [case.settled] if case.settled else case.opinions
     bad = [opinion.choice for opinion in opinions if opinion.choice in ("tie", "both_bad")]
     sides = {"chosen": chosen, "rejected": rejected}
     facts = {
@@ -372,7 +370,8 @@ def workers(
     people: Iterable[AnnotatorRow], cast: Sequence[Vote], gold: Mapping[str, str]
 ) -> list[Worker]:
     """Everybody, from all votes, by name, and the known answers."""
-    by_person, verdicts = defaultdict(list), defaultdict(Counter)
+    by_person = defaultdict(list)
+    verdicts = defaultdict(Counter)
     for vote in cast:
         by_person[vote.annotator].append(vote)
         if vote.item not in gold and not vote.expert:

@@ -50,7 +50,8 @@ def export_labels(
         raise ConfigError(
             f"comparisons are exported as {', '.join(get_args(Target))}, not as {target!r}"
         )
-    cases, bridge = labelled(store, how, **which), BRIDGES.get(target)
+    cases = labelled(store, how, **which)
+    bridge = BRIDGES.get(target)
     own = "" if which.get("names") else store.id  # whose numbers stand for people
     write, unjudged = (bridge.write_task, which.get("unfinished")) if bridge else (case_row, False)
     rows = (write(case, label, own) for case, label in cases if case.opinions or unjudged)

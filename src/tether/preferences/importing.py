@@ -94,7 +94,8 @@ def read_cases(
                 f"{file} holds answers and no comparisons of them. Import it by "
                 "itself with --format answers"
             )
-        bridge, case = BRIDGES.get(layout), partial(case_of, labels=labels, gold=gold)
+        bridge = BRIDGES.get(layout)
+        case = partial(case_of, labels=labels, gold=gold)
         if fields and bridge is None:
             raise DataError(
                 f"{file}: fields are named for tasks of Label Studio or Argilla, and "
@@ -155,7 +156,8 @@ def import_cases(
     Raises:
         StoreError: a name is empty; what was put in by earlier parts stays.
     """
-    total, rows = Counter[str](), iter(incoming)
+    total = Counter[str]()
+    rows = iter(incoming)
     exported = {f"annotator-{row.id}": row.name for row in store.annotators()}
 
     def named(case: Case) -> Case:
@@ -254,7 +256,8 @@ def _keep(session: Session, tasked: Sequence[tuple[TaskRow, Case]], now: float) 
         if key not in leases:
             # so that of a person's two judgments of a pair one is the later
             at = opinion.at or now + len(fresh) * 1e-6
-            counted, left = task.known is None and opinion.role == "annotator", opinion.left or ""
+            counted = task.known is None and opinion.role == "annotator"
+            left = opinion.left or ""
             lease = {
                 "state": "judged",
                 "left": left,

@@ -138,7 +138,8 @@ class Judgment:
         is. The mean of the two probabilities is not: under a large b it is near one half whatever d
         is. Of written replies, which have no log-odds, the two votes are averaged.
         """
-        a, b = self.shown_first, self.shown_second
+        a = self.shown_first
+        b = self.shown_second
         if a is None or b is None or math.isnan(a) or math.isnan(b):
             return None
         if math.isfinite(a) and math.isfinite(b):
@@ -150,7 +151,8 @@ class Judgment:
         """The part that the first place adds to an answer's log-odds, in nats: ``(l_1 - l_2) / 2``;
         None if unknown.
         """
-        a, b = self.shown_first, self.shown_second
+        a = self.shown_first
+        b = self.shown_second
         return (
             (a - b) / 2
             if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
@@ -162,7 +164,8 @@ class Judgment:
         """True where the verdict names the same place in both orders, and so is one of the place
         and not of the answers.
         """
-        a, b = self.shown_first, self.shown_second
+        a = self.shown_first
+        b = self.shown_second
         return None if a is None or b is None else a * b < 0
 
     def probability(self, temperature: float = 1.0) -> float | None:
@@ -259,10 +262,12 @@ def _labelled(row: Comparison, judge: str, probability: float, judgment: Judgmen
     turned = probability < 0.5
     metadata = dict(_exchanged(row.metadata) if turned else row.metadata)
     given = row.swap().probability if turned else row.probability
-    odds, probability = judgment.log_odds, max(probability, 1.0 - probability)
+    odds = judgment.log_odds
+    probability = max(probability, 1.0 - probability)
     metadata |= {"judge": judge, "given_probability": given, "position_bias": judgment.bias}
     metadata["log_odds"] = abs(odds) if odds is not None and math.isfinite(odds) else None
-    row, vote = row.swap() if turned else row, Annotation(judge, 2.0 * probability - 1.0)
+    row = row.swap() if turned else row
+    vote = Annotation(judge, 2.0 * probability - 1.0)
     tie = probability == 0.5
     return replace(
         row, probability=probability, tie=tie, margin=None, annotations=(vote,), metadata=metadata
@@ -318,9 +323,11 @@ class Reasoning:
     """
 
     def __init__(self, model: ChatModel, tokens: int) -> None:
-        self.model, self.sampling = model, Sampling(max_new_tokens=tokens, temperature=0.0)
+        self.model = model
+        self.sampling = Sampling(max_new_tokens=tokens, temperature=0.0)
         self.name = f"{model.name}, reasons of {tokens} tokens"
-        self.usage, self.replies = model.usage, model.replies
+        self.usage = model.usage
+        self.replies = model.replies
 
     def verdicts(
         self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None

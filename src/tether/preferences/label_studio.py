@@ -101,7 +101,8 @@ def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Iterable[D
         return _rankings(data, ranked, judged, details)
     task: task_json.ReadCase
     if isinstance(data.get("tether"), Mapping) and not fields:
-        task, names = task_json.unpacked_case(data["tether"], TOOL), ("answer1", "answer2")
+        task = task_json.unpacked_case(data["tether"], TOOL)
+        names = ("answer1", "answer2")
     else:
         prompt, *names = fields or task_json.field_names(data)
         task = (task_json.foreign_case(data, (prompt, *names)),)

@@ -117,7 +117,8 @@ def choose_pairs(
         ConfigError: the strategy needs scores that a response lacks.
         DataError: two responses of a prompt have one id.
     """
-    fresh, before = [], set(asked)
+    fresh = []
+    before = set(asked)
     for prompt, some in responses.items():
         if len({response.id for response in some}) < len(some):
             raise DataError(f"{prompt}: two responses have one id; every response needs its own")

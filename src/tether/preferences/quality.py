@@ -159,7 +159,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """The p-values, adjusted so that rejecting those below a level errs at all with at most that
     probability (Holm 1979).
     """
-    order, adjusted = np.argsort(p_values, kind="stable"), np.empty(len(p_values))
+    order = np.argsort(p_values, kind="stable")
+    adjusted = np.empty(len(p_values))
     steps = np.arange(len(p_values), 0, -1) * np.asarray(p_values, float)[order]
     adjusted[order] = np.maximum.accumulate(np.minimum(steps, 1.0))
     return adjusted.tolist()
@@ -194,10 +195,8 @@ def _agreement(
 ) -> Suspicion | None:
     from scipy.stats import binom
 
-    mine, rest = (
-        getattr(one, of),
-        [getattr(other, of) for other in everyone if other.annotator != one.annotator],
-    )
+    mine = getattr(one, of)
+    rest = [getattr(other, of) for other in everyone if other.annotator != one.annotator]
     usual = [
         share.beyond_chance
         for share in rest
@@ -227,7 +226,8 @@ def _agreement(
 def _observed(votes: list[Vote], gold: Mapping[str, str]) -> list[Quality]:
     """Everything but Dawid–Skene's accuracy, by name."""
     truth = gold_verdicts(gold)
-    by_item, by_annotator = defaultdict(list), defaultdict(list)
+    by_item = defaultdict(list)
+    by_annotator = defaultdict(list)
     for vote in latest_votes(votes)[0]:
         by_item[vote.item].append(vote)
         by_annotator[vote.annotator].append(vote)
@@ -250,8 +250,10 @@ def _with_others(votes: list[Vote]) -> dict[str, Share]:
     (names, person), (items, item), (verdicts, chosen) = (
         np.unique(column, return_inverse=True) for column in columns
     )
-    size, every = max(2, len(verdicts)), np.arange(len(votes))
-    accuracy, posterior = np.full(len(names), 0.75), np.zeros((0, size))
+    size = max(2, len(verdicts))
+    every = np.arange(len(votes))
+    accuracy = np.full(len(names), 0.75)
+    posterior = np.zeros((0, size))
     for _ in range(NUM_SWEEPS):
         weight = np.log(accuracy * (size - 1) / (1 - accuracy))
         scores = np.zeros((len(items), size))

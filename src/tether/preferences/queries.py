@@ -26,7 +26,8 @@ from tether.preferences.tables import (
 )
 from tether.preferences.votes import more_than_half
 
-_FIRST, _SECOND = aliased(ResponseRow), aliased(ResponseRow)
+_FIRST = aliased(ResponseRow)
+_SECOND = aliased(ResponseRow)
 LIVE = JudgmentRow.withdrawn.is_(None)
 OPEN = FlagRow.resolved.is_(None)
 TASKS = select(TaskRow, PromptRow, _FIRST, _SECOND).select_from(TaskRow).join(PromptRow)
@@ -129,10 +130,8 @@ def recount(session: Session, task: TaskRow) -> None:
     session.flush()
     places = session.execute(_PLACES, {"task": task.id}).all()
     judged = [(role, choice) for role, _, choice in places if choice]
-    task.judged, task.taken = (
-        sum(role == "annotator" for role, _ in judged),
-        sum(counted for _, counted, _ in places),
-    )
+    task.judged = sum(role == "annotator" for role, _ in judged)
+    task.taken = sum(counted for _, counted, _ in places)
     if any(role != "annotator" for role, _ in judged):
         task.state = "settled"
     elif task.state == "expert" and count(session, FlagRow, FlagRow.task_id == task.id, OPEN):
@@ -148,5 +147,6 @@ def free(session: Session, rows: Iterable[AssignmentRow], state: str) -> None:
     for row in rows:
         if row.counted:
             session.get_one(TaskRow, row.task_id).taken -= 1
-        row.state, row.counted = state, False
+        row.state = state
+        row.counted = False
     session.flush()

@@ -64,7 +64,8 @@ def standings(store: Store, *, round: str | None = None) -> list[Standing]:
         vote.item: tuple(models.get(side, "") for side in vote.item.split("/")[1:]) for vote in cast
     }
     cast = [vote for vote in cast if all(sides[vote.item]) and len(set(sides[vote.item])) == 2]
-    scores, tallies = bradley_terry(cast, sides), defaultdict(Counter)
+    scores = bradley_terry(cast, sides)
+    tallies = defaultdict(Counter)
     for vote in latest_votes(cast)[0]:
         first, second = sides[vote.item]
         tallies[first][vote.verdict] += 1
@@ -91,10 +92,8 @@ def ranked(store: Store, *, round: str | None = None) -> Iterator[Json]:
         by_prompt[prompt].update(sides)
     with store.reading() as session:
         for prompt, answers in sorted(by_prompt.items()):
-            row, responses = (
-                session.get_one(PromptRow, prompt),
-                select(ResponseRow).where(ResponseRow.id.in_(answers)),
-            )
+            row = session.get_one(PromptRow, prompt)
+            responses = select(ResponseRow).where(ResponseRow.id.in_(answers))
             best_first = sorted(
                 session.scalars(responses), key=lambda response: (-scores[response.id], response.id)
             )

@@ -160,7 +160,8 @@ class Store:
         """Add prompts and responses; those that are there already are left as they are. Returns how
         many responses are new.
         """
-        rows, new = iter(answers), 0
+        rows = iter(answers)
+        new = 0
         with self.transaction() as session:
             while part := list(islice(rows, PART)):
                 _insert(session, PromptRow, map(_prompt_row, part), "id")
@@ -178,7 +179,8 @@ class Store:
             StoreError: an answer is not in the store or does not belong to the prompt, or both
                 sides are the same answer.
         """
-        rows, new = iter(tasks), 0
+        rows = iter(tasks)
+        new = 0
         with self.transaction() as session:
             while part := list(islice(rows, PART)):
                 sides = {side for task in part for side in (task.first_id, task.second_id)}
@@ -208,14 +210,17 @@ class Store:
             raise StoreError("an annotator's name has 1 to 80 characters")
         if role not in (None, *get_args(Role)):
             raise StoreError(f"a role is one of {', '.join(get_args(Role))}, not {role!r}")
-        secret, now = secrets.token_urlsafe(32), self.clock()
+        secret = secrets.token_urlsafe(32)
+        now = self.clock()
         with self.transaction() as session:
             row = session.scalar(select(AnnotatorRow).where(AnnotatorRow.name == name.strip()))
             if row and role not in (None, row.role):
                 free(session, session.scalars(HELD, {"annotator": row.id}).all(), "expired")
             row = row or AnnotatorRow(name=name.strip(), created=now)
-            row.role, row.disabled = role or row.role, False
-            row.invitation, row.invited_until = secret_digest(secret), now + days * DAY
+            row.role = role or row.role
+            row.disabled = False
+            row.invitation = secret_digest(secret)
+            row.invited_until = now + days * DAY
             session.add(row)
             session.flush()
             session.execute(delete(SessionRow).where(SessionRow.annotator_id == row.id))
@@ -225,7 +230,8 @@ class Store:
         """A session's secret for an invitation's; None when that is forged, has run out, or its
         owner is locked out.
         """
-        now, session_secret = self.clock(), secrets.token_urlsafe(32)
+        now = self.clock()
+        session_secret = secrets.token_urlsafe(32)
         with self.transaction() as session:
             row = session.scalar(
                 select(AnnotatorRow).where(AnnotatorRow.invitation == secret_digest(secret))
@@ -363,7 +369,8 @@ def answer_of(prompt: PromptRow, row: ResponseRow) -> Answer:
 
 
 def _prompt_row(answer: Answer) -> Json:
-    group, details = answer.group or answer.prompt_id, dict(answer.prompt_details)
+    group = answer.group or answer.prompt_id
+    details = dict(answer.prompt_details)
     return {
         "id": answer.prompt_id,
         "messages": turn_rows(answer.prompt),

@@ -238,10 +238,8 @@ def unpacked_case(packed: Any, tool: str) -> ReadCase:
         if reason := fault(packed):
             raise DataError(reason)
         row = dict(json_object(packed, "tether"))
-        needed, about = (
-            number(row.pop("needed", None), "needed"),
-            json_object(row.pop("about_prompt", None), "about_prompt"),
-        )
+        needed = number(row.pop("needed", None), "needed")
+        about = json_object(row.pop("about_prompt", None), "about_prompt")
         if not 1 <= needed <= MOST_PEOPLE:
             raise DataError(f"needed is {needed:g}")
         strategy = as_text(row.pop("strategy", None), "strategy")
@@ -369,7 +367,8 @@ def case_of(
     """
     if row.chosen == row.rejected:
         raise DataError("equal responses: there is nothing to compare")
-    facts, sides = json_safe(dict(row.metadata)), {"chosen": row.chosen, "rejected": row.rejected}
+    facts = json_safe(dict(row.metadata))
+    sides = {"chosen": row.chosen, "rejected": row.rejected}
     origins = [
         {name: facts.pop(f"{side}_{fact}", None) for name, fact in PROVENANCE.items()}
         for side in sides
@@ -389,7 +388,8 @@ def case_of(
     )
     if labels:
         opinions = (*opinions, Opinion(label, annotator=labels))
-    batch, strategy = str(facts.pop("round", "")), str(facts.pop("strategy", "")) or "imported"
+    batch = str(facts.pop("round", ""))
+    strategy = str(facts.pop("strategy", "")) or "imported"
     details = {"id": row.id, "metadata": facts}
     judged: Any = {"known": label} if gold else {"opinions": opinions}
     case = Case(chosen, rejected, round=batch, strategy=strategy, details=details, **judged)
@@ -398,10 +398,8 @@ def case_of(
 
 
 def _annotated(vote: Annotation, expert: str | None) -> Opinion:
-    size, choice = (
-        abs(vote.preference),
-        "first" if vote.preference > 0 else "second" if vote.preference < 0 else "tie",
-    )
+    size = abs(vote.preference)
+    choice = "first" if vote.preference > 0 else "second" if vote.preference < 0 else "tie"
     strength = None if size in (0.0, 1.0) else min(STRENGTHS, max(1, round(STRENGTHS * size)))
     return Opinion(
         choice,

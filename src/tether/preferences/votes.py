@@ -217,7 +217,8 @@ def latest_votes(votes: Iterable[Vote]) -> tuple[list[Vote], list[tuple[Vote, Vo
     by_both: dict[tuple[str, str], list[Vote]] = defaultdict(list)
     for vote in votes:
         by_both[vote.item, vote.annotator].append(vote)
-    latest, repeats = [], []
+    latest = []
+    repeats = []
     for (item, annotator), group in sorted(by_both.items()):
         group.sort(key=lambda vote: (vote.at, str(vote.value)))
         for before, after in itertools.pairwise(group):

@@ -297,7 +297,8 @@ def _check_open(row: AssignmentRow) -> None:
 
 def _take(session: Session, row: AssignmentRow, task: TaskRow, person: AnnotatorRow) -> None:
     """Let a lease have one of its task's places, if it needs one."""
-    row.role, row.counted = person.role, task.known is None and person.role == "annotator"
+    row.role = person.role
+    row.counted = task.known is None and person.role == "annotator"
     session.add(row)
     task.taken += row.counted
     session.flush()
@@ -317,10 +318,8 @@ def _assigned(session: Session, row: AssignmentRow) -> Assigned:
         )
         others = tuple(map(_opinion, session.scalars(judged)))
         flags = tuple(session.scalars(select(FlagRow.reason).where(FlagRow.task_id == task.id)))
-    sides, mine = (
-        (turns_of(text.messages) for text in texts),
-        None if before is None else _opinion(before),
-    )
+    sides = (turns_of(text.messages) for text in texts)
+    mine = None if before is None else _opinion(before)
     return Assigned(row.id, task.id, *sides, row.left, mine, others, flags)
 
 

@@ -135,10 +135,8 @@ def _again(manifests: Sequence[Row]) -> list[str]:
 
 def _data(stage: SubRun) -> Iterator[str]:
     """The files that a stage read, and how many rows it found in them."""
-    files, rows = (
-        mapping(mapping(stage.manifest).get("data")),
-        finite(mapping(stage.manifest).get("rows")),
-    )
+    files = mapping(mapping(stage.manifest).get("data"))
+    rows = finite(mapping(stage.manifest).get("rows"))
     if paths := list(files) or mapping(stage.settings.get("data")).get("path"):
         packaged = "tether/recipes/quickstart/"
         each = [str(path) for path in (paths if isinstance(paths, list) else [paths])]
@@ -149,7 +147,8 @@ def _data(stage: SubRun) -> Iterator[str]:
 
 
 def _machine(manifest: Row, models: Sequence[Row]) -> str:
-    cores, memory = manifest.get("cpu_count"), finite(manifest.get("memory_bytes"))
+    cores = manifest.get("cpu_count")
+    memory = finite(manifest.get("memory_bytes"))
     device = next(
         (device for model in models if (device := model.get("device")) and device != "cpu"), ""
     )

@@ -25,7 +25,8 @@ def answer_groups(
     ranked = [row for _, row in sorted(changes, key=lambda pair: -pair[0])]
     if not ranked:
         return "", []
-    unscored, third = len(usable) - len(ranked), count // 3
+    unscored = len(usable) - len(ranked)
+    third = count // 3
     text = SAYS["all" if len(ranked) <= count else "thirds"].format(count=len(ranked), third=third)
     text += " " + SAYS["unscored"].format(count=unscored) if unscored else ""
     if len(ranked) <= count:
@@ -54,5 +55,6 @@ def training_samples(policy: SubRun | None, count: int = 4) -> list[Row]:
 
 def gold_change(row: Row) -> float | None:
     """The gold score after less that before; None where one is missing."""
-    before, after = finite(row.get("gold_before")), finite(row.get("gold_after"))
+    before = finite(row.get("gold_before"))
+    after = finite(row.get("gold_after"))
     return None if before is None or after is None else after - before

@@ -42,7 +42,8 @@ def brief(journey: Journey, how: str = "") -> Conclusion:
     Args:
         how: the command that has the answers judged, for a run in which nothing judged any.
     """
-    whole, policy = conclusion(journey), journey.judged
+    whole = conclusion(journey)
+    policy = journey.judged
     if not policy.name:
         if not how or not (journey.policies or journey.stage("sft").name):
             return whole
@@ -68,7 +69,8 @@ def is_judged(policy: SubRun) -> bool:
 
 def _judge(journey: Journey, policy: SubRun) -> str:
     if gold_gain(policy) or policy.estimate("gold_win_rate"):
-        name, wording = printable(judge_of(journey)[0], 60), wording_of(journey)
+        name = printable(judge_of(journey)[0], 60)
+        wording = wording_of(journey)
         if wording.is_reward:
             return SAYS["own-judge"].format(name=name)
         if not wording.is_gold:
@@ -114,7 +116,8 @@ def _measured(journey: Journey, policy: SubRun) -> Iterator[str]:
 def _controlled(policy: SubRun, how: str) -> Iterator[str]:
     """The gain over decoding alone, or the way to have the answers judged."""
     over = mapping(control_of(policy.summary).get("over_best_decoding"))
-    rate, gain = _shown(over.get("win_rate"), percent), estimate(over)
+    rate = _shown(over.get("win_rate"), percent)
+    gain = estimate(over)
     if rate and gain:
         sides = {
             "ours": at_temperature(over.get("policy_temperature")),

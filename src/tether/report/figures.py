@@ -78,7 +78,8 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
     """With one arm colour tells the quantity; with several it tells the arm, and the line's style
     the quantity.
     """
-    traces, distance = [], chart.get("distance", False)
+    traces = []
+    distance = chart.get("distance", False)
     for index, arm in enumerate(arms):
         for place, row in enumerate(chart["lines"]):
             style = dict(row)
@@ -88,7 +89,8 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
                 style.pop("name", ""),
             )
             points = _over_distance(arm, key) if distance else series(arm.metrics, key)
-            xs, ys = [x for x, _ in points], [None if y is None else scale * y for _, y in points]
+            xs = [x for x, _ in points]
+            ys = [None if y is None else scale * y for _, y in points]
             name = arm.name if not name else name if len(arms) == 1 else f"{arm.name}: {name}"
             colour = style.pop(
                 "colour", PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)]
@@ -98,10 +100,8 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
             style = {"dash": DASHES[turn % len(DASHES)] if len(arms) > 1 else "", **style}
             traces += [Trace(xs, ys, name, colour, mode, **style)] if xs else []
     if len(traces) == 1 and len(arms) == 1 and not chart.get("named"):
-        traces, chart = (
-            [traces[0]._replace(name="")],
-            {**chart, "caption": chart.get("alone", chart["caption"])},
-        )
+        traces = [traces[0]._replace(name="")]
+        chart = {**chart, "caption": chart.get("alone", chart["caption"])}
     return framed(chart, traces)
 
 
@@ -126,7 +126,8 @@ def _over_distance(arm: SubRun, key: str) -> Sequence[tuple[float, float]]:
 
 def loss_figures(stage: SubRun) -> list[Plot]:
     """The losses of a supervised stage; of one that compares, accuracy and margin too."""
-    figures, section = [], stage.section or stage.kind
+    figures = []
+    section = stage.section or stage.kind
     for chart in CHARTS["losses"]:
         own = {"id": f"{chart['id']}-{stage.name}"}
         if chart["id"] == "loss":
@@ -138,10 +139,8 @@ def loss_figures(stage: SubRun) -> list[Plot]:
 
 def parts_figures(parts: Sequence[Part], arms: Sequence[tuple[str, Sequence[Part]]]) -> list[Plot]:
     """A dumbbell a part of the gold score, before to after; other arms as open marks."""
-    traces, places = (
-        [_rods([(part.before, part.after) for part in parts])],
-        {part.name: i for i, part in enumerate(parts)},
-    )
+    traces = [_rods([(part.before, part.after) for part in parts])]
+    places = {part.name: i for i, part in enumerate(parts)}
     traces += [
         _marks(
             [(part.before, i) for i, part in enumerate(parts)],
@@ -241,10 +240,8 @@ def reliability_figures(reward: Mapping[str, Any]) -> list[Plot]:
 
 def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Plot]:
     """Seconds by stage."""
-    ends, notes = (
-        [(seconds, place) for place, (_, seconds) in enumerate(stages)],
-        [duration(seconds) for _, seconds in stages],
-    )
+    ends = [(seconds, place) for place, (_, seconds) in enumerate(stages)]
+    notes = [duration(seconds) for _, seconds in stages]
     traces = [
         _rods([(0.0, seconds) for _, seconds in stages]),
         _marks(ends, "", BLUE, size=11.0, notes=notes),

@@ -68,7 +68,8 @@ DECODED = {
     "worse": ("bad", "Worse"),
 }
 """The same by the verdict of the control of decoding (`evaluation.decoding.verdict`)."""
-SAYS, WARNS = SENTENCES["says"], SENTENCES["warns"]
+SAYS = SENTENCES["says"]
+WARNS = SENTENCES["warns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,8 @@ def heldout_gain(policy: SubRun) -> HeldOutGain | None:
     checked.
     """
     stored = mapping(policy.summary.get("heldout"))
-    checked, halves = (
-        "correct" in stored,
-        stored.get("judged_by") == ("the prompts that did not choose the step"),
-    )
+    checked = "correct" in stored
+    halves = stored.get("judged_by") == ("the prompts that did not choose the step")
     values = mapping(stored.get("correct" if checked else "score"))
     before, after, gain = (estimate(values.get(key)) for key in ("before", "after", "gain"))
     if before is None or after is None or gain is None:
@@ -136,7 +135,8 @@ def spent_kl(policy: SubRun) -> Estimate | None:
     if kl is None and (measured := estimate(mapping(policy.summary.get("answers")).get("kl"))):
         return measured
     if kl is None and (course := trend_of(policy.metrics, *KL_KEYS)):
-        kl, noise = course.last, course.noise
+        kl = course.last
+        noise = course.noise
     if kl is None:
         return None
     if noise is not None:
@@ -170,16 +170,16 @@ def control_sentences(control: Mapping[str, Any]) -> list[str]:
     """Sentences that compare the policy at its best decoding with the model before at its own, and
     with its best of n answers.
     """
-    over, says = mapping(control.get("over_best_decoding")), SENTENCES["decoding"]
-    gain, rate = estimate(over), bracketed(over.get("win_rate"), percent)
+    over = mapping(control.get("over_best_decoding"))
+    says = SENTENCES["decoding"]
+    gain = estimate(over)
+    rate = bracketed(over.get("win_rate"), percent)
     if gain is None or not rate:
         return []
     if gain.value == 0 and (gain.low == gain.high or gain.reason.endswith("are alike")):
         return [says["alike"]]
-    ours, theirs = (
-        at_temperature(over.get("policy_temperature")),
-        at_temperature(over.get("temperature")),
-    )
+    ours = at_temperature(over.get("policy_temperature"))
+    theirs = at_temperature(over.get("temperature"))
     meaning = says[control["verdict"]]
     sentences = [
         says["best"].format(
@@ -187,10 +187,8 @@ def control_sentences(control: Mapping[str, Any]) -> list[str]:
         )
     ]
     for n, row in list(mapping(control.get("best_of_n")).items())[-1:]:  # the widest choice
-        gained, won = (
-            bracketed(mapping(row).get("gain"), signed),
-            bracketed(mapping(row).get("win_rate"), percent),
-        )
+        gained = bracketed(mapping(row).get("gain"), signed)
+        won = bracketed(mapping(row).get("win_rate"), percent)
         sentences += (
             [says["best-of-n"].format(n=n, gain=gained, rate=won)] if gained and won else []
         )
@@ -210,7 +208,8 @@ def conclusion(journey: Journey) -> Conclusion:
     elif tone == "good":
         tone, headline, warnings = "open", f"{headline}, at one temperature", [WARNS["no-control"]]
     if (rate := policy.estimate("gold_win_rate")) and 0 < rate.count < ENOUGH_PROMPTS:
-        tone, headline = "open", f"Only {rate.count} comparisons: too few to tell"
+        tone = "open"
+        headline = f"Only {rate.count} comparisons: too few to tell"
     if gain:
         sentences.append(SAYS["gold"].format(gain=_with_bounds(gain, signed)))
     reward = SAYS["reward" if journey.own_reward else "proxy"]
@@ -326,12 +325,14 @@ def kl_sentence(policy: SubRun) -> str:
 
 def _distrust(policy: SubRun, gain: Estimate | None) -> Iterator[str]:
     """Gold and proxy that part ways: no detector sees gold, so no alarm can say it."""
-    proxy, points = proxy_gain(policy), present(policy.metrics, "gold/score")
+    proxy = proxy_gain(policy)
+    points = present(policy.metrics, "gold/score")
     if proxy and gain and side(proxy, 0) > 0 > side(gain, 0):
         yield WARNS["proxy"].format(rise=decimal(proxy.value), fall=decimal(-gain.value))
     elif len(points) >= 4:
         peak_step, peak = max(points, key=lambda point: point[1])
-        first, last = points[0][1], points[-1][1]
+        first = points[0][1]
+        last = points[-1][1]
         course = trend_of(
             [row for row in policy.metrics if (finite(row.get("step")) or 0) >= peak_step],
             "reward/proxy",
@@ -354,7 +355,8 @@ def _alarms(policy: SubRun) -> Iterator[str]:
     }
     for detector, alarm in reversed(first.items()):
         message, advice = (printable(alarm.get(key), 400) for key in ("message", "advice"))
-        step, name = finite(alarm.get("step")) or 0.0, detector.replace("_", " ")
+        step = finite(alarm.get("step")) or 0.0
+        name = detector.replace("_", " ")
         yield (
             WARNS["alarm"].format(detector=name, step=step, message=message, advice=advice).strip()
         )
@@ -373,7 +375,8 @@ def _doubts(journey: Journey) -> Iterator[str]:
         made = finite(stage.summary.get("updates"))
         if made and made < ENOUGH_UPDATES and "budget" not in stage.summary:
             yield WARNS["few-updates"].format(stage=stage.name, updates=plural(made, "update"))
-        longer, words = stage.estimate("longer_chosen"), WARNS.get(f"length-{stage.section}")
+        longer = stage.estimate("longer_chosen")
+        words = WARNS.get(f"length-{stage.section}")
         if longer and words and (side(longer, LOPSIDED) > 0 or side(longer, 1 - LOPSIDED) < 0):
             share, which = max((longer.value, "longer"), (1 - longer.value, "shorter"))
             yield words.format(stage=stage.name, which=which, share=percent(share))
@@ -438,7 +441,8 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
             SAYS["direct"].format(accuracy=_of(accuracy), interval=_bounds(accuracy, percent))
         )
     else:
-        tone, headline = "open", "Trained, and nothing held out to judge it by"
+        tone = "open"
+        headline = "Trained, and nothing held out to judge it by"
         sentences += _losses(direct, "direct-training") or [SAYS["direct-no-losses"]]
     return Conclusion(
         tone, headline, [*sentences, SAYS["no-judge"]], [*_alarms(direct), *_doubts(journey)]
@@ -481,7 +485,8 @@ def loop_conclusion(loop: LoopRun) -> Conclusion:
     """The gain in gold of the last round's policy, and the rounds that lost."""
     last, count, says = loop.rounds[-1], len(loop.rounds), SENTENCES["loop"]
     title = f"{plural(count, 'round')}, {last['labels_so_far']} labels"
-    gain, control = estimate(last["gold_gain"]), control_of(last)
+    gain = estimate(last["gold_gain"])
+    control = control_of(last)
     outcomes = {
         1: ("open", "Better, at one temperature"),
         0: ("open", "No clear change in gold"),

@@ -99,7 +99,8 @@ def told_apart(folders: Sequence[Path]) -> list[str]:
 
 
 def _laid(name: str, folder: Path) -> Laid:
-    journey, loop = read_journey(folder), read_loop(folder)
+    journey = read_journey(folder)
+    loop = read_loop(folder)
     return Laid(name, journey, conclusion(journey) if loop is None else loop_conclusion(loop))
 
 
@@ -147,8 +148,10 @@ def _verdicts(laid: Sequence[Laid]) -> tuple[list[str], list[list[str]]]:
 
 
 def _row(run: Laid) -> dict[str, str]:
-    journey, judged = run.journey, run.journey.judged
-    heldout, own = heldout_gain(judged), judged.name and journey.own_reward
+    journey = run.journey
+    judged = run.journey.judged
+    heldout = heldout_gain(judged)
+    own = judged.name and journey.own_reward
     show = percent if heldout and heldout.checked else decimal
     steps = max((finite(row.get("step")) or 0.0 for row in judged.metrics), default=0.0)
     seconds = finite(journey.own.summary.get("seconds")) or sum(

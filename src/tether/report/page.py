@@ -105,14 +105,18 @@ def whole_run(folder: Path) -> Path:
 
 def _journey_page(journey: Journey, run: Path) -> str:
     policy = journey.judged
-    parts, control = gold_parts(policy, journey.answers), control_of(policy.summary)
+    parts = gold_parts(policy, journey.answers)
+    control = control_of(policy.summary)
     groups_text, groups = answer_groups(journey.answers)
-    wording, labels = wording_of(journey), wording_of_labels(journey)
+    wording = wording_of(journey)
+    labels = wording_of_labels(journey)
     groups_text = wording.label(journey.held_out_words(groups_text))
-    drawn, blocks = _figures(journey, parts), _blocks(journey)
+    drawn = _figures(journey, parts)
+    blocks = _blocks(journey)
     drawn = {name: wording.plots(plots) for name, plots in drawn.items()}
     decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control))
-    supervised, compared = list(_supervised(journey)), bool(decoded[1] or parts or groups)
+    supervised = list(_supervised(journey))
+    compared = bool(decoded[1] or parts or groups)
     contents = [("at-verdict", "Verdict"), *[("at-answers", "Before and after")] * compared]
     stages = [*journey.arms[:1], *(each.stage for each in supervised)]
     contents += [(about.anchor(stage.name), about.method_name(stage)) for stage in stages]
@@ -168,11 +172,13 @@ class Learned(NamedTuple):
 
 def _supervised(journey: Journey) -> Iterator[Learned]:
     """Stages that learned from rows, the last one first."""
-    reward, pairs = journey.stage("reward"), journey.stage("pairs")
+    reward = journey.stage("reward")
+    pairs = journey.stage("pairs")
     for stage in reversed(
         [stage for stage in journey.stages if stage.kind in (*SUPERVISED, "pairs")]
     ):
-        drawn, facts = figures.loss_figures(stage), []
+        drawn = figures.loss_figures(stage)
+        facts = []
         if stage is reward:
             drawn = (
                 figures.accuracy_figures(stage.summary, pairs.summary)

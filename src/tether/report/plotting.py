@@ -104,10 +104,8 @@ class Plot:
         for trace in self.traces:
             few = trace.mode == "line" and sum(y is not None for y in trace.ys) == 1
             if trace.mode in ("marks", "open", "both") or few:
-                dots, size = (
-                    self._points(trace, True),
-                    trace.size or (9 if trace.mode == "open" else 6),
-                )
+                dots = self._points(trace, True)
+                size = trace.size or (9 if trace.mode == "open" else 6)
                 yield f"{trace.colour} mark", size, dots
                 if trace.mode == "open":
                     yield "card mark", size - 4, dots
@@ -133,7 +131,8 @@ class Plot:
         """(path, text): strips that together cover the drawing and tell the values at their
         place.
         """
-        rows, across = bool(self.y.names), self.y if self.y.names else self.x
+        rows = bool(self.y.names)
+        across = self.y if self.y.names else self.x
         texts: dict[float, list[str]] = {}
         for trace in self.traces:
             for i, (x, y) in enumerate(zip(trace.xs, trace.ys, strict=True)):
@@ -189,7 +188,8 @@ def envelope(
     points = list(zip(xs, ys, strict=True))
     if len(points) <= longest:
         return points
-    width, chosen = -(-2 * len(points) // longest), []
+    width = -(-2 * len(points) // longest)
+    chosen = []
     for start in range(0, len(points), width):
         bucket = range(start, min(start + width, len(points)))
         values = [(y, i) for i in bucket if (y := points[i][1]) is not None]
@@ -219,14 +219,17 @@ def axis(
         snug: it ends at the outermost values and not at ticks.
     """
     present = [value for value in values if value is not None] + [0.0] * zero
-    low, high = min(present, default=0.0), max(present, default=1.0)
+    low = min(present, default=0.0)
+    high = max(present, default=1.0)
     whole = snug and all(float(value).is_integer() for value in present)
     if high - low <= 1e-6 * max(abs(low), abs(high)):
         room = 0.5 if whole else abs(high) / 2 or 1.0
-        low, high = low - room * (low != 0), high + room
+        low = low - room * (low != 0)
+        high = high + room
     step = max(_step((high - low) / 5), float(whole))
     if not snug:
-        low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
+        low = step * math.floor(low / step + 1e-9)
+        high = step * math.ceil(high / step - 1e-9)
     ticks = [
         step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
     ]
@@ -252,11 +255,10 @@ def framed(
     if not traces:
         return []
     frame = FRAMES[frame] if isinstance(frame, str) else frame
-    zero, percent = frame.get("zero", ()), frame.get("percent", ())
-    xs, ends = (
-        [x for t in traces for x in t.xs],
-        [[y for t in traces if t.right is side for y in t.ys] for side in (False, True)],
-    )
+    zero = frame.get("zero", ())
+    percent = frame.get("percent", ())
+    xs = [x for t in traces for x in t.xs]
+    ends = [[y for t in traces if t.right is side for y in t.ys] for side in (False, True)]
     x = axis(
         frame.get("x", "step"),
         xs,

@@ -23,7 +23,8 @@ from tether.stats import Estimate, Trend, trend
 
 Row = dict[str, Any]
 KL_KEYS = ("kl/policy_reference_k1", "reward/kl")
-LONGEST_TEXT, SHOWN_PAIRS = 4000, 4
+LONGEST_TEXT = 4000
+SHOWN_PAIRS = 4
 KINDS = {name: kind.makes for name, kind in STAGES.items()}
 """Result kind of each section's stage."""
 ROUND = {"labels", "asked", "labels_so_far", "gold_gain", "gold_after", "kl", "alarms"}
@@ -284,7 +285,8 @@ def read_loop(run: Path) -> LoopRun | None:
         or not all(mapping(one).keys() >= ROUND for one in rounds)
     ):
         return None
-    last, recipe = read_sub_run((run / summary["policy"]).parent, notes), run / "command.json"
+    last = read_sub_run((run / summary["policy"]).parent, notes)
+    recipe = run / "command.json"
     config = mapping(json_of(recipe, notes)) if recipe.is_file() else {}
     evaluate = mapping(mapping(config.get("config")).get("evaluate"))
     judge = printable(mapping(evaluate.get("judge")).get("call") or "", 60)
@@ -293,7 +295,8 @@ def read_loop(run: Path) -> LoopRun | None:
 
 def turn(stage: SubRun) -> tuple[int, str]:
     """For ordering: when a recipe runs a stage."""
-    names, order = (stage.section, stage.name.partition("-")[0]), list(STAGES)
+    names = (stage.section, stage.name.partition("-")[0])
+    order = list(STAGES)
     return next((order.index(name) for name in names if name in order), len(order)), stage.name
 
 

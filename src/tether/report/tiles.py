@@ -56,8 +56,10 @@ def _details(value: Estimate, show: Callable[[float], str], detail: str) -> tupl
 
 def tiles(journey: Journey) -> list[Tile]:
     """The key numbers; what the run does not have is left out."""
-    policy, reward = journey.judged, journey.stage("reward").summary
-    summary, checked = policy.summary, heldout_gain(policy)
+    policy = journey.judged
+    reward = journey.stage("reward").summary
+    summary = policy.summary
+    checked = heldout_gain(policy)
     show, name = (
         (percent, "held-out, right")
         if checked and checked.checked
@@ -72,7 +74,8 @@ def tiles(journey: Journey) -> list[Tile]:
         if journey.own_reward
         else ("proxy gain", "reward model's units")
     )
-    kl, over = spent_kl(policy), mapping(control_of(summary).get("over_best_decoding"))
+    kl = spent_kl(policy)
+    over = mapping(control_of(summary).get("over_best_decoding"))
     alike = "both at the temperature of training"
     moved = f"nats per response: {moved_in_words(kl.value)}" if kl else ""
     vague = kl is not None and (kl.value <= 0 or kl.low <= 0)
@@ -178,10 +181,8 @@ def control_rows(control: Mapping[str, Any]) -> list[Sequence[str]]:
     """A row a temperature, of CONTROL_COLUMNS, one for the best of each side, and the reward's
     choice among n answers before.
     """
-    temperatures, best_of_n = (
-        mapping(control.get("by_temperature")),
-        mapping(control.get("best_of_n")),
-    )
+    temperatures = mapping(control.get("by_temperature"))
+    best_of_n = mapping(control.get("best_of_n"))
     rows = [
         (at_temperature(float(value)).removeprefix("at temperature "), row)
         for value, row in temperatures.items()

@@ -38,7 +38,9 @@ def _events(stage: SubRun, number: int) -> list[Row]:
     servers: dict[str, int] = {}
     for row in stage.work:
         ended = ends.get(finite(row.get("step")) or 0.0)
-        for name, spans in mapping(row.get("servers")).items() if ended is not None else ():
+        if ended is None:
+            continue
+        for name, spans in mapping(row.get("servers")).items():
             lane = servers.setdefault(name, len(servers) + 2)
             for begin, end in number_pairs(spans):
                 events.append(_event("samples", number, lane, ended + begin, end - begin))

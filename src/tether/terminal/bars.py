@@ -54,7 +54,8 @@ ipywidgets.
 """
 LOOK_AFTER = 1.0
 """Seconds between two looks at whether a line is due."""
-CLEAR, SHORT = 1.3, 30.0
+CLEAR = 1.3
+SHORT = 30.0
 """By what factor the first measured step has to change the price to be worth a line, and how many
 seconds a stage has to take.
 """
@@ -93,10 +94,8 @@ class Bar:
 
     def left(self) -> str:
         """The time that is left, in a few characters."""
-        seconds, later = (
-            self.forecast.left(self.screen.now),
-            self.screen.later(self.phase) * max(1.0, self.forecast.slowness),
-        )
+        seconds = self.forecast.left(self.screen.now)
+        later = self.screen.later(self.phase) * max(1.0, self.forecast.slowness)
         if seconds is None:
             return (
                 "longer than expected"
@@ -130,9 +129,11 @@ class Bar:
 
     def _look_around(self) -> None:
         """Write once that other programs make the steps slow."""
-        worked, now = time.process_time(), self.screen.now
+        worked = time.process_time()
+        now = self.screen.now
         slower = self.crowd.add(now - self.stepped, worked - self.worked)
-        self.worked, self.stepped = worked, now
+        self.worked = worked
+        self.stepped = now
         if slower is not None:
             words = "times as long as before for the same work: other programs use this machine."
             self.screen.note(f"{self.phase}: steps take {slower:.1f} {words}")
@@ -142,7 +143,8 @@ class Bar:
         self.screen.tick()
 
     def __call__(self, done: int, total: int, metrics: Any) -> None:
-        first, before = not self.forecast.pace.count, self.forecast.expected
+        first = not self.forecast.pace.count
+        before = self.forecast.expected
         self.forecast.step(self.screen.now, done, total, metrics.get("time/step"))
         whole = self.forecast.whole(self.screen.now)
         if (
@@ -230,7 +232,8 @@ class Screen:
 
     def close(self) -> None:
         """End the bar in hand: one in which nothing was done goes."""
-        bar, self.bar = self.bar, None
+        bar = self.bar
+        self.bar = None
         if bar is None:
             return
         if bar.forecast.total is None:
@@ -259,7 +262,8 @@ def bars(console: Console, on_step: OnStep | None = None) -> Iterator[Screen]:
     with Progress(
         *columns, console=console, disable=console.quiet or not moves(console)
     ) as progress:
-        screen, ended = Screen(console, progress, on_step), threading.Event()
+        screen = Screen(console, progress, on_step)
+        ended = threading.Event()
         threading.Thread(target=_look, args=(screen, ended), daemon=True).start()
         try:
             yield screen

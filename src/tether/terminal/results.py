@@ -66,10 +66,8 @@ def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[
     """
     kinds = [STAGES[name] for name in done if name in STAGES]
     made = {kind.makes for kind in kinds}
-    trained, rewarded = (
-        any(kind.answers or kind.makes == "verdict" for kind in kinds),
-        "reward" in done,
-    )
+    trained = any(kind.answers or kind.makes == "verdict" for kind in kinds)
+    rewarded = "reward" in done
     against = f'a recipe to train against it, with reward_model = "{run}" in [ppo]'
     commands = (
         (

@@ -30,7 +30,8 @@ def talk(model: str, sampling: Sampling, seed: int = 0) -> None:
     for turn in itertools.count():
         text = _line(console)
         while text == "/new":
-            messages, text = [], _line(console)
+            messages = []
+            text = _line(console)
         if not text:
             return
         messages.append(user(text))

@@ -104,7 +104,8 @@ def examine_stage(
         reward_encoder: what the reward model was trained with, where there is one.
     """
     with unseeded(stage):
-        probe, config = Probe(stage, prompts), stage.config
+        probe = Probe(stage, prompts)
+        config = stage.config
         logprobs_at = lambda temperature: probe.measure(stage.policy, temperature)[0]  # noqa: E731
         engine_stops = (
             stage.engine.encoder.stop_ids
@@ -134,7 +135,8 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
     """Encoding, scores, their weight against the KL, and what the reward gives answers that nobody
     wants.
     """
-    reward, odd_name = source(stage), "empty or endless answers"
+    reward = source(stage)
+    odd_name = "empty or endless answers"
     if isinstance(reward, RandomReward):
         return [
             Unexamined(name, "the reward is random") for name in ("encoding", "scores", odd_name)
@@ -150,7 +152,8 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
     if not isinstance(sound, Healthy):
         return [encoding, sound, Unexamined(odd_name, "there are no sound scores to compare with")]
     values = [s.value for s in scores if s.value is not None]
-    scale, spread = [], float(torch.tensor(values).std(correction=0))
+    scale = []
+    spread = float(torch.tensor(values).std(correction=0))
     penalty = stage.config.missing_stop_penalty
     if isinstance(stage, PolicyGradient):
         config = stage.config
@@ -183,7 +186,8 @@ def check_stage(
         digest: of the model that the reference should be.
     """
     with unseeded(stage):
-        probe, results = Probe(stage, prompts), []
+        probe = Probe(stage, prompts)
+        results = []
         for name, role in _roles(stage).items():
             results.append(
                 doctor.dropout(
@@ -215,7 +219,8 @@ class Probe:
     """A few samples of a stage's policy, and what its roles say about them."""
 
     def __init__(self, stage: OnlineStage, prompts: Sequence[Prompt]) -> None:
-        self.stage, config = stage, stage.config
+        self.stage = stage
+        config = stage.config
         self.limit = min(config.max_new_tokens, TOKENS)
         sampling = replace(config.sampling, max_new_tokens=self.limit)
         groups = stage.engine.generate(
@@ -232,7 +237,8 @@ class Probe:
 
     def gathered(self) -> Experience:
         """The stage's own matrices for the samples, with scores that all differ."""
-        stage, size = self.stage, self.stage.config.micro_batch_tokens
+        stage = self.stage
+        size = self.stage.config.micro_batch_tokens
         limit = stage.policy.document_tokens(size)
         scores = [
             Score(0.5 + n, steps=((len(r.response_ids) - 1, 0.5 + n),))
@@ -271,7 +277,8 @@ def source(stage: OnlineStage) -> RewardSource:
 
 def _roles(stage: OnlineStage) -> dict[str, Role]:
     """Every role that a stage runs, by its name."""
-    reward, scorers = source(stage), []
+    reward = source(stage)
+    scorers = []
     if isinstance(reward, EnsembleReward | ObjectivesReward):
         scorers = list(reward.scorers.members)
     elif isinstance(reward, LearnedReward | ProcessReward):
@@ -290,7 +297,13 @@ def _reference_checks(stage: OnlineStage, probe: Probe, digest: str | None) -> l
         ]
     offloaded = any(p.is_meta for p in reference.model.parameters())
     digests = None if digest is None or offloaded else (role_digest(reference), digest)
-    theirs, ours = lambda: probe.measure(reference)[0], lambda: probe.measure(stage.policy)[0]
+
+    def theirs() -> Tensor:
+        return probe.measure(reference)[0]
+
+    def ours() -> Tensor:
+        return probe.measure(stage.policy)[0]
+
     return [
         doctor.wrong_reference(probe.logprobs, theirs(), probe.mask, digests),
         doctor.shared_weights(stage.learner.parameters, reference, ours, theirs),
@@ -301,7 +314,8 @@ def _shaping_checks(stage: PolicyGradient, probe: Probe) -> list[Result]:
     """The stage's own `shape` and loss, on a policy that has drifted from its reference, and on
     scores alone.
     """
-    config, state = stage.config, stage.state()
+    config = stage.config
+    state = stage.state()
     drifted = torch.zeros_like(probe.logprobs)
     # one sample of each group: a drift of all would vanish in the baseline
     drifted[:: config.samples_per_prompt] = 1.0
@@ -356,7 +370,8 @@ def _standing(
                 f"the {section.scorer} stage has not run on that model: a random reward stands in",
             )
         )
-        section, folder = section.model_copy(update={"reward_source": "random"}), None
+        section = section.model_copy(update={"reward_source": "random"})
+        folder = None
     return section, stage_model(recipe, root) if started else recipe.model, folder, notes
 
 
@@ -382,7 +397,8 @@ def _trained_encoder(folder: Path, encoder: ChatEncoder) -> ChatEncoder:
     """The encoder that a saved role was trained with."""
     folder = member_folders(folder)[0]
     role = read_role(folder)
-    tokenizer, encoding = encoder.tokenizer, role["encoding"]
+    tokenizer = encoder.tokenizer
+    encoding = role["encoding"]
     if role["adapter"] is None:
         from transformers import AutoTokenizer
 
@@ -398,7 +414,8 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
     Raises:
         RunError: no stage in the folder has taken a step.
     """
-    journey, results = read_journey(folder), {}
+    journey = read_journey(folder)
+    results = {}
     for stage in journey.supervised:
         if stage.metrics:
             results[stage.name] = [

@@ -53,7 +53,8 @@ def read_prompts(files: Sequence[str], limit: int | None = None) -> tuple[list[P
     Raises:
         MissingFileError, DataError: a file is not there, or holds no prompt.
     """
-    rows, bad = [], Quarantine(keep=5)
+    rows = []
+    bad = Quarantine(keep=5)
     for file in files:
         rows += load_rows(DataConfig(path=file, limit=limit), Prompt, bad)
     different = {(prompt.messages, _later(prompt)): prompt for prompt in reversed(rows)}
@@ -158,7 +159,8 @@ def _answered(
 ) -> Side:
     """A model's answers to all prompts, turn by turn; memory is free afterwards."""
     role, loaded = load_policy(model)
-    encoder, engine = encoder_of(loaded), local_engine(role, loaded, max_rows=ROWS)
+    encoder = encoder_of(loaded)
+    engine = local_engine(role, loaded, max_rows=ROWS)
     side = Side(model, [[] for _ in prompts], Counter())
     turns = 1 + max((len(_later(prompt)) for prompt in prompts), default=0)
     bar = announce(f"answers of {Path(model).name}") if announce else None
@@ -168,7 +170,8 @@ def _answered(
             for place, prompt in enumerate(prompts)
             if len(side.answers[place]) == turn and len(_later(prompt)) >= turn
         }
-        places, questions = [*waiting], [*waiting.values()]
+        places = [*waiting]
+        questions = [*waiting.values()]
         faults = prompt_faults(questions, encoder, sampling.max_new_tokens, loaded.context_length)
         side.unanswered.update(reason.partition(": ")[0] for reason in faults.values())
         if len(faults) < len(questions):
@@ -251,7 +254,8 @@ def _figures(
     }
     if not judged:
         return {**figures, "win_rate": None}
-    values, groups = [outcomes[place] for place in judged], [rows[place].group for place in judged]
+    values = [outcomes[place] for place in judged]
+    groups = [rows[place].group for place in judged]
     return {**figures, "win_rate": win_rate(values, [0.5] * len(judged), groups=groups).as_dict()}
 
 

@@ -128,7 +128,8 @@ def export_model(
     with tempfile.TemporaryDirectory(
         dir=output.parent, prefix=f".{output.name}.", suffix=".partial"
     ) as temporary:
-        folder, base = Path(temporary) / "model", base_name(loaded.source)
+        folder = Path(temporary) / "model"
+        base = base_name(loaded.source)
         measured = Writer(origin.kind, role, loaded, adapter).write(folder, weights, shard_size)
         outputs = 1 if role.head is None else role.head.outputs
         measured["rounding"] = _rounding(measured["share_kept"], adapter=adapter)
@@ -221,7 +222,8 @@ def standing(source: str) -> str:
     if place.stage is None:
         return source
     roots = (folder for folder in place.stage.parents[:3] if (folder / "command.json").is_file())
-    root, summary = next(roots, place.stage.parent), read_sub_run(place.stage, []).summary
+    root = next(roots, place.stage.parent)
+    summary = read_sub_run(place.stage, []).summary
     measured = next(
         (
             summary[name]
@@ -381,7 +383,8 @@ class Writer:
 
     def _save(self, folder: Path, dtype: torch.dtype, shard_size: str) -> float:
         """Returns the constant that the scores lack."""
-        head, stop_ids = self.role.head, self.encoder.stop_ids
+        head = self.role.head
+        stop_ids = self.encoder.stop_ids
         own = None if self.adapter else self.role.adapter
         factors = stacked(self.before, factors_of(self.role.model, own))
         rounding = Rounding(self.held if self.adapter else dtype)
@@ -425,7 +428,8 @@ class Writer:
 
         with quiet():
             if self.adapter:
-                base, head = self.role.model.unload(), self.role.head
+                base = self.role.model.unload()
+                head = self.role.head
                 if any(carriers(base)):  # a stranger's base is the folder, merged and rounded
                     cast(cast(fold_in(base), self.held), torch.float32)
                 if head is not None:
@@ -444,7 +448,8 @@ class Writer:
         """A few conversations that the template takes, and their ids; of a policy those of the
         prompt.
         """
-        probes, reason = [], ""
+        probes = []
+        reason = ""
         for talk in PROBES:
             try:
                 ids = (
@@ -466,7 +471,8 @@ class Writer:
         """The ids of one who tokenizes what the exported template renders."""
         from transformers import AutoTokenizer
 
-        tokenizer, waiting = AutoTokenizer.from_pretrained(folder), self.kind == "policy"
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        waiting = self.kind == "policy"
         rows = [turn.as_row() for turn in (talk[:-1] if waiting else talk)]
         return tokenizer.apply_chat_template(rows, add_generation_prompt=waiting, return_dict=True)[
             "input_ids"

@@ -106,11 +106,10 @@ def save_adapter(
     """
     from peft import get_peft_model_state_dict
 
-    config, state = (
-        copy.deepcopy(model.peft_config[name]),
-        get_peft_model_state_dict(model, adapter_name=name),
-    )
-    config.base_model_name_or_path, config.inference_mode = base, True
+    config = copy.deepcopy(model.peft_config[name])
+    state = get_peft_model_state_dict(model, adapter_name=name)
+    config.base_model_name_or_path = base
+    config.inference_mode = True
     if scorer is not None:
         layer, linear = score_layer(scorer)
         config.task_type = "TOKEN_CLS" if "Token" in type(scorer).__name__ else "SEQ_CLS"
@@ -158,7 +157,8 @@ def settle_padding(
         if not has_room:
             model.resize_token_embeddings(len(tokenizer))
         fit = [PAD]
-    tokenizer.pad_token, tokenizer.padding_side = fit[0], "right"
+    tokenizer.pad_token = fit[0]
+    tokenizer.padding_side = "right"
     model.config.pad_token_id = model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
 
 
@@ -180,7 +180,8 @@ def whole_template(encoder: ChatEncoder, *, to_the_end: bool) -> str | dict[str,
 
 
 def _whole(encoder: ChatEncoder, template: str, to_the_end: bool) -> str:
-    start, stops = "", [encoder.tokenizer.decode([i]) for i in encoder.stop_ids]
+    start = ""
+    stops = [encoder.tokenizer.decode([i]) for i in encoder.stop_ids]
     if encoder.system_prompt is not None:
         system = f"[{{'role': 'system', 'content': {encoder.system_prompt!a}}}]"
         start = (

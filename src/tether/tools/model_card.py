@@ -72,7 +72,8 @@ def model_card(
     """
     from huggingface_hub import ModelCardData
 
-    kind, lineage = source.kind, list(_lineage(source.stage))
+    kind = source.kind
+    lineage = list(_lineage(source.stage))
     notes = [
         mapping(each.manifest).get("model") or mapping(each.config).get("model", {})
         for each in lineage

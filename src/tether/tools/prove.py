@@ -153,7 +153,8 @@ def _tensors(stage: str, one: Path, other: Path) -> Compared:
         )
     count = 0
     for file in files[0]:
-        left, right = load_file(one / file), load_file(other / file)
+        left = load_file(one / file)
+        right = load_file(other / file)
         if left.keys() != right.keys():
             return Compared(stage, TENSORS, count, f"{file}: not the same tensors")
         for name, tensor in left.items():

@@ -63,21 +63,21 @@ def bench_rewards(
         rows = load_rows(DataConfig(path=file, format=format, limit=limit), Comparison, quarantine)
         name = Path(file).name if Path(file).name not in results else file
         pairs, skipped = encode_rows(rows, partial(_sides, encoder=encoder, max_length=max_length))
-        fitting, rollouts = (
-            [row for row, _ in pairs],
-            [side for _, sides in pairs for side in sides],
-        )
+        fitting = [row for row, _ in pairs]
+        rollouts = [side for _, sides in pairs for side in sides]
         if not fitting:
             raise DataError(
                 f"{file}: none of its {len(rows)} pairs can be scored: {skipped}. "
                 "Raise --max-length for long ones"
             )
-        bar, scores = announce(name) if announce else None, []
+        bar = announce(name) if announce else None
+        scores = []
         for start in range(0, len(rollouts), SCORED):
             scores += [score.value for score in source.score(rollouts[start : start + SCORED])]
             if bar:
                 bar(len(scores) // 2, len(fitting), {})
-        chosen, rejected = scores[::2], scores[1::2]
+        chosen = scores[::2]
+        rejected = scores[1::2]
         try:
             results[name] = judge_rewards(fitting, chosen, rejected)
         except DataError as error:

@@ -44,7 +44,8 @@ class Remembered(Generic[T]):
     """
 
     def __init__(self, patience: float, quick: float = 0.0) -> None:
-        self.patience, self.quick = patience, quick
+        self.patience = patience
+        self.quick = quick
         self.values: dict[Hashable, tuple[float, T]] = {}
 
     def of(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -71,7 +72,8 @@ class WorkCount:
     """Counts a person's work exactly, and what is left as exactly as is cheap."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.totals = store, Remembered[int](patience=300)
+        self.store = store
+        self.totals = Remembered[int](patience=300)
 
     def of(self, person: AnnotatorRow) -> Progress:
         with self.store.reading() as session:
@@ -106,7 +108,8 @@ class Waiting:
         own = select(AssignmentRow.state).where(
             AssignmentRow.task_id == task.id, AssignmentRow.annotator_id == expert.id
         )
-        self.task, self.prompt = task.id, prompt.messages[-1]["content"][:300]
+        self.task = task.id
+        self.prompt = prompt.messages[-1]["content"][:300]
         self.choices = Counter(judgment.choice for judgment in judged)
         self.comments = [judgment.comment for judgment in judged if judgment.comment]
         self.flags = session.scalars(open_flags).all()
@@ -136,10 +139,8 @@ class Overview:
         self.at, self.counts, gold = store.clock(), store.counts(), gold_answers(store)
         cast = list(votes(store, names=True, gold=True, experts=True))
         compared = [vote for vote in cast if not vote.expert and vote.item not in gold]
-        self.hours, self.days = (
-            _histogram(cast, self.at, HOUR, 24),
-            _histogram(cast, self.at, DAY, 14),
-        )
+        self.hours = _histogram(cast, self.at, HOUR, 24)
+        self.days = _histogram(cast, self.at, DAY, 14)
         self.raw = raw_agreement(compared, coding="verdict")
         self.alpha = krippendorff_alpha(compared, coding="verdict")
         self.people = workers(store.annotators(), cast, gold)

@@ -145,7 +145,8 @@ def check_token(form: Form, *secrets: str) -> None:
 
 def _check_origin(request: Request) -> None:
     """Browsers say from which site a form comes; what says nothing is no browser that we know."""
-    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
+    origin = request.headers.get("origin")
+    site = request.headers.get("sec-fetch-site")
     ours = {
         f"{request.url.scheme}://{request.headers['host']}".lower(),
         request.app.state.site.settings.origin,

@@ -65,7 +65,8 @@ def join(visit: Anybody) -> Response:
 
 @router.post("/join")
 def enter(visit: Anybody, form: Posted) -> Response:
-    site, client = visit.site, visit.request.client
+    site = visit.site
+    client = visit.request.client
     address = client.host if client else ""
     # who follows a link from elsewhere shows no session, and sends it with the form
     check_token(form, *visit.cookies)
@@ -104,8 +105,10 @@ def leave(visit: Judge, _: Sent) -> Response:
 @router.get("/judge")
 def task(visit: Judge, done: str = "") -> Response:
     """The person's task, or word that there is none."""
-    site, person = visit.site, visit.person
-    assigned, progress = site.work.next(visit.person.id), site.work_count.of(person)
+    site = visit.site
+    person = visit.person
+    assigned = site.work.next(visit.person.id)
+    progress = site.work_count.of(person)
     common: Any = {
         "said": DONE.get(done, ""),
         "progress": progress,
@@ -126,7 +129,8 @@ def task(visit: Judge, done: str = "") -> Response:
 @router.post("/judge")
 def keep_judgment(visit: Judge, form: Sent) -> Response:
     site = visit.site
-    assignment, choice = form.whole("assignment", 1), form["choice"]
+    assignment = form.whole("assignment", 1)
+    choice = form["choice"]
     left = site.work.shown(assignment, visit.person.id).left
     guidelines = site.store.guidelines(form.whole("guidelines"))
     strength = form.whole("strength", 0, 3) if form["strength"] else 0
@@ -239,10 +243,8 @@ def _seen(assigned: Assigned, opinion: Opinion) -> dict[str, str]:
 
 def _summary(choices: Counter[str]) -> str:
     """`2 for one answer, 1 for the other, 1 tie`: which is which is seen on the task's own page."""
-    ties, sides = (
-        choices["tie"] + choices["both_bad"],
-        sorted((choices["first"], choices["second"]), reverse=True),
-    )
+    ties = choices["tie"] + choices["both_bad"]
+    sides = sorted((choices["first"], choices["second"]), reverse=True)
     parts = [f"{sides[0]} for one answer"] * bool(sides[0]) + [f"{sides[1]} for the other"] * bool(
         sides[1]
     )
@@ -255,10 +257,8 @@ def _summary(choices: Counter[str]) -> str:
 @router.get("/admin")
 def overview_page(visit: Admin, done: str = "") -> Response:
     figures = visit.site.overview.of("all", partial(Overview, visit.site.store))
-    hours, days = (
-        ("Judgments an hour, the last day", "hour"),
-        ("Judgments a day, the last two weeks", "day"),
-    )
+    hours = ("Judgments an hour, the last day", "hour")
+    days = ("Judgments a day, the last two weeks", "day")
     charts = [(*hours, figures.hours), (*days, figures.days)]
     return visit.page("admin.html", o=figures, charts=charts, said=DONE.get(done, ""), ROLES=ROLES)
 
@@ -266,7 +266,8 @@ def overview_page(visit: Admin, done: str = "") -> Response:
 @router.post("/admin/invite")
 def invite_person(visit: Admin, form: Sent) -> Response:
     """Make an invitation and show its link, this one time."""
-    site, request = visit.site, visit.request
+    site = visit.site
+    request = visit.request
     name, role, days = form["name"].strip(), form["role"] or None, form.whole("days", 1, 365)
     if name == visit.person.name:
         raise StoreError(
@@ -288,7 +289,8 @@ def invite_person(visit: Admin, form: Sent) -> Response:
 
 @router.post("/admin/access")
 def access(visit: Admin, form: Sent) -> Response:
-    name, lock = form["name"], form["lock"] == "1"
+    name = form["name"]
+    lock = form["lock"] == "1"
     if name == visit.person.name:
         raise StoreError(
             "you cannot lock yourself out. Another administrator or the command line can"

@@ -23,7 +23,8 @@ from tether.preferences.work import Work
 
 FOLDER = Path(__file__).parent
 STATIC = {"judge.css": "text/css; charset=utf-8", "judge.js": "text/javascript; charset=utf-8"}
-SESSION, VISIT = "tether_session", "tether_visit"
+SESSION = "tether_session"
+VISIT = "tether_visit"
 """Cookies: a session that an invitation opened; and a random mark of a browser that has none yet,
 for the form of /join.
 """
@@ -45,7 +46,8 @@ class Site:
     """The objects behind the pages."""
 
     def __init__(self, store: Store, settings: SiteConfig) -> None:
-        self.store, self.settings = store, settings
+        self.store = store
+        self.settings = settings
         self.work = Work(
             store,
             lease=60 * settings.lease_minutes,
@@ -53,10 +55,8 @@ class Site:
             seed=settings.seed,
         )
         self.attempts = Attempts(settings.tries)
-        self.work_count, self.overview = (
-            WorkCount(store),
-            Remembered[Overview](patience=20, quick=0.5),
-        )
+        self.work_count = WorkCount(store)
+        self.overview = Remembered[Overview](patience=20, quick=0.5)
         self.static = {name: (FOLDER / "static" / name).read_bytes() for name in STATIC}
         version = hashlib.sha256(b"".join(self.static.values())).hexdigest()[:12]
         loader = FileSystemLoader(FOLDER / "templates")
@@ -107,7 +107,8 @@ class Visit:
     """
 
     def __init__(self, request: Request) -> None:
-        self.request, self.site = request, site_of(request)
+        self.request = request
+        self.site = site_of(request)
         self.cookies = session, visit = tuple(
             request.cookies.get(name, "") for name in (SESSION, VISIT)
         )
@@ -129,7 +130,8 @@ class Visit:
 
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         """A template filled in; `token` and `person` are there for all of them."""
-        path, token = self.request.url.path, form_token(self.secret)
+        path = self.request.url.path
+        token = form_token(self.secret)
         response = self.site.filled(
             template, status, person=self.somebody, token=token, path=path, **values
         )
