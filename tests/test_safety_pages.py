@@ -108,6 +108,7 @@ READS_THE_CLOCK = {
         "servers/pool.py",
     ),
     "preferences/store.py",
+    "live/condition.py",
     "live/followed.py",
 }
 """Files that write the wall clock into a record, the store of preferences, whose leases need it, and

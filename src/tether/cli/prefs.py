@@ -136,8 +136,7 @@ def import_(
             "some of these files hold answers and others comparisons. Import them "
             "one after the other"
         )
-    answers = layouts == {"answers"}
-    quarantine = Quarantine()
+    answers, quarantine = layouts == {"answers"}, Quarantine()
     of_cases = {
         "ask": ask,
         "labels": labels,
@@ -177,8 +176,7 @@ def import_(
         # The first row is read before the store is opened: without a usable one no new store is
         # made.
         first = list(islice(rows, 1))
-        where = opened(store, new=True)
-        rows = chain(first, rows)
+        where, rows = opened(store, new=True), chain(first, rows)
         imported = (
             import_answers(where, rows)
             if answers
@@ -266,16 +264,13 @@ def agree(
     from tether.preferences.exchange import gold_answers, votes
     from tether.preferences.quality import annotator_quality, suspicious
 
-    console = Terminal()
-    where = opened(store)
+    console, where = Terminal(), opened(store)
     cast = list(votes(where, round=round, names=names))
     with_gold = list(votes(where, round=round, names=names, gold=True))
     if not with_gold:
         raise DataError(f"{store}: nobody has judged anything yet")
-    report = agreement_report(cast, windows=windows)
-    gold = gold_answers(where)
-    quality = annotator_quality(with_gold, gold=gold)
-    suspects = suspicious(with_gold, gold=gold)
+    report, gold = agreement_report(cast, windows=windows), gold_answers(where)
+    quality, suspects = annotator_quality(with_gold, gold=gold), suspicious(with_gold, gold=gold)
     counts = (
         f"{report['num_votes']:,} judgments of {report['num_items']:,} pairs by "
         f"{report['num_annotators']} people"

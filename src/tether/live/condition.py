@@ -102,12 +102,12 @@ def condition(folder: Path, newest: float) -> Condition:
             if _is_alive(int(words[0]), written.st_mtime):
                 return Condition.RUNNING
             return Condition.ENDED if _is_finished(folder) else Condition.CRASHED
-        return Condition.RUNNING if time.time() - newest < FRESH else Condition.SILENT
+        return _by_age(newest)
     if _is_finished(folder):
         return Condition.ENDED
     if (folder / "command.json").is_file():
         return Condition.STOPPED
-    return Condition.RUNNING if time.time() - newest < FRESH else Condition.SILENT
+    return _by_age(newest)
 
 
 def _is_alive(number: int, since: float) -> bool:
@@ -128,3 +128,9 @@ def _is_finished(folder: Path) -> bool:
     return bool(names) and all(
         (stage_folder(folder, name) / "summary.json").is_file() for name in names
     )
+
+
+def _by_age(newest: float) -> Condition:
+    """Running or silent, by the time on the wall clock at which a file was last written."""
+    age = time.time() - newest
+    return Condition.RUNNING if age < FRESH else Condition.SILENT
