@@ -1,10 +1,10 @@
 """Agreement beyond chance among those who cast votes; each figure has an interval, or the reason
 why it has no value.
 
-Intervals are over items (`stats.share_interval`): annotators stay who they are. Items with the same
-counts of votes are interchangeable, so one of each distinct kind is left out in turn, however many
-items there are. Of several votes of a person on one item the latest counts here; `self_agreement`
-is about the others.
+Intervals are over items (`stats.share_interval`; for the raw share of one pair of votes each
+`stats.trials_interval`): annotators stay who they are. Items with the same counts of votes are
+interchangeable, so one of each distinct kind is left out in turn, however many items there are. Of
+several votes of a person on one item the latest counts here; `self_agreement` is about the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ import numpy as np
 
 from tether.core.types import Json
 from tether.preferences.votes import Coding, Vote, coded, latest_votes
-from tether.stats import TOO_FEW, Array, Influence, jackknife, share_interval
+from tether.stats import (
+    TOO_FEW,
+    Array,
+    Influence,
+    jackknife,
+    share_interval,
+    trials_interval,
+)
 
 Level = Literal["nominal", "ordinal", "interval"]
 LARGEST_DOMAIN = 128
@@ -310,7 +317,7 @@ def _figure(
         )
     if abs(value - 1) < 1e-12:
         value = 1.0
-        reason = "all agree on every item; the lower bound is Wilson's of the raw share"
+        reason = "all agree on every item; the lower bound follows from their number"
         influence = Influence(np.zeros(1), np.array([float(number)]), float(number))
     elif number == 1:
         return Coefficient(value, None, None, number, votes, ALIKE)
@@ -333,6 +340,9 @@ def _figure(
         influence = jackknife(without, repeats=table.multiplicity)
         if influence.error < 1e-12:
             return Coefficient(value, None, None, number, votes, ALIKE)
+    if not chance and _one_pair_each(table):
+        low, high = trials_interval(round(value * number), number)
+        return Coefficient(value, low, high, number, votes, reason)
     # The room is the share of pairs that would disagree by chance. 1 less the coefficient, times
     # the room, is the share that do disagree; the interval is made of that. Of n votes on an item n
     # − 1 are compared with another.
@@ -344,6 +354,12 @@ def _figure(
     return Coefficient(
         value, max(-1.0, 1 - (1 - low) / room), 1 - (1 - high) / room, number, votes, reason
     )
+
+
+def _one_pair_each(table: Table) -> bool:
+    """True if every item has one pair of votes, and so is one trial that agrees or not."""
+    both = 2 if table.first is table.second else 1
+    return all(table.coincidences(kind).sum() == both for kind in range(len(table.votes)))
 
 
 def _distance(margins: Array, domain: Sequence[Any], level: Level) -> Array:

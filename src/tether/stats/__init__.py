@@ -10,6 +10,7 @@ bounds are infinite and `Estimate.reason` says so.
 """
 
 from tether.stats.contests import best_against_best as best_against_best
+from tether.stats.counts import few_interval as few_interval
 from tether.stats.estimates import TOO_FEW as TOO_FEW
 from tether.stats.estimates import Estimate as Estimate
 from tether.stats.estimates import EstimateFields as EstimateFields
@@ -25,6 +26,7 @@ from tether.stats.shares import grouped_balance as grouped_balance
 from tether.stats.shares import grouped_share as grouped_share
 from tether.stats.shares import mid_interval as mid_interval
 from tether.stats.shares import share_interval as share_interval
+from tether.stats.shares import trials_interval as trials_interval
 from tether.stats.shares import wilson_interval as wilson_interval
 from tether.stats.trends import Trend as Trend
 from tether.stats.trends import trend as trend

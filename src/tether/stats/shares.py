@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from tether.stats.counts import FEW, few_interval
 from tether.stats.estimates import Estimate, without_interval
 from tether.stats.groups import (
     FEWEST_UNLIKE,
@@ -127,20 +128,34 @@ def share_interval(
     return wilson_interval(inside * effective, effective, confidence)
 
 
+def trials_interval(successes: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Compute the interval of a proportion of independent trials: `mid_interval`, and with fewer
+    than ten successes or failures `few_interval`.
+    """
+    if min(successes, total - successes) < FEW:
+        return few_interval(successes, total, confidence)
+    return mid_interval(successes, total, confidence)
+
+
 def grouped_share(
     values: Array, groups: Sequence[Hashable] | None, confidence: float = 0.95
 ) -> Estimate:
     """Estimate the mean of values between 0 and 1, most of them 0 or 1.
 
-    Where each is a whole success or failure in a group of its own, the interval is `mid_interval`;
-    `share_interval` is for the rest.
+    Where each is a whole success or failure in a group of its own, the interval is
+    `trials_interval`. So it is where equally large groups agree within: then each group is one
+    observation. `share_interval` is for the rest.
     """
     value, count = float(values.mean()), len(values)
     sums, counts = by_group(values, groups)
     whole = bool(np.isin(values, (0.0, 1.0)).all())
-    if whole and len(sums) == count:
-        successes = round(float(values.sum()))
-        return Estimate(value, *mid_interval(successes, count, confidence), count)
+    agreeing = np.ptp(counts) == 0 and np.ptp(sums) > 0 and np.isin(sums / counts, (0, 1)).all()
+    if whole and (len(sums) == count or agreeing):
+        return Estimate(
+            value,
+            *trials_interval(round(float((sums / counts).sum())), len(sums), confidence),
+            count,
+        )
     if len(sums) < 2:
         return without_interval(value, count, "groups: all observations are of one")
     variance = value * (1 - value)
@@ -164,13 +179,19 @@ def grouped_balance(
     Equation: with the shares w of wins and l of losses, each with its own interval and with
     correlation ρ, the balance ``d = w − l`` lies above ``d − √(a² + b² − 2ρab)``, where a is w less
     its low bound and b the high bound of l less l. The high bound is the same with the sides
-    exchanged. The mean is ``(1 + d) / 2``. Without ties it is the interval of w.
+    exchanged. The mean is ``(1 + d) / 2``. Without ties it is the interval of w. Where fewer than
+    four groups hold anything but ties there is none: no count of them would rule out much.
     Paper: Zou and Donner 2008, https://doi.org/10.1002/sim.3095; Newcombe 1998,
     https://doi.org/10.1002/(SICI)1097-0258(19981130)17:22<2635::AID-SIM954>3.0.CO;2-C.
     """
     if not (values == 0.5).any():
         return grouped_share(values, groups, confidence)
     wins, losses = (values == 1).astype(np.float64), (values == 0).astype(np.float64)
+    decided = np.count_nonzero(by_group(wins + losses, groups)[0])
+    if decided < FEWEST_UNLIKE:
+        return without_interval(
+            float(values.mean()), len(values), f"groups differ: {decided} are no tie"
+        )
     (won, won_moves), (lost, lost_moves) = (
         _wilson_share(side, groups, confidence) for side in (wins, losses)
     )

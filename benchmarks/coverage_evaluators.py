@@ -1,0 +1,144 @@
+"""Cells of `benchmarks.coverage` for evaluators: win rates at equal length, rankings, right choices,
+calibration, means that a machine helps to judge.
+
+Each prompt has 1 or 4 answers. Where one prompt has several, its own leaning moves them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from tether.evaluation.length_controlled import length_controlled_win_rate
+from tether.evaluation.multiple_choice import calibration_estimate
+from tether.evaluation.ranking import rank_policies
+from tether.stats import Estimate, grouped_share
+from tether.stats.prediction_powered import prediction_powered_mean
+
+SIZES = tuple((prompts, each) for prompts in (20, 40, 150) for each in (1, 4))
+LEANING = 0.8
+Generator = np.random.Generator
+
+
+class Row(NamedTuple):
+    """A cell as `benchmarks.coverage.Case` has it; `draws` 0 stands for the command's number."""
+
+    kind: str
+    name: str
+    truth: float
+    draw: Callable[[Generator], Estimate]
+    draws: int = 0
+
+
+def _chance(odds: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-odds))
+
+
+def _named(prompts: int, each: int) -> str:
+    return f"{prompts} prompts × {each}"
+
+
+def lengths() -> Iterator[Row]:
+    """A judge who likes length, and a model of longer answers; a bootstrap of 200 refits a draw."""
+    normal, weights = np.polynomial.hermite_e.hermegauss(40)
+    skill = 0.6
+    for prompts, each in SIZES:
+        spread = LEANING if each > 1 else 0.0
+        truth = float(weights @ _chance(skill + spread * normal) / weights.sum())
+
+        def draw(
+            g: Generator, prompts: int = prompts, each: int = each, spread: float = spread
+        ) -> Estimate:
+            count, leaning = prompts * each, np.repeat(g.normal(size=prompts), each)
+            base = g.integers(200, 1500, count)
+            own = np.maximum(base + g.normal(150, 400, count).astype(int), 10)
+            odds = skill + spread * leaning - np.tanh((base - own) / 400)
+            wins = (g.random(count) < _chance(odds)).astype(float)
+            owners = np.repeat(np.arange(prompts), each).tolist()
+            return length_controlled_win_rate(
+                wins.tolist(), own.tolist(), base.tolist(), prompts=owners
+            ).controlled
+
+        draws = 200 if prompts < 50 else 100
+        yield Row("win rate at equal length", _named(prompts, each), truth, draw, draws)
+
+
+def _tournament(g: Generator, prompts: int, each: int) -> Estimate:
+    """The difference of the first and the last of three policies, `each` comparisons of any two."""
+    strengths, leanings = np.array([0.5, 0.0, -0.5]), g.normal(0, LEANING, (prompts, 3))
+    owner = np.repeat(np.arange(prompts), 3 * each)
+    left = np.tile([0, 1, 2], prompts * each)
+    right = (left + 1) % 3
+    odds = strengths[left] - strengths[right] + leanings[owner, left] - leanings[owner, right]
+    wins = (g.random(len(odds)) < _chance(odds)).astype(float)
+    names = np.array(["a", "b", "c"])
+    ranking = rank_policies(
+        names[left].tolist(), names[right].tolist(), wins.tolist(), owner.tolist()
+    )
+    return ranking.difference("a", "c")
+
+
+@lru_cache(maxsize=1)
+def _true_difference() -> float:
+    """The strengths to which the fit of a great many prompts goes: leanings flatten odds."""
+    return _tournament(np.random.default_rng(0), 40_000, 4).value
+
+
+def rankings() -> Iterator[Row]:
+    """Three policies that are half a nat apart, all compared on each prompt."""
+    for prompts, each in SIZES:
+        draw = partial(_tournament, prompts=prompts, each=each)
+        yield Row("difference of two policies", _named(prompts, each), _true_difference(), draw)
+
+
+def _answered(g: Generator, count: int, error: float) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of the likeliest choice, and answers that are right less often than they say."""
+    probabilities = 0.25 + 0.75 * _chance(g.normal(size=count))
+    chance = probabilities - error * (probabilities - 0.25)
+    return probabilities, (g.random(count) < chance).astype(float)
+
+
+def choices() -> Iterator[Row]:
+    """Questions with four choices, of which one model answers each once."""
+    for questions in (20, 40, 150, 500):
+        for rate in (0.25, 0.7):
+
+            def right(g: Generator, questions: int = questions, rate: float = rate) -> Estimate:
+                return grouped_share((g.random(questions) < rate).astype(float), None)
+
+            yield Row("right choices", f"{questions} questions, rate {rate}", rate, right)
+        for error in (0.1, 0.4):
+            truth = calibration_estimate(*_answered(np.random.default_rng(1), 400_000, error)).value
+
+            def said(g: Generator, questions: int = questions, error: float = error) -> Estimate:
+                return calibration_estimate(*_answered(g, questions, error))
+
+            yield Row("calibration error", f"{questions} questions, error {truth:.2f}", truth, said)
+
+
+def judged_by_machine() -> Iterator[Row]:
+    """Wins of which people judge half of all prompts and a machine, which errs in a fifth, all."""
+    for prompts, each in SIZES:
+
+        def draw(g: Generator, prompts: int = prompts, each: int = each) -> Estimate:
+            leaning = LEANING if each > 1 else 0.0
+            odds = 0.5 + leaning * np.repeat(g.normal(size=prompts), each)
+            people = g.random(prompts * each) < _chance(odds)
+            machine = np.where(g.random(len(people)) < 0.2, ~people, people).astype(float)
+            judged = np.repeat(g.permutation(prompts) < prompts // 2, each)
+            labels = [
+                float(label) if own else None for label, own in zip(people, judged, strict=True)
+            ]
+            owners = np.repeat(np.arange(prompts), each).tolist()
+            return prediction_powered_mean(labels, machine.tolist(), owners).estimate
+
+        normal, weights = np.polynomial.hermite_e.hermegauss(40)
+        odds = 0.5 + (LEANING if each > 1 else 0.0) * normal
+        truth = float(weights @ _chance(odds) / weights.sum())
+        yield Row("win rate judged by people and machine", _named(prompts, each), truth, draw)
+
+
+KINDS = (lengths, rankings, choices, judged_by_machine)
