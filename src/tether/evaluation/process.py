@@ -16,6 +16,7 @@ import numpy as np
 
 from tether.core.types import Json
 from tether.stats import Array, Estimate, group_indices, jackknife, share_interval, without_interval
+from tether.stats.groups import FEWEST_EVENTS
 
 Right = Sequence[bool]
 Probabilities = Sequence[float]
@@ -143,6 +144,12 @@ _OBSERVATIONS: dict[Metric, tuple[list[int], ...]] = {
 """The counts of which a metric is made: steps that are wrong or called so, or solutions; of two
 kinds the rarer one limits it.
 """
+_LOCATED: dict[Metric, tuple[list[int], ...]] = {
+    first_error_f1: ([4, 5], [6, 7]),
+    accuracy_erroneous: ([4, 5],),
+    accuracy_flawless: ([6, 7],),
+}
+"""The counts of solutions of one kind, and of those that were judged rightly."""
 _COUNTED: dict[Metric, list[int]] = {
     step_f1: [0, 1, 2, 3],
     macro_f1: [0, 1, 2, 3],
@@ -171,7 +178,8 @@ def step_estimates(
     Raises: ``ValueError`` when lengths differ or there is nothing.
     Trap: one problem stands in the data in many versions; by solution the intervals would be far
     too narrow. A metric of what is rare rests on the few problems that have it: with fewer than
-    eight, or where one of them decides, the bounds are infinite.
+    eight, or where one of them decides, or one to four have the rarer outcome, the bounds are
+    infinite.
     """
     if not counts or len(counts) != len(groups):
         raise ValueError(
@@ -194,6 +202,12 @@ def _estimate(metric: Metric, sums: Array, confidence: float) -> Estimate:
     )
     if equal < _FEWEST_PROBLEMS or math.isnan(value) or np.isnan(without).any():
         return without_interval(value, count, f"problems: {equal:.3g} of equal size bear on it")
+    solutions = [sums[:, pair] for pair in _LOCATED.get(metric, ())]
+    rarest = min(map(_rarer_event, solutions), default=0)
+    if 0 < rarest < FEWEST_EVENTS:
+        return without_interval(
+            value, count, f"problems differ: {rarest:.0f} have the rarer outcome"
+        )
     influence = jackknife(without)._replace(equal=equal)
     spread = _spread(metric, total, value)
     return Estimate(
@@ -201,6 +215,12 @@ def _estimate(metric: Metric, sums: Array, confidence: float) -> Estimate:
         *share_interval(value, influence, max(trials, equal), spread=spread, confidence=confidence),
         count,
     )
+
+
+def _rarer_event(solutions: Array) -> int:
+    """In how many problems a solution is judged rightly, or wrongly, whichever is rarer."""
+    total, right = solutions.T
+    return min(np.count_nonzero(right), np.count_nonzero(total > right))
 
 
 def _spread(metric: Metric, total: Array, value: float) -> float:

@@ -39,6 +39,12 @@ def unlike(means: Array) -> int:
     return len(means) - int(np.unique(means, return_counts=True)[1].max())
 
 
+FEWEST_EVENTS = 5
+"""Groups that have an event of a share: of fewer it does not show what their observations have in
+common.
+"""
+
+
 class Influence(NamedTuple):
     """By how much each group moves a statistic.
 

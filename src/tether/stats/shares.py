@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from tether.stats.counts import FEW, few_interval
 from tether.stats.estimates import Estimate, without_interval
 from tether.stats.groups import (
+    FEWEST_EVENTS,
     FEWEST_UNLIKE,
     Array,
     Influence,
@@ -49,6 +51,7 @@ def wilson_interval(
     return low, high
 
 
+@lru_cache(maxsize=4096)
 def mid_interval(successes: float, total: float, confidence: float = 0.95) -> tuple[float, float]:
     """Compute the mid-P interval of a proportion, which misses a rare event less often than Wilson's.
 
@@ -144,7 +147,8 @@ def grouped_share(
 
     Where each is a whole success or failure in a group of its own, the interval is
     `trials_interval`. So it is where equally large groups agree within: then each group is one
-    observation. `share_interval` is for the rest.
+    observation. `share_interval` is for the rest: where one to four groups differ from the
+    commonest there is none.
     """
     value, count = float(values.mean()), len(values)
     sums, counts = by_group(values, groups)
@@ -159,7 +163,7 @@ def grouped_share(
     if len(sums) < 2:
         return without_interval(value, count, "groups: all observations are of one")
     variance = value * (1 - value)
-    if not whole and 0 < unlike(sums / counts) < FEWEST_UNLIKE:
+    if 0 < unlike(sums / counts) < (FEWEST_EVENTS if whole else FEWEST_UNLIKE):
         return without_interval(
             value, count, f"groups differ: {unlike(sums / counts)} of {len(sums)}"
         )
@@ -180,18 +184,17 @@ def grouped_balance(
     correlation ρ, the balance ``d = w − l`` lies above ``d − √(a² + b² − 2ρab)``, where a is w less
     its low bound and b the high bound of l less l. The high bound is the same with the sides
     exchanged. The mean is ``(1 + d) / 2``. Without ties it is the interval of w. Where fewer than
-    four groups hold anything but ties there is none: no count of them would rule out much.
+    five groups hold anything but ties there is none: no count of them would rule out much.
     Paper: Zou and Donner 2008, https://doi.org/10.1002/sim.3095; Newcombe 1998,
     https://doi.org/10.1002/(SICI)1097-0258(19981130)17:22<2635::AID-SIM954>3.0.CO;2-C.
     """
     if not (values == 0.5).any():
         return grouped_share(values, groups, confidence)
     wins, losses = (values == 1).astype(np.float64), (values == 0).astype(np.float64)
-    decided = np.count_nonzero(by_group(wins + losses, groups)[0])
-    if decided < FEWEST_UNLIKE:
-        return without_interval(
-            float(values.mean()), len(values), f"groups differ: {decided} are no tie"
-        )
+    deciding = by_group(wins + losses, groups)[0]
+    if (decided := np.count_nonzero(deciding)) < FEWEST_EVENTS:
+        why = f"groups differ: {decided} of {len(deciding)} hold more than ties"
+        return without_interval(float(values.mean()), len(values), why)
     (won, won_moves), (lost, lost_moves) = (
         _wilson_share(side, groups, confidence) for side in (wins, losses)
     )
