@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from benchmarks.coverage_evaluators import KINDS as EVALUATORS
+from benchmarks.coverage_evaluators import SLOW
 
 from tether.data.inspection import longer_chosen
 from tether.evaluation.peaks import peak_interval
@@ -636,6 +637,11 @@ def main() -> None:
         help="only kinds whose name contains one of these; the others stay",
     )
     parser.add_argument(
+        "--slow",
+        action="store_true",
+        help="only the win rate at equal length, whose every draw is 200 refits; nothing is stored",
+    )
+    parser.add_argument(
         "--no-write",
         dest="write",
         action="store_false",
@@ -643,7 +649,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     cells = {(cell.kind, cell.name): cell for cell in stored()}
-    for kind in KINDS:
+    for kind in SLOW if arguments.slow else KINDS:
         chosen = [case for case in cases(kind) if any(part in case.kind for part in arguments.only)]
         for case in chosen:
             cell = measured(case, case.draws or arguments.draws)
@@ -653,7 +659,7 @@ def main() -> None:
                 f" {cell.verdict}",
                 flush=True,
             )
-        if chosen and arguments.write:
+        if chosen and arguments.write and not arguments.slow:
             store(cells)
     report(cells, arguments.draws)
 

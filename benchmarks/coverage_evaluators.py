@@ -145,4 +145,6 @@ def judged_by_machine() -> Iterator[Row]:
         yield Row("win rate judged by people and machine", _named(prompts, each), truth, draw)
 
 
-KINDS = (lengths, rankings, choices, judged_by_machine)
+KINDS = (rankings, choices, judged_by_machine)
+SLOW = (lengths,)
+"""Kinds of which one draw takes a second and more: measured on demand, and not stored."""
