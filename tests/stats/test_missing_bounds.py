@@ -23,8 +23,10 @@ def test_means_of_infinite_numbers_or_of_rounding_have_no_interval(values, reaso
 def test_bounds_that_other_temperatures_give_need_no_reason():
     """The best pair of temperatures scored alike everywhere; the bounds come from other pairs."""
     groups = [str(place) for place in range(40)]
-    half, whole = [1.0] * 20 + [0.0] * 20, [1.0] * 40
-    result = over_best_decoding({1.0: half, 0.0: whole}, {1.0: whole, 0.0: half}, groups)
+    right = [1.0] * 20 + [0.0] * 20
+    ours = [0.0] * 6 + right[6:20] + [1.0] * 5 + right[25:]
+    theirs = right[:6] + [0.0] * 6 + right[12:25] + [1.0] * 5 + right[30:]
+    result = over_best_decoding({1.0: right, 0.0: theirs}, {1.0: right, 0.0: ours}, groups)
     assert result is not None and result["value"] == 0
     assert result["low"] < 0 < result["high"] and "reason" not in result
 

@@ -220,7 +220,7 @@ def _estimate(metric: Metric, sums: Array, confidence: float) -> Estimate:
 def _rarer_event(solutions: Array) -> int:
     """In how many problems a solution is judged rightly, or wrongly, whichever is rarer."""
     total, right = solutions.T
-    return min(np.count_nonzero(right), np.count_nonzero(total > right))
+    return int(min(np.count_nonzero(right), np.count_nonzero(total > right)))
 
 
 def _spread(metric: Metric, total: Array, value: float) -> float:

@@ -49,7 +49,7 @@ def _farthest(successes: int, total: int, inside: float, outside: float, level: 
     out.
     """
     places = np.linspace(inside, outside, _PLACES + 1)[1:]
-    held = np.flatnonzero(~_left_out(places, successes, total, level))
+    held = np.flatnonzero(np.logical_not(_left_out(places, successes, total, level)))
     if not len(held):
         return inside
     last = int(held[-1])
