@@ -190,7 +190,9 @@ def test_policies_that_learned_from_rows_and_in_rounds_are_judged_like_others(tm
     (tmp_path / "judged.toml").write_text(JUDGED)
     done = tether("run", "judged.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Ranking pairs is not answering" not in done.stdout and "gold win rate" in done.stdout
+    assert (
+        "Ranking pairs is not answering" not in done.stdout and "gain by the judge" in done.stdout
+    )
     assert {
         row.split()[1]
         for row in done.stdout.splitlines()
@@ -202,7 +204,7 @@ def test_policies_that_learned_from_rows_and_in_rounds_are_judged_like_others(tm
     loaded, page = examined("runs/judged", tmp_path)
     assert loaded.stages == ["direct", "rounds", "evaluate"]
     assert (
-        "Judged by gold" in page
+        "Judged by tether.quickstart.judges:letters" in page
         and "Ranking pairs is not answering" not in page
         and ("Answers to the same held-out prompts") in page
     )

@@ -42,7 +42,7 @@ def test_without_a_terminal_each_new_step_is_a_line_until_the_run_has_ended(tmp_
     steps = [int(text.split()[1].partition("/")[0]) for text in lines]
     assert steps == list(range(steps[0], 13)) and len(steps) > 3
     assert all(text.split()[1].endswith("/12") for text in lines)
-    assert "proxy +1.20" in lines[-1] and "left" in shown.stdout
+    assert "reward +1.20" in lines[-1] and "left" in shown.stdout
     assert last == f"{tmp_path / 'run'}: ended. All of its stages are finished."
 
 
@@ -132,7 +132,7 @@ def test_the_view_shows_texts_that_cannot_act(tmp_path, monkeypatch):
     text = io.StringIO()
     Terminal(file=text, width=100).print(_screen(followed, 40))
     shown = text.getvalue()
-    assert "ppo   step 3 of 3" in shown and "proxy +0.30" in shown and "▁▅█" in shown
+    assert "ppo   step 3 of 3" in shown and "reward +0.30" in shown and "▁▅█" in shown
     assert "! step 2: the KL jumped" in shown and "[bold]p[/]" in shown
     assert "\x1b" not in shown and "\x07" not in shown
 

@@ -173,7 +173,7 @@ def test_the_page_and_the_terminal_tell_of_it(finished, capsys):
     results.show_run(Console(width=170), root)
     words = " ".join(capsys.readouterr().out.split())
     assert (
-        "judged by gold (tether.quickstart.judges:letters)" in words
+        "judged by tether.quickstart.judges:letters" in words
         and "beta0" in words
         and "random" in words
     )

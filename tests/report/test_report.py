@@ -972,7 +972,7 @@ def test_page_in_a_browser(
         page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
         page.click("#theme")
         empty = page.evaluate(
-            "[...document.querySelectorAll('figure')].filter(f => "
+            "[...document.querySelectorAll('figure[id]')].filter(f => "
             "!f.querySelector('.hit')).map(f => f.id)"
         )
         page.locator("#reward-kl .area").hover()
