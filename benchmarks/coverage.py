@@ -519,7 +519,7 @@ def best_steps() -> Iterator[Case]:
 FORMER = "a loss of 0.2 deviations, by the former interval"
 POWER = ("a loss of 0.2 deviations", FORMER)
 """Kinds of which it counts how often an interval lies clear of 0."""
-KINDS = (
+KINDS: tuple[Callable[[], Iterator[tuple[Any, ...]]], ...] = (
     means,
     binary,
     shares,
@@ -620,10 +620,11 @@ def stored() -> list[Cell]:
     return [Cell(**cell) for cell in json.loads(RESULTS.read_text(encoding="utf-8"))]
 
 
-def cases(*kinds: Callable[[], Iterator[Any]]) -> Iterator[Case]:
+def cases(*kinds: Callable[[], Iterator[tuple[Any, ...]]]) -> Iterator[Case]:
     """All cases, or those of some kinds."""
     for kind in kinds or KINDS:
-        yield from (Case(*row) for row in kind())
+        rows: Iterator[tuple[Any, ...]] = kind()
+        yield from (Case(*row) for row in rows)
 
 
 def main() -> None:
