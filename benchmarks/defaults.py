@@ -214,7 +214,8 @@ def table(found: Sequence[dict[str, Any]]) -> str:
             continue
         moves = [f"{run['before']:.3f} → {run['after']:.3f}" for run in runs]
         bounds = [
-            f" [{run['low']:+.3f}, {run['high']:+.3f}]" if "low" in run else "" for run in runs
+            "" if run.get("low") is None else f" [{run['low']:+.3f}, {run['high']:+.3f}]"
+            for run in runs
         ]
         change = statistics.fmean(run["after"] - run["before"] for run in runs)
         seconds = statistics.fmean(run["seconds"] for run in runs)

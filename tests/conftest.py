@@ -190,3 +190,11 @@ def signals_as_before() -> Iterator[None]:
         signal.signal(number, handler)
     if "tether.core.stopping" in sys.modules:
         sys.modules["tether.core.stopping"].Stopping.came = None
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_by_functions() -> Iterator[None]:
+    """A folder that a guarded function of one test changed to is not that of the next test's."""
+    yield
+    if "tether.rewards.surroundings" in sys.modules:
+        sys.modules["tether.rewards.surroundings"]._LEFT.clear()

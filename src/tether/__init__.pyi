@@ -608,7 +608,7 @@ def evaluate(
     temperature: float | None = None,
     temperatures: Sequence[Any] = ...,
     engine_rows: int = 64,
-    sycophancy: Any = None,
+    sycophancy: Mapping[str, Any] | None = None,
 ) -> Run:
     """Compare policies with their start on held-out prompts."""
 

@@ -173,8 +173,11 @@ def _saddle(estimates: Pairs) -> tuple[tuple[float, float], Estimate]:
     high = min(max(e.high for (_, b), e in estimates.items() if b == other) for other in theirs)
     bounded = math.isfinite(low) and math.isfinite(high)
     reasons = [estimates[place].reason, *(estimate.reason for estimate in estimates.values())]
-    reason = "" if bounded else next(filter(None, reasons), "")
-    return place, estimates[place]._replace(low=low, high=high, reason=reason)
+    if bounded:
+        return place, estimates[place]._replace(low=low, high=high, reason="")
+    # one bound alone is no interval
+    reason = next(filter(None, reasons), "")
+    return place, estimates[place]._replace(low=-math.inf, high=math.inf, reason=reason)
 
 
 def sharpening(
