@@ -149,4 +149,6 @@ def test_a_sweep_of_two_keys_and_two_seeds_killed_twice_goes_on_to_the_bit(tmp_p
         assert read_json(broken / "run" / "sweep" / place / "grpo" / "summary.json")["steps"] == 2
     assert differences(everything(whole), everything(broken)) == []
     again = CliRunner().invoke(app, ["run", str(whole / "recipe.toml"), f"run={whole / 'run'}"])
-    assert again.exit_code == 0 and "nothing is trained again" in " ".join(again.output.split())
+    words = " ".join(again.output.split())
+    assert again.exit_code == 0 and "nothing is trained again" in words
+    assert "Each combination is a run" in words and "tether chat" not in words

@@ -244,7 +244,10 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
     console.print(
         f"[dim]{root}: {', '.join(chosen)} done; page: {page}[/]", highlight=False, soft_wrap=True
     )
-    if STAGES[chosen[-1]].makes != "pairs":
+    if recipe.sweep is not None:
+        note = f"Each combination is a run: tether.load({str(root / 'sweep')!r} and its name)"
+        console.print(note, highlight=False, soft_wrap=True)
+    elif STAGES[chosen[-1]].makes != "pairs":
         show_verdict(console, root)
     return Run(root, chosen[-1])
 

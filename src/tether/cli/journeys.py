@@ -192,7 +192,9 @@ def _stages(config: BaseRecipe, chosen: list[str], began: float, given: Sequence
         raise RunError(f"out of memory: {wanting}. {_smaller(config, chosen)}") from error
     if config.sweep is not None:
         _show_jobs(console, config, chosen)
-    elif "evaluate" in chosen:
+        point_to(console, "Each combination is a run with its own page", root / "sweep")
+        return
+    if "evaluate" in chosen:
         show_run(console, root)
     else:
         last = [name for name in chosen if config.kind(name).answers][-1:]
