@@ -94,7 +94,7 @@ gpu: $(VENV)/.installed
 quickstart: $(VENV)/.runs
 	$(BIN)/tether quickstart $(ARGS)
 
-# The exercises of the textbooks: docs/labs.md.
+# The exercises of the textbooks: docs/guides/labs.md.
 labs: $(VENV)/.runs
 	$(BIN)/tether lab all
 

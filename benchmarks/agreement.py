@@ -1,5 +1,5 @@
 """`python -m benchmarks.agreement [data] [crowds] [intervals] [speed]`: the figures of
-docs/agreement.md.
+docs/trust/agreement.md.
 
 `data` reads pandalm/testset-v1.jsonl.gz and open-instruct/human-eval.jsonl.gz in the folder that
 TETHER_DATA names. The others simulate people whose truth is known (tests/preferences/crowds.py).

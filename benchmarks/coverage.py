@@ -2,8 +2,8 @@
 intervals hold the truth.
 
 Each cell simulates data whose truth is known and puts them through the function that prints the
-number, 1,000 times and more. Writes docs/intervals.md and benchmarks/results/coverage.json; with
-`--only` the other kinds stay as they were. The last line is JSON. Of the intervals that are printed
+number, 1,000 times and more. Writes docs/trust/intervals.md and
+benchmarks/results/coverage.json; with `--only` the other kinds stay as they were. The last line is JSON. Of the intervals that are printed
 93% to 97% are wanted to hold the truth; a cell of which most draws print none is too few. A cell
 may lie above where its statistic is bounded or has few values, and `REASONS` then says why.
 """
@@ -32,7 +32,7 @@ from tether.stats.groups import student
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results" / "coverage.json"
-PAGE = FOLDER.parent / "docs" / "intervals.md"
+PAGE = FOLDER.parent / "docs" / "trust" / "intervals.md"
 LOWEST, HIGHEST = 0.93, 0.97
 Generator = np.random.Generator
 

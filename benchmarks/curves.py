@@ -1,5 +1,5 @@
 """`python -m benchmarks.curves RUN`: the curves of a finished comparison (studies/compare.py),
-drawn into docs/algorithms.
+drawn into docs/methods.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from benchmarks.learning.picture import COLOURS, band, figure
 
 from tether.core.rundir import read_json, read_jsonl
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "algorithms"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "methods"
 PANELS = {
     "sampled": (
         ("ppo", "grpo", "rloo", "rejection"),

@@ -1,8 +1,8 @@
 """`python -m benchmarks.first_hour [--only NAME ...] [--tiny] [--set-up]`: how long a newcomer
 waits for the documents' examples.
 
-The Python blocks of README.md and docs/python.md that call tether, and README.md's recipe, as their
-texts have them. Each runs in a process of its own whose output is a pipe, with the packaged rows as
+The Python blocks of README.md and docs/guides/python.md that call tether, and README.md's recipe,
+as their texts have them. Each runs in a process of its own whose output is a pipe, with the packaged rows as
 the files that it names. Of each are measured its seconds, those to the first line, and the longest
 silence between two lines. `--tiny` takes the random model instead of SmolLM2-135M; `--set-up` also
 times a new environment with `pip install .`, which needs the network. The last line is JSON.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/python.md")
+PAGES = ("README.md", "docs/guides/python.md")
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 ROWS = ROOT / "src" / "tether" / "recipes" / "quickstart"
 REWARD = (

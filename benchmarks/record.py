@@ -1,8 +1,8 @@
 """`python -m benchmarks.record [RUN]`: the quickstart's figures, everywhere from one record.
 
-docs/quickstart.json holds the record. With RUN, a finished quickstart's folder, the record is
-written anew from its summary (its `minutes` stay: they are of a quiet machine). Then README.md,
-docs/quickstart.md and the picture docs/report.svg are written from the record, in the very
+docs/guides/quickstart.json holds the record. With RUN, a finished quickstart's folder, the record
+is written anew from its summary (its `minutes` stay: they are of a quiet machine). Then README.md,
+docs/guides/quickstart.md and the picture docs/report.svg are written from the record, in the very
 sentences that the terminal prints.
 """
 
@@ -24,7 +24,7 @@ from tether.report.numbers import percent
 from tether.report.reading import read_journey
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORD = ROOT / "docs" / "quickstart.json"
+RECORD = ROOT / "docs" / "guides" / "quickstart.json"
 JUDGE = "tether.quickstart.judges:gold"
 KEYS = ("kl", "gold_win_rate", "gold_gain", "over_best_decoding", "verdict")
 BLOCK = "<!-- {name}: python -m benchmarks.record -->\n{text}\n<!-- end -->"
@@ -118,7 +118,7 @@ def texts(record: dict[str, Any]) -> dict[Path, dict[str, str]]:
             "verdict": "```\n" + "\n".join(lines(record)) + "\n```",
             "seeds": seeds_sentence(record),
         },
-        ROOT / "docs" / "quickstart.md": {
+        ROOT / "docs" / "guides" / "quickstart.md": {
             "time": (
                 f"{expected} products alone, and {gigabytes}. Seed {record['seed']}, best "
                 f"decoding against best: won {rate}."

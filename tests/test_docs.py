@@ -1,6 +1,9 @@
-"""The documents: the index lists them all, and files of this project that they name are there."""
+"""The documents: the index lists them all, links and anchors lead somewhere, and files of this
+project that they name are there.
+"""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -8,10 +11,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tether"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
+LINKING = [*sorted(ROOT.glob("*.md")), *DOCS]
+OF_THEIR_DAY = {"lab", "decisions"}
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *(p for p in DOCS if p.name != "lab.md" and p.parent.name != "decisions"),
+    *(p for p in DOCS if not OF_THEIR_DAY & {p.stem, p.parent.name}),
 ]
 FOLDERS = {
     "src",
@@ -23,10 +28,37 @@ FOLDERS = {
 }
 
 
+def without_code(text):
+    """A page without its fenced blocks and its words in backticks."""
+    return re.sub(r"`[^`\n]*`", "`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+
+
+def links_in(page, text):
+    """(file, anchor) of each relative link of a page; the anchor is empty without one."""
+    for target, anchor in re.findall(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)", without_code(text)):
+        if not re.match(r"\w+:", target):
+            yield (page.parent / target).resolve() if target else page, anchor
+
+
 def links_of(page):
-    """The files that a page links to."""
-    targets = re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-    return {(page.parent / target).resolve() for target in targets if "://" not in target}
+    return list(links_in(page, page.read_text(encoding="utf-8")))
+
+
+def anchors_in(text):
+    """The anchors that GitHub gives to the headings of a page."""
+    seen = {}
+    for heading in re.findall(
+        r"^#{1,6} +(.+?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M
+    ):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
+        count = seen[name] = seen.get(name, -1) + 1
+        yield f"{name}-{count}" if count else name
+
+
+@cache
+def anchors_of(page):
+    return set(anchors_in(page.read_text(encoding="utf-8")))
 
 
 def paths_in(text):
@@ -39,21 +71,38 @@ def paths_in(text):
 
 
 def test_the_index_lists_every_document():
-    linked = links_of(ROOT / "docs" / "README.md")
+    linked = {path for path, _ in links_of(ROOT / "docs" / "README.md")}
     assert [
         str(p)
         for p in DOCS
-        if p not in linked and p != ROOT / "docs" / "README.md" and p.parent.name != "decisions"
+        if p not in linked
+        and p != ROOT / "docs" / "README.md"
+        and p.parent.name not in OF_THEIR_DAY
     ] == []
 
 
-@pytest.mark.parametrize(
-    "page",
-    [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
+def test_every_document_has_a_folder():
+    """Of the pages in docs/ itself, one is the index and one the lab book."""
+    assert {p.name for p in DOCS if p.parent.name == "docs"} == {"README.md", "lab.md"}
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    assert [str(path) for path in links_of(page) if not path.exists()] == []
+    broken = [
+        f"{path}#{anchor}"
+        for path, anchor in links_of(page)
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors_of(path))
+    ]
+    assert broken == []
+
+
+def test_links_and_anchors_are_read_as_github_does():
+    page = ROOT / "docs" / "README.md"
+    text = "[a](../README.md#x-y) [b](#here) [c](https://a.b/c.md) `[d](nowhere.md)`"
+    assert list(links_in(page, text)) == [(ROOT / "README.md", "x-y"), (page, "here")]
+    text = "# [ppo] and `kl`: a *b*\n## Two\n## Two\n```\n# no heading\n```\n## ε, and β_1\n"
+    assert list(anchors_in(text)) == ["ppo-and-kl-a-b", "two", "two-1", "ε-and-β_1"]
+    assert sum(bool(anchor) for p in LINKING for _, anchor in links_of(p)) > 40
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

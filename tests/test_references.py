@@ -1,5 +1,5 @@
-"""docs/recipes.md and docs/data.md say what the code says, and every key of a recipe has a
-description.
+"""docs/reference/recipes.md and docs/reference/data.md say what the code says, and every key of a
+recipe has a description.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""SECURITY.md and docs/safety.md: what they name is there, and sentences that no other test shows
-are shown here.
+"""SECURITY.md and docs/trust/safety.md: what they name is there, and sentences that no other
+test shows are shown here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tether.rewards.verifiable import VerifiableReward
 from tether.settings.rewards import VerifiableConfig
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PAGES = ("SECURITY.md", "docs/safety.md")
+PAGES = ("SECURITY.md", "docs/trust/safety.md")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -239,7 +239,7 @@ SEEN = {
         "KMP_BLOCKTIME",
     ),
 }
-"""What docs/safety.md lists."""
+"""What docs/trust/safety.md lists."""
 
 
 def test_names_and_sizes_can_be_asked_for_and_no_content(tmp_path, reason):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "tether"
 ROWS = [
     [cell.strip() for cell in line.split("|")[1:-1]]
-    for line in (ROOT / "docs" / "learning" / "vocabulary.md")
+    for line in (ROOT / "docs" / "reference" / "vocabulary.md")
     .read_text(encoding="utf-8")
     .splitlines()
     if line.startswith("| ") and not line.startswith("| word")

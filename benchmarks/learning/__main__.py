@@ -1,8 +1,8 @@
 """`python -m benchmarks.learning [NAMES] [--seeds 0 1 2] [--draw]`: experiments with known
 outcomes, their tables and pictures.
 
-Results are kept in docs/learning/results.json; tables go to standard output and between their marks
-in docs/learning.md. `--smoke` runs them once at sizes that mean nothing, and keeps nothing.
+Results are kept in docs/results/learning/results.json; tables go to standard output and between
+their marks in docs/results/learning.md. `--smoke` runs them once at sizes that mean nothing, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("inverted_u", "variance", "arithmetic", "best_of_n", "flipped", "rounds")
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 RESULTS = DOCS / "learning" / "results.json"
 
 

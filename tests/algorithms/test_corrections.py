@@ -1,4 +1,4 @@
-"""The figures of docs/learning/corrections.md."""
+"""The figures of docs/guides/corrections.md."""
 
 import math
 

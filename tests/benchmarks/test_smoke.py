@@ -318,7 +318,7 @@ def test_the_side_of_trl_answers_the_arena(task, data, capfd):
 
 def commands():
     """The benchmarks that the documents tell people to start, with their arguments."""
-    for path in (REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")):
+    for path in (REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")):
         for code in re.findall(r"`([^`]+)`", path.read_text()):
             if found := re.match(r"python (?:-m )?(benchmarks\S*)(.*)", code.replace("\n", " ")):
                 yield found[1].removesuffix(".py").replace("/", "."), found[2].split()

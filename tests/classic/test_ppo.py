@@ -370,7 +370,7 @@ REMOVED = (
 @pytest.mark.parametrize("name", REMOVED.split())
 def test_what_the_classic_had_beside_is_refused_in_one_sentence(name):
     with pytest.raises(
-        ConfigError, match=(f"^PPOConfig: unknown key '{name}' .*; see docs/classic.md$")
+        ConfigError, match=(f"^PPOConfig: unknown key '{name}' .*; see docs/guides/classic.md$")
     ):
         PPOConfig(**{name: True})
 

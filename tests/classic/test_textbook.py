@@ -1,5 +1,5 @@
-"""Numbers and traps of code that is widely copied, each beside what tether does; docs/classic.md
-lists them all.
+"""Numbers and traps of code that is widely copied, each beside what tether does;
+docs/guides/classic.md lists them all.
 """
 
 import math

@@ -86,7 +86,7 @@ def test_the_error_of_matching_words_is_the_one_that_is_documented():
     hits = sum(refuses(row["answer"]) for row in rows if row["refuses"])
     false = sum(refuses(row["answer"]) for row in rows if not row["refuses"])
     assert (hits, false) == (24, 3)
-    page = Path(__file__).parents[2] / "docs" / "evaluate_suite.md"
+    page = Path(__file__).parents[2] / "docs" / "trust" / "evaluate_suite.md"
     text = page.read_text(encoding="utf-8")
     for count in (hits, false):
         low, high = wilson_interval(count, 30)

@@ -166,7 +166,7 @@ def test_the_default_moves_a_policy_that_the_old_one_left_where_it_was(tmp_path)
 
 
 def test_the_page_has_the_rates_that_are_used():
-    page = (Path(__file__).parents[2] / "docs" / "algorithms" / "README.md").read_text(
+    page = (Path(__file__).parents[2] / "docs" / "methods" / "README.md").read_text(
         encoding="utf-8"
     )
     lines = [

@@ -2,7 +2,7 @@
 gradients.
 
 TRL comes with the `dev` extra; without it these tests are skipped. What TRL does otherwise on
-purpose of ours stands in docs/algorithms/direct.md.
+purpose of ours stands in docs/methods/direct.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 log-probabilities and scores.
 
 TRL comes with the `dev` extra; without it these tests are skipped. What TRL does otherwise on
-purpose of ours stands in docs/algorithms/grpo.md and reinforce.md.
+purpose of ours stands in docs/methods/grpo.md and reinforce.md.
 """
 
 from __future__ import annotations

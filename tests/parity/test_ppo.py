@@ -3,7 +3,7 @@ it; without it this is skipped.
 
 TRL's trainer runs two epochs on one batch of its own samples. Our step takes those samples and
 scores, and has to find the same log-probabilities, values, rewards, returns, advantages, losses and
-gradients. What TRL does otherwise stands in docs/algorithms/ppo.md.
+gradients. What TRL does otherwise stands in docs/methods/ppo.md.
 """
 
 from __future__ import annotations

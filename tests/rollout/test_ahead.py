@@ -218,8 +218,8 @@ def largest_difference(folder, *names):
 
 
 def test_what_is_decoded_together_changes_the_bits_of_a_served_run_and_no_sample(tmp_path, served):
-    """The exception of docs/resuming.md: which requests meet depends on time, and an importance
-    ratio shows it.
+    """The exception of docs/guides/resuming.md: which requests meet depends on time, and an
+    importance ratio shows it.
     """
     run_recipe(recipe(tmp_path, "together", **mixed(tmp_path)))
     run_recipe(recipe(tmp_path, "alone", engine=served(alone=True), **mixed(tmp_path)))
@@ -243,7 +243,7 @@ def test_what_is_decoded_together_changes_the_bits_of_a_served_run_and_no_sample
 def test_requests_that_are_decoded_alone_give_the_same_bits_whenever_they_come(
     tmp_path, served, monkeypatch
 ):
-    """The promise of docs/resuming.md for `deterministic = true`."""
+    """The promise of docs/guides/resuming.md for `deterministic = true`."""
     run_recipe(recipe(tmp_path, "quick", engine=served(alone=True), **mixed(tmp_path)))
     ask, draw = ServedEngine._ask, random.Random(0)
 

@@ -1,4 +1,4 @@
-"""The price on a card, beside what an H100 measured (docs/gpu.md)."""
+"""The price on a card, beside what an H100 measured (docs/guides/gpu.md)."""
 
 import pytest
 

@@ -102,11 +102,11 @@ def _doc(kind: StageKind, fixed: Json) -> str:
         else f"{kind.help}: with {', '.join(f'{k} = {v!r}' for k, v in fixed.items())}."
     )
     return (
-        f"{what}\n\nOther arguments are the keys of the [{kind.name}] section (docs/recipes.md; "
-        f"`tether explain {kind.name}`).\n"
+        f"{what}\n\nOther arguments are the keys of the [{kind.name}] section "
+        f"(docs/reference/recipes.md; `tether explain {kind.name}`).\n"
         "Called again with the same arguments it goes on where it was; finished, it gives the "
         "result at once.\n"
-        "docs/python.md tells what models, rows, rewards and judges may be.\n\n"
+        "docs/guides/python.md tells what models, rows, rewards and judges may be.\n\n"
         "Raises:\n    TetherError: an argument does not fit; one sentence says which, and what to do.\n"
     )
 

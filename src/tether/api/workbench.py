@@ -1,5 +1,5 @@
 """The parts of a training loop of one's own: a model, its roles, an engine and a learner
-(docs/python.md, "Below the door").
+(docs/guides/python.md, "Below the door").
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def note_machine(run: RunDirectory, loaded: LoadedModel, **more: Any) -> None:
         loaded.note(
             f"{run.path.name} goes on with {'; '.join(changes)}: numbers are rounded otherwise "
             "from here on, and the end is not "
-            "that of a run in one go (docs/determinism.md)"
+            "that of a run in one go (docs/trust/determinism.md)"
         )
     run.update_manifest(**now, **more)
 

@@ -1,5 +1,5 @@
 """The interface of the textbooks (TRL 0.7 to 0.11) over tether's own learner and steps:
-docs/classic.md.
+docs/guides/classic.md.
 """
 
 from tether.classic.config import PPOConfig, RewardConfig, SFTConfig

@@ -36,11 +36,13 @@ class ClassicConfig(Config):
             super().__init__(**values)
         except ValidationError as error:
             faults = "; ".join(explain(type(self), values, error.errors()))
-            raise ConfigError(f"{type(self).__name__}: {faults}; see docs/classic.md") from None
+            raise ConfigError(
+                f"{type(self).__name__}: {faults}; see docs/guides/classic.md"
+            ) from None
 
 
 class PPOConfig(ClassicConfig):
-    """docs/classic.md says what each setting is called elsewhere in tether."""
+    """docs/guides/classic.md says what each setting is called elsewhere in tether."""
 
     learning_rate: float = Field(default=1.41e-5, gt=0)
     batch_size: int = Field(default=128, ge=1, description="responses a step")

@@ -239,7 +239,7 @@ class PPOTrainer:
         }:
             warnings.warn(
                 f"{other} samples from another distribution than the policy whose ratios and KL "
-                "step() has: docs/classic.md",
+                "step() has: docs/guides/classic.md",
                 stacklevel=2,
             )
         rows: list[Tensor] = []

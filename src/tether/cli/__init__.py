@@ -110,7 +110,9 @@ for kind in STAGES.values():
     )
     words = {"help": where, "short_help": kind.help}
     if kind.name == "evaluate":
-        words["help"] += " With --suite: a model measured by evaluators (docs/evaluate_suite.md)."
+        words["help"] += (
+            " With --suite: a model measured by evaluators (docs/trust/evaluate_suite.md)."
+        )
         _add(kind.name, evaluate.evaluate, **words)
     else:
         _add(kind.name.replace("_", "-"), journeys.stage(kind.name), **words)

@@ -59,7 +59,9 @@ def lab(
     if name is None:
         rows = [(path.stem, _stated(path, "Chapter"), _stated(path, "Time")) for path in _labs()]
         show_table(Terminal(), "labs of tether", rows, ("lab", "chapter", "time"))
-        typer.echo("Run one: tether lab 1    Run all: tether lab all    Read them: docs/labs.md")
+        typer.echo(
+            "Run one: tether lab 1    Run all: tether lab all    Read them: docs/guides/labs.md"
+        )
         return
     chosen = _labs() if name == "all" else [_lab(name)]
     results = [(path.stem, *_run(path, seed)) for path in chosen]

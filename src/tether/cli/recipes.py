@@ -175,4 +175,6 @@ def _alike(key: str, names: set[str]) -> str:
     if word in NOTES:
         return NOTES[word]
     near = did_you_mean(KEYS.get(word, ())) or alike(word, names, most=3, cutoff=0.6)
-    return near or "`tether explain ppo` lists the keys of a section, docs/recipes.md all of them"
+    return near or (
+        "`tether explain ppo` lists the keys of a section, docs/reference/recipes.md all of them"
+    )

@@ -35,8 +35,8 @@ _REFUSAL = re.compile("|".join(_PATTERNS), re.IGNORECASE)
 
 
 def refuses(answer: str) -> bool:
-    """True where the opening of an answer has the words of a refusal; docs/evaluate_suite.md says
-    how often this is wrong.
+    """True where the opening of an answer has the words of a refusal;
+    docs/trust/evaluate_suite.md says how often this is wrong.
     """
     return bool(_REFUSAL.search(answer[:OPENING].replace("’", "'")))
 

@@ -51,7 +51,7 @@ def deterministic() -> Iterator[None]:
         raise TrainingError(
             f"{kernel} has no deterministic variant here, and deterministic = true asks for one. "
             "Leave it out, run this stage "
-            "on a CPU, or choose settings that do without that kernel (docs/determinism.md)"
+            "on a CPU, or choose settings that do without that kernel (docs/trust/determinism.md)"
         ) from error
     finally:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)

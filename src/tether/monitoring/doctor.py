@@ -3,7 +3,7 @@ doctor_log has those on a log's rows.
 
 Every check takes what it looks at and nothing else, and returns a finding, a clean bill, or the
 reason why it cannot tell. The live ones leave weights as they were, to the bit. Thresholds stand
-far outside what healthy runs showed (docs/doctor.md).
+far outside what healthy runs showed (docs/reference/doctor.md).
 """
 
 from __future__ import annotations

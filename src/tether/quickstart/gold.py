@@ -3,7 +3,7 @@ replies would name.
 
 It stands in for people, as the large "gold" reward model does in Gao et al. 2022
 (https://arxiv.org/abs/2210.10760): the policy and the reward model never see it, only labels drawn
-from it. Each part lies in [0, 1]; docs/gold.md says why these.
+from it. Each part lies in [0, 1]; docs/trust/gold.md says why these.
 
     tone        the reply does what its kind of message asks for: sympathy, shared joy, courage, or
     an answer on_topic    the reply belongs to THIS message and not to any message of its kind

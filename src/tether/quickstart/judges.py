@@ -27,7 +27,7 @@ READER = ModelConfig(
 
 
 def gold(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
-    """The gold judge (docs/gold.md). Prompts carry `kind` in their metadata, as those of
+    """The gold judge (docs/trust/gold.md). Prompts carry `kind` in their metadata, as those of
     `tether:prompts` do.
 
     Raises:

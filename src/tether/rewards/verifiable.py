@@ -84,7 +84,7 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
             if missing := code.missing_guards():
                 once(
                     _LOG.warning,
-                    "Programs run with fewer guards (docs/safety.md says which): "
+                    "Programs run with fewer guards (docs/trust/safety.md says which): "
                     "this machine lacks %s.",
                     missing,
                 )

@@ -22,7 +22,7 @@ NEEDED = {
     **dict.fromkeys(
         (*REPLACE, "/weight_info"),
         "Whole weights (lora = false) need VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config: "
-        "docs/scale.md has the words.",
+        "docs/guides/scale.md has the words.",
     ),
     GENERATE: "Tokens in and out need vLLM 0.32 or later, started with --enable-scale-out.",
     "/v1/load_lora_adapter": (

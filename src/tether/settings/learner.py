@@ -49,7 +49,7 @@ class Rates(NamedTuple):
     """The default learning rates of a stage: adapters bear, and need, far higher ones than whole
     models.
 
-    Measured by benchmarks.defaults; docs/algorithms/README.md has those of all stages.
+    Measured by benchmarks.defaults; docs/methods/README.md has those of all stages.
     """
 
     adapters: float

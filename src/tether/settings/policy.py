@@ -55,7 +55,7 @@ PRESETS: dict[str, Json] = {
     | {"kl": {"place": "loss", "estimator": "k2", "coefficient": 0.05}},
 }
 """Settings of each published method. All other keys have the defaults below. Links:
-docs/algorithms.
+docs/methods.
 """
 
 

@@ -44,7 +44,9 @@ class DataConfig(Config):
             "list of these"
         )
     )
-    format: str = Field(default="auto", description="a name of docs/data.md; auto finds out")
+    format: str = Field(
+        default="auto", description="a name of docs/reference/data.md; auto finds out"
+    )
     columns: dict[str, str] | None = Field(
         default=None,
         description="names of a format for your columns: {prompt = 'question', answer = "

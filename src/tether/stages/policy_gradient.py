@@ -5,7 +5,7 @@ They differ in what is taken off a score, in whether a critic spreads it over th
 what is descended.
 PPO: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347) as Ziegler et al. 2019
 (https://arxiv.org/abs/1909.08593) brought it to language models. The others, with their links:
-docs/algorithms.
+docs/methods.
 """
 
 from __future__ import annotations
