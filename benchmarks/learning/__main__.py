@@ -2,7 +2,8 @@
 outcomes, their tables and pictures.
 
 Results are kept in docs/results/learning/results.json; tables go to standard output and between
-their marks in docs/results/learning.md. `--smoke` runs them once at sizes that mean nothing, and keeps nothing.
+their marks in docs/results/learning.md. `--smoke` runs them once at sizes that mean nothing, and
+keeps nothing.
 """
 
 from __future__ import annotations

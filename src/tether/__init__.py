@@ -5,8 +5,8 @@
     run = tether.grpo("HuggingFaceTB/SmolLM2-135M-Instruct", prompts=["How do I thank a
     neighbour?"], reward=my_function) print(run.policy.generate("Hello!"))
 
-Every method of a recipe is a function here (docs/guides/python.md); nothing heavy is imported before
-one is called.
+Every method of a recipe is a function here (docs/guides/python.md); nothing heavy is imported
+before one is called.
 """
 
 from __future__ import annotations
