@@ -5,7 +5,8 @@ Each cell simulates data whose truth is known and puts them through the function
 number, 1,000 times and more. Writes docs/trust/intervals.md and
 benchmarks/results/coverage.json; with `--only` the other kinds stay as they were. The last line
 is JSON. Of the intervals that are printed 93% to 97% are wanted to hold the truth; a cell of which
-most draws print none is too few. A cell may lie above where its statistic is bounded or has few values, and `REASONS` then says why.
+most draws print none is too few. A cell may lie above where its statistic is bounded
+or has few values, and `REASONS` then says why.
 """
 
 from __future__ import annotations
