@@ -17,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks import prose
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "tether"
 VAGUE = frozenset({"found", "known", "said", "told", "kept", "asked", "apart"})
@@ -132,6 +134,7 @@ def counts(package: Path = PACKAGE) -> dict[str, int]:
         "public_names_twice": sum(len(paths) > 1 for paths in homes.values()),
         "vague_locals": sum(map(vague_locals, trees.values())),
         "question_docstrings": sum(map(question_docstrings, trees.values())),
+        **prose.counts(sources.values(), prose.documents()),
         "untyped_dicts": sum(text.count("dict[str, Any]") for text in sources.values()),
         "getattr_defaults": sum(
             isinstance(c.func, ast.Name) and c.func.id == "getattr" and len(c.args) == 3
@@ -152,7 +155,7 @@ def main() -> int:
     allowed = ceilings()
     for name, count in counts().items():
         print(
-            f"{name:20} {count:7,}   at most "
+            f"{name:28} {count:7,}   at most "
             f"{allowed[name]:7,}{'   TOO MANY' if count > allowed[name] else ''}"
         )
     return int(any(count > allowed[name] for name, count in counts().items()))

@@ -59,6 +59,7 @@ SIZES = {
     "benchmarks.curves": [["run", "--output", "."]],
     "benchmarks.coverage": [["--draws", "20", "--only", "kappa", "--no-write"]],
     "benchmarks.record": [["--check"]],
+    "benchmarks.prose": [[]],
     "benchmarks.first_hour": [["--tiny", "--only", "README.md:2"]],
     "benchmarks.planned": [["sft", "grpo", "--smoke"]],
     "benchmarks.defaults": [[stage, "--smoke"] for stage in STAGES],
