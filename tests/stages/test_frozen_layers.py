@@ -115,15 +115,17 @@ def test_a_killed_training_goes_on_to_the_bit(tmp_path):
     assert resumed[0] == whole[0] and torch.equal(resumed[1], whole[1])
 
 
-def test_too_little_room_and_nothing_to_keep_are_told(tmp_path):
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"keep_states_gb = 1e-05 is too little: the states of "
-            r".* responses, .* tokens, take"
-        ),
-    ):
-        stage_of(keep_states_gb=1e-5).train(ROWS, RunDirectory.open(tmp_path / "a", {}))
+def test_too_little_room_keeps_nothing_says_so_and_loses_nothing(tmp_path, caplog):
+    plain = trained(stage_of(), tmp_path / "plain")
+    stage = stage_of(keep_states_gb=1e-5)
+    summary = stage.train(ROWS, RunDirectory.open(tmp_path / "cramped", {}))
+    assert "keep_states_gb = 1e-05 is too little: the states of" in caplog.text
+    assert "None is kept" in caplog.text
+    assert summary["kept_states_gb"] == 0
+    assert torch.equal(plain[1], torch.cat([p.detach().flatten() for p in stage.role.parameters()]))
+
+
+def test_nothing_to_keep_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"there are none. Set lora.last_layers"):
         stage_of(last_layers=None, keep_states_gb=1).train(
             ROWS, RunDirectory.open(tmp_path / "b", {})

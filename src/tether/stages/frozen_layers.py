@@ -4,6 +4,7 @@ members.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -21,6 +22,8 @@ class FrozenStates:
     """Hidden states of sequences at the first layer that learns, (tokens, dim) in the model's
     dtype.
 
+    Where they would take more than `gigabytes`, none is kept and a warning says so.
+
     They are computed in batches that depend on `sequences` alone, so that a training which was
     interrupted goes on with the same numbers. Dropout, where a model has any, acts above these
     layers only.
@@ -29,7 +32,7 @@ class FrozenStates:
         gigabytes: what they may take.
 
     Raises:
-        ConfigError: they take more, or every layer learns.
+        ConfigError: every layer learns.
     """
 
     def __init__(
@@ -50,13 +53,17 @@ class FrozenStates:
             )
         dim, total = role.causal_model.config.get_text_config().hidden_size, sum(map(len, distinct))
         needed = total * dim * dtype.itemsize / 1e9
-        if needed > gigabytes:
-            raise ConfigError(
-                f"{OPTION} = {gigabytes:g} is too little: the states of {len(distinct):,} "
-                f"responses, {total:,} tokens, take "
-                f"{needed:.2f} GB. Raise it, or leave it out to compute them in every epoch"
-            )
         self.states: dict[tuple[int, ...], Tensor] = {}
+        self.gigabytes = 0.0
+        """Those that the kept states take."""
+        if needed > gigabytes:
+            logging.getLogger(__name__).warning(
+                f"{OPTION} = {gigabytes:g} is too little: the states of {len(distinct):,} "
+                f"responses, {total:,} tokens, take {needed:.2f} GB. None is kept, and each epoch "
+                "computes them anew"
+            )
+            return
+        self.gigabytes = needed
         role.train_mode(False)
         for cut, batch in batches_for(role, distinct, pad_id, micro_batch_tokens):
             states, sequences = role.common(batch), [distinct[i] for i in cut]

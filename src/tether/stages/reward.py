@@ -242,6 +242,7 @@ class RewardModeling:
             "num_pairs": sum(len(r.chosen) for r in train),
             "num_heldout_pairs": sum(len(r.chosen) for r in split.test),
             "skipped": split.skipped,
+            **({"kept_states_gb": self.frozen.gigabytes} if self.frozen else {}),
             **loop.summary(start),
         }
 
