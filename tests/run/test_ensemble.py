@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.rewards.test_other_tokenizer import renumbered
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tether.build import context
 from tether.build.models import open_model
@@ -327,6 +329,50 @@ def test_a_student_says_what_its_teachers_said_together(tmp_path, combine):
     assert float(off.median()) < 0.05 and float(off.sort().values[:14].mean()) < 0.1
 
 
+def test_a_smaller_student_learns_the_scores_of_a_teacher_with_other_tokens(tmp_path):
+    run_recipe(recipe(tmp_path / "large", {"epochs": 40}), ("reward",))
+    small = tmp_path / "small-base"
+    tokenizer = open_model(SETTINGS).tokenizer
+    renumbered().save_pretrained(small)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(small)
+    teacher = str(tmp_path / "large" / "run")
+    made = recipe(
+        tmp_path / "small", {"teacher": teacher, "epochs": 60, "lora": False}, ppo={"steps": 1}
+    )
+    settings = ModelConfig(source=str(small), dtype="float32")
+    made = made.model_copy(update={"model": settings})
+    found = run_recipe(made, ("reward", "ppo"))
+    assert found["reward"]["unscored"] == 0
+
+    def scores(path, model):
+        rows = [
+            as_rollout((user(w), assistant(t)), encoder_of(open_model(model)))
+            for w in WORDS
+            for t in (w + "!", "no " + w)
+        ]
+        return torch.tensor([s.value for s in learned_reward(path, model).score(rows)])
+
+    asked = scores(Path(teacher, "reward", "model"), SETTINGS)
+    learned = scores(tmp_path / "small" / "run" / "reward" / "model", settings)
+    off = (asked - learned).abs()
+    assert float(asked.std()) > 0.5
+    assert float(off.median()) < 0.2 * float(asked.std())
+
+
+def test_a_teacher_that_is_not_there_is_refused_before_the_first_stage(tmp_path):
+    with pytest.raises(ConfigError, match=r"reward.teacher = '.*nowhere': there is no trained"):
+        run_recipe(recipe(tmp_path, {"teacher": str(tmp_path / "nowhere")}), ("reward",))
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_students_checkpoint_goes_when_its_model_is_saved(tmp_path, keep):
     """Several were asked for, and stay."""
@@ -369,6 +415,7 @@ def test_a_member_that_was_changed_is_noticed(ensemble, tmp_path):
         ({"distill": "mean"}, {}, "distill has no effect on one model"),
         ({"members": 2, "distill": "mean", "average": True}, {}, "choose one"),
         ({"members": 2, "distill": "mean", "disentangle_length": 1.0}, {}, "no second head"),
+        ({"members": 2, "teacher": "large"}, {}, "learned by one model"),
         (
             {"members": 2, "distill": "worst"},
             {"reward_combine": "worst"},

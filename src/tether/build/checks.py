@@ -12,7 +12,7 @@ from typing import Any
 
 from tether.build.engines import check_engine
 from tether.build.rewards import reward_model_of
-from tether.build.roles import is_scorer, objective_names
+from tether.build.roles import is_scorer, objective_names, trained_scorer
 from tether.core.errors import ConfigError, DataError, MissingFileError, require
 from tether.core.types import Comparison, Feedback, Prompt
 from tether.data.sources import Quarantine, look, read, split_by_group
@@ -56,6 +56,10 @@ def check_section(name: str, section: Section, model: ModelConfig) -> None:
     if isinstance(section, KTOSection) and section.data is not None:
         _check_classes(section.data)
     if isinstance(section, RewardSection):
+        if section.teacher and trained_scorer(section.teacher) is None:
+            raise ConfigError(
+                f"{name}.teacher = {section.teacher!r}: there is no trained reward model"
+            )
         for objective, data in (section.objectives or {}).items():
             _check_held_out(
                 f"{name}.objectives.{objective}", data, section.heldout_fraction, section.seed

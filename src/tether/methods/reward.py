@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tether.build.context import Context
+from tether.build.rewards import learned_reward
 from tether.build.roles import (
     MEMBER_STRIDE,
     attach,
@@ -18,12 +20,13 @@ from tether.build.roles import (
     reward_role,
     save_trained,
     scoring_role,
+    trained_scorer,
 )
 from tether.core.budget import shared_time
-from tether.core.errors import TrainingError
+from tether.core.errors import DataError, TrainingError
 from tether.core.protocols import now_doing
 from tether.core.rundir import RunDirectory
-from tether.core.types import Comparison
+from tether.core.types import Comparison, Conversation, Rollout
 from tether.cpu.memory import free_memory
 from tether.data.prepare import Ranking, Split
 from tether.data.seen import write_seen
@@ -35,6 +38,7 @@ from tether.models.average import average_roles
 from tether.models.loading import LoadedModel
 from tether.models.saving import save_ensemble
 from tether.preferences.annotators import true_orders
+from tether.rollout.conversations import as_rollout
 from tether.settings.model import LoraConfig
 from tether.settings.reward import RewardSection
 from tether.settings.rewards import Combine
@@ -71,6 +75,7 @@ def train(
             "members": 1,
             "average": False,
             "distill": None,
+            "teacher": None,
         }
         tell = lambda done, total, _: now_doing("training the test model", done, total)  # noqa: E731
         own = replace(context, folder=context.folder / "test", rows=others, progress=tell)
@@ -81,6 +86,10 @@ def train(
     if section.members > 1:
         stage = RewardMembers(section, context, loaded, run.path)
         summary = {**stage.train(rows), **test_model}
+    elif section.teacher:
+        stage, learned = _student_of(section.teacher, section, context, loaded, rows)
+        summary = {**stage.train(learned, run, context.progress), **test_model}
+        summary["unscored"] = len(rows) - len(learned)
     else:
         stage = RewardModeling(
             section, reward_role(loaded, section, context.seed), encoder_of(loaded)
@@ -110,6 +119,47 @@ def train(
             run.path / "model", split_by_group(rows, section.heldout_fraction, section.seed)[0]
         )
     return loaded.noted(summary)
+
+
+def _student_of(
+    teacher: str,
+    section: RewardSection,
+    context: Context,
+    loaded: LoadedModel,
+    rows: Sequence[Comparison],
+) -> tuple[Distillation, list[Comparison]]:
+    """A model that is to learn the scores of a teacher, which is loaded for that alone, and the
+    rows of which both sides have one.
+
+    Raises:
+        DataError: the teacher gave no row's sides a score.
+    """
+    folder = trained_scorer(teacher)
+    assert folder is not None  # checked before the first stage
+    student = Distillation(section, reward_role(loaded, section, context.seed), encoder_of(loaded))
+    now_doing("scoring by the teacher")
+    sides: dict[Conversation, Rollout] = {}
+    for whole in (w for row in rows for w in _sides(row)):
+        with suppress(DataError):  # counted where the rows are encoded
+            sides[whole] = as_rollout(whole, student.encoder)
+    scores = learned_reward(folder, context.model, section.distill or "mean").score(
+        [*sides.values()]
+    )
+    free_memory()
+    failed = {w for w, score in zip(sides, scores, strict=True) if score.value is None}
+    student.targets = {
+        (*side.prompt_ids, *side.response_ids): score.value
+        for side, score in zip(sides.values(), scores, strict=True)
+        if score.value is not None
+    }
+    learned = [row for row in rows if failed.isdisjoint(_sides(row))]
+    if not learned:
+        raise DataError(f"reward.teacher = {teacher!r} gave no pair two scores")
+    return student, learned
+
+
+def _sides(row: Comparison) -> tuple[Conversation, Conversation]:
+    return (*row.prompt, *row.chosen), (*row.prompt, *row.rejected)
 
 
 def _tests(section: RewardSection, context: Context) -> dict[str, list[Comparison]]:

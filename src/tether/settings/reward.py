@@ -123,6 +123,14 @@ class RewardSection(TimedSection, RewardConfig):
             "say together, and keep that one"
         ),
     )
+    teacher: str | None = Field(
+        default=None,
+        description=(
+            "a run or folder with a trained reward model, of any size and tokenizer, whose scores "
+            "of the rows' responses are learned in place of the labels; `distill` combines those "
+            "of an ensemble"
+        ),
+    )
 
     @property
     def kind(self) -> type | None:
@@ -163,15 +171,17 @@ class RewardSection(TimedSection, RewardConfig):
                 "the members of an ensemble are adapters on one trunk, and lora is false. Leave "
                 "members or lora out"
             )
+        if self.teacher and (self.members > 1 or self.objectives is not None):
+            yield "a teacher is learned by one model: leave members and objectives out"
         for name in ("average", "distill"):
-            if getattr(self, name) and self.members == 1:
+            if getattr(self, name) and self.members == 1 and not self.teacher:
                 yield f"{name} has no effect on one model: set members to 2 or more"
         if self.average and self.distill:
             yield "average and distill both make one model of the members: choose one"
-        if self.distill and self.disentangle_length:
+        if (self.distill or self.teacher) and self.disentangle_length:
             yield (
                 "a student has its teachers' scores and no second head: disentangle_length does "
-                "not go with distill"
+                f"not go with {'teacher' if self.teacher else 'distill'}"
             )
         if self.keep_states_gb and (self.lora is False or self.lora.last_layers is None):
             yield (

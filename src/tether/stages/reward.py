@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 
 import torch
@@ -321,6 +321,9 @@ class Distillation(RewardModeling):
     al. 2024 (https://arxiv.org/abs/2405.19316) distil a reward, of single responses rather than of
     differences.
     """
+
+    targets: Mapping[tuple[int, ...], float]
+    """The teachers' score of each sequence that is trained on, by its token ids."""
 
     def taught(
         self, teachers: Sequence[RewardModeling], rankings: Sequence[Ranking], combine: Combine
