@@ -330,8 +330,9 @@ def test_a_student_says_what_its_teachers_said_together(tmp_path, combine):
 
 
 def test_a_smaller_student_learns_the_scores_of_a_teacher_with_other_tokens(tmp_path):
-    run_recipe(recipe(tmp_path / "large", {"epochs": 40}), ("reward",))
-    small = tmp_path / "small-base"
+    large, small = tmp_path / "large", tmp_path / "small-base"
+    large.mkdir()
+    run_recipe(recipe(large, {"epochs": 30}), ("reward",))
     tokenizer = open_model(SETTINGS).tokenizer
     renumbered().save_pretrained(small)
     config = LlamaConfig(
@@ -344,12 +345,11 @@ def test_a_smaller_student_learns_the_scores_of_a_teacher_with_other_tokens(tmp_
     )
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(small)
-    teacher = str(tmp_path / "large" / "run")
-    made = recipe(
-        tmp_path / "small", {"teacher": teacher, "epochs": 60, "lora": False}, ppo={"steps": 1}
-    )
     settings = ModelConfig(source=str(small), dtype="float32")
-    made = made.model_copy(update={"model": settings})
+    how = {"teacher": str(large / "run"), "epochs": 60, "lora": False, "heldout_fraction": 0.0}
+    made = recipe(tmp_path, how, ppo={"steps": 1, "roles": "separate"}).model_copy(
+        update={"model": settings}
+    )
     found = run_recipe(made, ("reward", "ppo"))
     assert found["reward"]["unscored"] == 0
 
@@ -361,11 +361,10 @@ def test_a_smaller_student_learns_the_scores_of_a_teacher_with_other_tokens(tmp_
         ]
         return torch.tensor([s.value for s in learned_reward(path, model).score(rows)])
 
-    asked = scores(Path(teacher, "reward", "model"), SETTINGS)
-    learned = scores(tmp_path / "small" / "run" / "reward" / "model", settings)
-    off = (asked - learned).abs()
-    assert float(asked.std()) > 0.5
-    assert float(off.median()) < 0.2 * float(asked.std())
+    taught = scores(large / "run" / "reward" / "model", SETTINGS)
+    off = (taught - scores(tmp_path / "run" / "reward" / "model", settings)).abs()
+    assert float(taught.std()) > 0.5
+    assert float(off.mean()) < 0.2 * float(taught.std())
 
 
 def test_a_teacher_that_is_not_there_is_refused_before_the_first_stage(tmp_path):
