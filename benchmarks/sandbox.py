@@ -56,15 +56,19 @@ LIMITS = {
     "disk": (code.SCRATCH, MB),
     "files": (FILES, 1),
     "processes": (1, 0),
-    "threads": (THREADS, 3000),
+    "threads": (THREADS, 0),
     "open_files": (64, 0),
     "seconds": (SECONDS, 1.0),
 }
 """Of each thing: the stated limit, and by how much it may be exceeded. Memory's margin is the
 kernel's own: buffers, stacks.
 """
-UNMOUNTED = {"disk": (code.SCRATCH, 512 * MB), "files": (FILES, 20_000)}
-"""Where nothing can be mounted, a program writes on for the 50 ms between two measurements."""
+UNMOUNTED = {
+    "disk": (code.SCRATCH, 512 * MB),
+    "files": (FILES, 20_000),
+    "threads": (THREADS, 3000),
+}
+"""Where nothing can be mounted, a program goes on for the 50 ms between two measurements."""
 TICK = 0.005
 
 

@@ -371,21 +371,61 @@ def test_what_a_call_changes_is_the_runs_again_and_named_once(
 
 
 def test_a_function_finds_what_it_left() -> None:
-    """Random numbers go on, and so does the folder: neither is the run's."""
+    """Random numbers go on: they are not the run's."""
     seen: list[Any] = []
 
     def f(prompts: Any, responses: Any) -> list[float]:
         if not seen:
             random.seed(5)
-            os.chdir("/")
-        seen.append((random.random(), os.getcwd()))
+        seen.append(random.random())
         return [1.0] * len(responses)
 
     source, oracle = FunctionReward(f, time_limit=20.0), random.Random(5)
     for _ in range(3):
         source.score(ASKED[:1])
         random.random()  # of the run
-    assert seen == [(oracle.random(), "/") for _ in range(3)] and os.getcwd() != "/"
+    assert seen == [oracle.random() for _ in range(3)]
+
+
+def test_every_call_begins_in_the_working_directory_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "next.py").write_text("import os\ndef f(p, r): return [os.path.exists('next.py')]")
+    seen: list[str] = []
+
+    def wanders(prompts: Any, responses: Any) -> list[float]:
+        seen.append(os.getcwd())
+        os.chdir("/")
+        return [1.0]
+
+    source = FunctionReward(wanders, time_limit=20.0)
+    for _ in range(2):
+        source.score(ASKED[:1])
+    assert seen == [str(tmp_path)] * 2
+    assert scored(load_function("next.py:f"), 1)[0].value == 1.0
+
+
+def test_a_function_begins_in_the_folder_that_its_own_file_went_to_on_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(surroundings, "_FOLDERS", {})
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "words.txt").write_text("yes")
+    words = (
+        "def f(p, r):\n    here = os.path.exists('words.txt')\n    os.chdir('/')\n    return [here]"
+    )
+    (tmp_path / "goes.py").write_text(f"import os\nos.chdir('deep')\n{words}")
+    (tmp_path / "stays.py").write_text(f"import os\n{words}")
+    goes, stays = load_function("goes.py:f"), load_function("stays.py:f")
+    for _ in range(2):
+        assert scored(goes, 1)[0].value == 1.0 and scored(stays, 1)[0].value == 0.0
+    assert Path.cwd() == tmp_path
+    # once deleted, the folder is the run's, and nothing fails
+    (tmp_path / "deep" / "words.txt").unlink()
+    (tmp_path / "deep").rmdir()
+    assert scored(goes, 1)[0].value == 0.0
 
 
 def test_a_closed_terminal_is_opened_again(tmp_path: Path) -> None:
@@ -467,12 +507,21 @@ def test_what_a_function_does_to_its_prompts_stays_with_the_call() -> None:
 
 
 def test_os_exit_ends_the_call_and_not_the_program() -> None:
-    reason = scored(lambda prompts, responses: os._exit(0))[0].reason
-    assert reason.endswith("raised SystemExit: os._exit(0)")
+    reason = scored(lambda prompts, responses: os._exit(3))[0].reason
+    assert reason.endswith("raised SystemExit: os._exit(3)")
+
+    def forks(prompts: Any, responses: Any) -> list[int]:
+        """A process of the function's own ends as it likes."""
+        child = os.fork()
+        if not child:
+            os._exit(7)
+        return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+
+    assert scored(forks, 1)[0].value == 7.0
     child = os.fork()
     if not child:
-        os._exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        os._exit(8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8
 
 
 @pytest.mark.parametrize(
@@ -497,8 +546,8 @@ def test_what_an_import_changes_is_the_runs_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "mine.py").write_text(
-        "import decimal, os, signal\nimport numpy as np\nimport torch\ndecimal.getcontext().prec "
-        "= 3\nnp.seterr(all='raise')\n"
+        "import decimal, os, signal, warnings\nimport numpy as np\nimport torch\n"
+        "decimal.getcontext().prec = 3\nnp.seterr(all='raise')\nwarnings.simplefilter('ignore')\n"
         "signal.signal(signal.SIGTERM, "
         "signal.SIG_IGN)\ntorch.set_grad_enabled(False)\ntorch.set_default_device('meta')\n"
         "os.environ['MINE'] = 'here'\n"
@@ -524,6 +573,8 @@ def test_what_an_import_changes_is_the_runs_again(
     ):
         assert name in message
     assert f"{tmp_path}/mine.py changed " in message and "handlers of signals" in message
+    # libraries set them whenever they are imported
+    assert "filters of warnings" not in message
 
 
 def judge(tmp_path: Path, body: str, **limits: Any) -> Any:

@@ -50,9 +50,13 @@ def title_of(function: Any) -> str:
 
 def source_of(role: str, function: Any) -> str:
     """The words for a function in messages: "the reward function kindness (rewards.py)"."""
+    file = _file_of(function)
+    return f"{role} {title_of(function)}" + ("" if file is None else f" ({Path(file).name})")
+
+
+def _file_of(function: Any) -> str | None:
     code = code_of(function)
-    file = "" if code is None else f" ({Path(code.co_filename).name})"
-    return f"{role} {title_of(function)}{file}"
+    return None if code is None else code.co_filename
 
 
 def settled(returned: Any) -> Any:
@@ -106,6 +110,7 @@ class Guarded:
         dump_after: float = 30.0,
     ) -> None:
         self.function, self.source, self.watchdog = function, source_of(role, function), watchdog
+        self.file = _file_of(function)
         self.time_limit, self.dump_after = time_limit, min(dump_after, time_limit)
 
     def __call__(self, read: Callable[[Any, str], T], *arguments: Any) -> T:
@@ -118,7 +123,8 @@ class Guarded:
             RewardError: the function raised, hangs, or returned what cannot be read.
         """
         outcome: list[_Outcome[T]] = []
-        with SENTINEL.watch(self.source, self.time_limit), Surroundings(self.source) as around:
+        around = Surroundings(self.source, file=self.file)
+        with SENTINEL.watch(self.source, self.time_limit), around:
 
             def work() -> None:
                 outcome.append(self._outcome(read, arguments))
@@ -152,11 +158,9 @@ class Guarded:
 
     def _hangs(self, thread: threading.Thread) -> str:
         """Report where the call is."""
-        code = code_of(self.function)
-        file = None if code is None else code.co_filename
         return (
             ", it was in "
-            f"{self.watchdog.late(self.source, self.dump_after, thread.ident or 0, file)}"
+            f"{self.watchdog.late(self.source, self.dump_after, thread.ident or 0, self.file)}"
         )
 
 

@@ -261,7 +261,7 @@ def _same_tensors(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 THREADS = "torch's number of threads"
 STREAMS = "standard input, output or error"
-FILTERS = "the filters of warnings"
+FILTERS, FOLDER = "the filters of warnings", "the working directory"
 FACETS = (
     Facet("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     Facet("torch's default device", _device, torch.set_default_device, keeps=False),
@@ -278,7 +278,7 @@ FACETS = (
     Facet("torch's random numbers", _draws, _set_draws, same=_same_tensors),
     Facet("numpy's random numbers", _draws_of_numpy, _set_draws_of_numpy),
     Facet("Python's random numbers", random.getstate, random.setstate),
-    Facet("the working directory", os.getcwd, os.chdir),
+    Facet(FOLDER, os.getcwd, os.chdir, keeps=False),
     Facet("the umask", _umask, os.umask, keeps=False),
     Facet("environment variables", os.environ.copy, _set_environment),
     Facet(

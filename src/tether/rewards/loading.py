@@ -142,12 +142,15 @@ def _imported(place: str) -> Any:
     watch.daemon = True
     watch.start()
     try:
-        with Surroundings(source, silent=(FILTERS,)):
-            return (
+        with Surroundings(source, silent=(FILTERS,)) as around:
+            module = (
                 importlib.import_module(place)
                 if path is None
                 else _module(path.resolve(), path.stat().st_mtime_ns)
             )
+            if hasattr(module, "__file__"):
+                around.note_folder(module.__file__)
+            return module
     finally:
         watch.cancel()
 

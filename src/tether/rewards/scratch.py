@@ -16,13 +16,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
+import resource
 import stat
 import sys
 from pathlib import Path
 
+from tether.rewards.guard import limit
+
 FILES, THREADS = 1024, 512
 """Files and threads that a program may have at a time."""
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
+_USERS = 0x70000000
+"""First of the user ids that no system hands out; a program has the one of its process's number."""
 # MS_PRIVATE, of all below; MS_NOSUID, MS_NODEV, MS_NOEXEC
 _PRIVATE, _HARMLESS = 1 << 18 | 1 << 14, 1 << 1 | 1 << 2 | 1 << 3
 _MEMORY = "VmRSS", "VmSwap", "VmPTE"
@@ -32,20 +38,44 @@ of the kernel bounds.
 
 
 def confine(folder: str, num_bytes: int) -> bool:
-    """Mount a tmpfs of `num_bytes` and `FILES` files over `folder`, for this process alone; True if
-    that worked.
+    """Mount a tmpfs of `num_bytes` and `FILES` files over `folder`, for this process alone, and
+    limit its threads; True if there is the mount.
 
     The trap: the process must have one thread.
     """
     if sys.platform != "linux":
         return False
     library = ctypes.CDLL(None, use_errno=True)
-    if library.unshare(_NEW_MOUNTS) != 0 and not _with_own_users(library):
+    own_users = library.unshare(_NEW_MOUNTS) != 0
+    if own_users and not _with_own_users(library):
         return False
     if library.mount(None, b"/", None, _PRIVATE, None) != 0:
         return False
     options = f"size={num_bytes},nr_inodes={FILES + 1},mode=700".encode()
-    return library.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _HARMLESS, options) == 0
+    if library.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _HARMLESS, options) != 0:
+        return False
+    if own_users or _as_another_user():
+        _limit_threads()
+    return True
+
+
+def _as_another_user() -> bool:
+    """Take a user id that no other process has as the real one, by which the kernel counts threads.
+    The effective one stays, by which files are reached.
+    """
+    try:
+        os.setresuid(_USERS + os.getpid(), -1, -1)
+    except OSError:
+        return False
+    return True
+
+
+def _limit_threads() -> None:
+    """Limit the threads of this process, whose user or namespace has no others."""
+    release = [int(number) for number in re.findall(r"[0-9]+", os.uname().release)[:2]]
+    # older kernels count the threads of a user in all namespaces
+    if release >= [5, 14]:
+        limit(resource.RLIMIT_NPROC, THREADS, for_good=True)
 
 
 def _with_own_users(library: ctypes.CDLL) -> bool:

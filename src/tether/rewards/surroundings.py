@@ -2,8 +2,9 @@
 its own.
 
 What a call changes is put back when the call ends, so that the run computes the same numbers as
-with a function that changes nothing. The function finds at its next call what it left: a folder,
-random numbers, a default dtype.
+with a function that changes nothing. Later calls find what was left: random numbers, a default
+dtype. Each begins in the run's working directory, or in the one that its file went to when it was
+imported.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 
 from tether.core.once import once
 from tether.core.stopping import LEFT_BEHIND
-from tether.rewards.facets import FACETS, STREAMS, THREADS, Facet
+from tether.rewards.facets import FACETS, FOLDER, STREAMS, THREADS, Facet
 
 CHANGED = (
     "%s changed %s. The run has its own again after each call, and the numbers of the run "
@@ -31,6 +32,9 @@ _LEFT: dict[str, object] = {}
 """Values that the functions of this process left outside the run, by the facet's name. The next
 call begins with them.
 """
+
+_FOLDERS: dict[str | None, object] = {}
+"""Working directories that files left when they were imported."""
 
 _NAMED: set[tuple[str, str]] = set()
 """Functions and facets that a warning has named."""
@@ -57,10 +61,11 @@ class Surroundings:
     Args:
         source: the words for the code, such as "the reward function kindness (rewards.py)".
         silent: names of facets that are put back without a warning.
+        file: of the code; the block begins in the folder that its import left.
     """
 
-    def __init__(self, source: str, silent: Sequence[str] = ()) -> None:
-        self.source, self.silent = source, silent
+    def __init__(self, source: str, silent: Sequence[str] = (), *, file: str | None = None) -> None:
+        self.source, self.silent, self.file = source, silent, file
         self.threads: set[threading.Thread] = set()
         self.copies: list[int] = []
         self.before: dict[str, object] = {}
@@ -73,10 +78,11 @@ class Surroundings:
             set(threading.enumerate()),
         )
         self.before = _read()
+        left = {**_LEFT, **({FOLDER: _FOLDERS[self.file]} if self.file in _FOLDERS else {})}
         for facet in FACETS:
-            if facet.name in _LEFT:
-                _write(facet, _LEFT[facet.name])
-        self.begins = {**self.before, **_LEFT}
+            if facet.name in left:
+                _write(facet, left[facet.name])
+        self.begins = {**self.before, **left}
         self.end, process = os._exit, os.getpid()
 
         def leave(code: int = 0) -> NoReturn:
@@ -86,6 +92,12 @@ class Surroundings:
 
         os._exit = leave
         return self
+
+    def note_folder(self, file: str | None) -> None:
+        """Note the working directory in which later calls of this file's functions begin."""
+        with contextlib.suppress(OSError):
+            if (folder := os.getcwd()) != self.before.get(FOLDER):
+                _FOLDERS[file] = folder
 
     def note_thread(self) -> None:
         """Note, in another thread in which the code ran, what that thread has for itself."""
