@@ -186,6 +186,21 @@ def test_controller_settles_a_plant_on_its_target():
     assert 2.0 / coefficient == pytest.approx(8.0, rel=1e-3)
 
 
+@pytest.mark.parametrize(("observed", "bound"), [(50.0, 3.0), (0.0, 0.02)])
+def test_controller_stays_within_its_bounds(observed, bound):
+    """A KL that no coefficient brings to its target: 1.02^k passes 10 at the 117th step, 0.98^k
+    falls below 1/15 at the 135th. From the bound the first step back counts in full.
+    """
+    coefficient = 0.3
+    for _ in range(200):
+        coefficient = adapt_kl_coefficient(
+            coefficient, observed, 6.0, 1000.0, 100, bounds=(0.02, 3.0)
+        )
+    assert coefficient == bound
+    back = adapt_kl_coefficient(coefficient, 50.0 - observed, 6.0, 1000.0, 100, bounds=(0.02, 3.0))
+    assert back == pytest.approx(bound * (0.98 if bound == 3.0 else 1.02))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,5 +1,5 @@
-"""A program that trains every stage of a recipe on two threads: `python -m tests.run.crowd FOLDER
-RUN [SEED]`.
+"""A program that trains one stage for two hundred steps on two threads: `python -m tests.run.crowd
+STAGE FOLDER RUN [SEED]`. A stage that needs a reward model has a small one trained before.
 
 With a seed the process is unlike one without: its heap is shifted by blocks of random sizes, and
 hardly any memory seems free.
@@ -42,17 +42,24 @@ ROUNDS = {"epochs": 34, "checkpoint_every": 1000, **SLOWER}
 """A hundred updates of each of two rounds."""
 
 
-def values(folder: Path, run: Path) -> dict[str, Any]:
-    """The recipe of `benchmarks.every_stage`, with two hundred steps of each stage."""
+SCORED = ("ppo", "reinforce", "online_direct", "rounds")
+"""Stages that need the reward model; its training keeps the length of `benchmarks.every_stage`."""
+
+
+def values(stage: str, folder: Path, run: Path) -> dict[str, Any]:
+    """The recipe of `benchmarks.every_stage`, cut to a stage and what it needs, with two hundred
+    steps of the stage.
+    """
     sections = recipe(folder, run)
     for name in ("ppo", "grpo", "reinforce", "best_of_n", "online_direct"):
         sections[name] |= MANY
         if "evaluate" in sections[name]:
             sections[name] |= {"evaluate": {**sections[name]["evaluate"], "every": STEPS // 2}}
     sections["ppo"] |= {"kl": {**sections["ppo"]["kl"], "horizon": HORIZON}}
-    for name, epochs in EPOCHS.items():
-        sections[name] |= {"epochs": epochs, "checkpoint_every": 1000}
-    sections["reward"] |= {"evaluate_every": STEPS // 2}
+    if stage in EPOCHS:
+        sections[stage] |= {"epochs": EPOCHS[stage], "checkpoint_every": 1000}
+    if stage == "reward":
+        sections[stage] |= {"evaluate_every": STEPS // 2}
     sections["grpo"] = {
         key: value for key, value in sections["grpo"].items() if key != "verifiable"
     } | {"reward_source": "random"}
@@ -60,7 +67,8 @@ def values(folder: Path, run: Path) -> dict[str, Any]:
         "samples_per_prompt": 8,
         "direct": {**sections["rounds"]["direct"], **ROUNDS},
     }
-    return sections
+    own = ("run", "model", *(("reward",) if stage in SCORED else ()), stage)
+    return {name: sections[name] for name in own}
 
 
 def shifted(seed: int) -> Sequence[object]:
@@ -77,6 +85,6 @@ def shifted(seed: int) -> Sequence[object]:
 
 if __name__ == "__main__":
     torch.set_num_threads(2)
-    place, root, *seeds = sys.argv[1:]
+    stage, place, root, *seeds = sys.argv[1:]
     held = [shifted(int(seed)) for seed in seeds]
-    run_recipe(build(Recipe, values(Path(place), Path(root))))
+    run_recipe(build(Recipe, values(stage, Path(place), Path(root))))

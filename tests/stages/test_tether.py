@@ -177,6 +177,25 @@ def test_a_step_in_which_every_reward_failed_moves_neither_weights_nor_coefficie
     assert followed.kl_coefficient < 0.1
 
 
+def test_an_adaptive_coefficient_stops_at_its_bound_and_warns_once(caplog):
+    """KL of a policy that does not move lies below its target: 0.8^k leaves [0.1 / 1.5, ...] at the
+    second step, 16 responses against a horizon of 16.
+    """
+    kl = {"mode": "adaptive", "coefficient": 0.1, "target": 50.0, "horizon": 16, "max_factor": 1.5}
+    stage, rows = make("ppo", Reward(fails=False), optimizer=STILL, kl=kl), []
+    for number in range(4):
+        rows.append(stage.step(PROMPTS, number)[0])
+    assert [row["kl/coefficient"] for row in rows] == pytest.approx(
+        [0.1, 0.08, 0.1 / 1.5, 0.1 / 1.5]
+    )
+    assert caplog.text.count("has reached its bound 0.0667") == 1
+    assert stage.summary(rows)["steps_at_kl_bound"] == 2
+    stage.raise_kl()
+    assert stage.kl_coefficient == pytest.approx(0.2 / 1.5)
+    stage.raise_kl()
+    assert stage.kl_coefficient == pytest.approx(0.15)
+
+
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_no_update_is_taken_beyond_the_kl_target(minibatches):
     """Each update begins within the target, and the first that would not is not taken: an unlimited

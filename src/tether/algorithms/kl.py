@@ -125,14 +125,21 @@ def kl_target_reached(observed: float, target: float) -> bool:
 
 
 def adapt_kl_coefficient(
-    coefficient: float, observed: float, target: float, horizon: float, num_episodes: int
+    coefficient: float,
+    observed: float,
+    target: float,
+    horizon: float,
+    num_episodes: int,
+    *,
+    bounds: tuple[float, float] = (0.0, math.inf),
 ) -> float:
     """Move the KL coefficient up when the policy is further from the reference than wished, and
     down when nearer.
 
-    Equation: ``e = clip(observed / target − 1, −0.2, 0.2)``, ``β ← β (1 + e · num_episodes /
-        horizon)``.
-    Paper: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2.2.
+    Equation: ``e = clip(observed / target − 1, −0.2, 0.2)``, ``β ← clip(β (1 + e · num_episodes /
+        horizon), low, high)`` with the ``bounds`` low and high.
+    Paper: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2.2. The bounds are ours:
+        where no coefficient reaches the target the product grows, or sinks, without end.
     Units: ``observed`` and ``target`` in nats per *sequence* (token KL summed, then averaged over
     the batch); ``horizon`` and ``num_episodes`` (those of this step) in episodes.
     Raises: ``ValueError`` when ``target`` or ``horizon`` is not positive, when ``observed`` is NaN,
@@ -153,7 +160,8 @@ def adapt_kl_coefficient(
             f"above {num_episodes / 5}"
         )
     error = min(max(observed / target - 1.0, -MAX_KL_ERROR), MAX_KL_ERROR)
-    return coefficient * (1.0 + error * num_episodes / horizon)
+    moved = coefficient * (1.0 + error * num_episodes / horizon)
+    return min(max(moved, bounds[0]), bounds[1])
 
 
 def kl_best_of_n(n: int) -> float:

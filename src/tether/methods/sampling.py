@@ -336,7 +336,7 @@ class Guard(Watch):
         )
         if any(self.act.get(alarm.detector) == "raise_kl" for alarm in alarms):
             assert isinstance(self.stage, PolicyGradient)
-            self.stage.kl_coefficient *= 2
+            self.stage.raise_kl()
         return alarms
 
 

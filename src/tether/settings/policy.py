@@ -146,6 +146,11 @@ class KLConfig(Config):
         gt=0,
         description="responses over which the coefficient can change by a factor of e",
     )
+    max_factor: float = Field(
+        default=100.0,
+        gt=1,
+        description="bound of the adaptive coefficient: its start times this, or divided by this",
+    )
     report: bool = Field(
         default=True,
         description="at coefficient 0 run the reference on a quarter of a step's answers, at "
@@ -442,7 +447,11 @@ _EFFECTS: tuple[Rule, ...] = (
         lambda c: c.kl.mode != "fixed",
         "with kl.mode='fixed'; remove it or set kl.mode='adaptive' or 'stop'",
     ),
-    (("kl.horizon",), lambda c: c.kl.mode == "adaptive", "without kl.mode='adaptive'"),
+    (
+        ("kl.horizon", "kl.max_factor"),
+        lambda c: c.kl.mode == "adaptive",
+        "without kl.mode='adaptive'",
+    ),
     (
         ("kl.report",),
         lambda c: c.kl.coefficient == 0,

@@ -51,6 +51,10 @@ from tether.stages.rollouts import (
 from tether.stages.surrogates import kl_term, surrogate
 
 _log = logging.getLogger(__name__)
+BOUND_REACHED = (
+    "The KL coefficient has reached its bound %.3g and moves no further: KL %.3g nats a response, "
+    "target %.3g. Change kl.target or the learning rate, or raise kl.max_factor"
+)
 
 
 @dataclass(eq=False)
@@ -449,11 +453,23 @@ class PolicyGradient:
         if not math.isfinite(observed):  # of a step whose update was left out
             return
         if kl.mode == "adaptive":
-            target, horizon = kl.target, kl.horizon
+            before, bounds = self.kl_coefficient, self.kl_bounds
             self.kl_coefficient = divergences.adapt_kl_coefficient(
-                self.kl_coefficient, observed, target, horizon, num_responses
+                before, observed, kl.target, kl.horizon, num_responses, bounds=bounds
             )
+            if self.kl_coefficient in bounds and before not in bounds:
+                _log.warning(BOUND_REACHED, self.kl_coefficient, observed, kl.target)
         self.stopped = kl.mode == "stop" and divergences.kl_target_reached(observed, kl.target)
+
+    @property
+    def kl_bounds(self) -> tuple[float, float]:
+        """Least and greatest coefficient of the KL."""
+        kl = self.config.kl
+        return kl.coefficient / kl.max_factor, kl.coefficient * kl.max_factor
+
+    def raise_kl(self) -> None:
+        """Double the coefficient of the KL, up to its bound."""
+        self.kl_coefficient = min(2 * self.kl_coefficient, self.kl_bounds[1])
 
     def price(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """A nat of KL in deviations of the step's scores, as the tether sets it off against them;
@@ -471,8 +487,11 @@ class PolicyGradient:
     def summary(self, history: Sequence[Mapping[str, float]]) -> Json:
         """The part of the run's summary that this stage adds."""
         idle = sum(row.get("policy/updates") == 0 for row in history)
+        bounds = self.kl_bounds if self.config.kl.mode == "adaptive" else ()
+        held = sum(row.get("kl/coefficient") in bounds for row in history)
         return {
             "kl_coefficient": self.kl_coefficient,
+            **({"steps_at_kl_bound": held} if held else {}),
             **({"steps_without_update": idle} if idle else {}),
         }
 
