@@ -15,6 +15,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from tether.core.rundir import read_jsonl
+
 WORDS = (
     "one",
     "two",
@@ -218,9 +220,7 @@ def results(run: Path) -> dict[str, Any]:
         if path.suffix == ".safetensors":
             found[name] = {key: tensor.numpy().tobytes() for key, tensor in load_file(path).items()}
         elif path.suffix == ".jsonl":
-            found[name] = [
-                timeless(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()
-            ]
+            found[name] = [timeless(row) for row in read_jsonl(path)]
         elif path.name in ("summary.json", "answers.json"):
             found[name] = timeless(json.loads(path.read_text(encoding="utf-8")))
     return found
@@ -246,7 +246,7 @@ def _digest_of(path: Path, run: Path) -> str:
     if path.suffix in (".json", ".jsonl"):
         words = text.decode().replace(str(run), "RUN").replace(str(run.parent), "AROUND")
         values = (
-            [json.loads(line) for line in words.splitlines()]
+            [json.loads(line) for line in words.split("\n") if line]
             if path.suffix == ".jsonl"
             else json.loads(words)
         )

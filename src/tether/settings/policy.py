@@ -117,8 +117,8 @@ class KLConfig(Config):
         default=0.05,
         ge=0,
         description="beta: what a nat of KL costs, in deviations of the scores: those of the "
-        "first step with normalize_scores, "
-        "those of each group with scale_advantages; with neither (dr_grpo) in the reward's own unit",
+        "first step with normalize_scores, those of each group with scale_advantages; with neither "
+        "(dr_grpo) in the reward's own unit",
     )
     place: Literal["token", "sequence", "loss"] = Field(
         default="token",
@@ -135,10 +135,7 @@ class KLConfig(Config):
     )
     mode: Literal["fixed", "adaptive", "stop"] = Field(
         default="fixed",
-        description=(
-            "adaptive: towards the target (Ziegler 2019, section 2.2); "
-            "stop: training ends beyond it"
-        ),
+        description="adaptive: towards the target (Ziegler 2019); stop: training ends beyond it",
     )
     target: float = Field(default=6.0, gt=0, description="nats a response")
     horizon: float = Field(
@@ -146,16 +143,11 @@ class KLConfig(Config):
         gt=0,
         description="responses over which the coefficient can change by a factor of e",
     )
-    max_factor: float = Field(
-        default=100.0,
-        gt=1,
-        description="bound of the adaptive coefficient: its start times this, or divided by this",
-    )
+    max_factor: float = Field(default=100.0, gt=1, description="adaptive: most change, up or down")
     report: bool = Field(
         default=True,
         description="at coefficient 0 run the reference on a quarter of a step's answers, at "
-        "least 16: how far the policy has "
-        "moved",
+        "least 16: how far the policy has moved",
     )
 
 
@@ -447,11 +439,8 @@ _EFFECTS: tuple[Rule, ...] = (
         lambda c: c.kl.mode != "fixed",
         "with kl.mode='fixed'; remove it or set kl.mode='adaptive' or 'stop'",
     ),
-    (
-        ("kl.horizon", "kl.max_factor"),
-        lambda c: c.kl.mode == "adaptive",
-        "without kl.mode='adaptive'",
-    ),
+    (("kl.horizon",), lambda c: c.kl.mode == "adaptive", "without kl.mode='adaptive'"),
+    (("kl.max_factor",), lambda c: c.kl.mode == "adaptive", "without kl.mode='adaptive'"),
     (
         ("kl.report",),
         lambda c: c.kl.coefficient == 0,
