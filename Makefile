@@ -34,11 +34,12 @@ check test test-slow test-processors: export TOKENIZERS_PARALLELISM = false
 # Each of the many processes that tests start would compile tether's files anew.
 check test test-slow test-processors: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help quickstart labs test test-slow test-processors check audit bench peers clean FORCE gpu
+.PHONY: help quickstart labs docs test test-slow test-processors check audit bench peers clean FORCE gpu
 
 help:
 	@echo 'make quickstart   the whole journey on this machine: preferences, reward model, PPO, a report   [ARGS=...]'
 	@echo 'make labs         all labs, each with its time; pages in runs/labs/'
+	@echo 'make docs         the manual as a website for reading without a network, in build/manual/site/'
 	@echo 'make check        ruff, pyright, the floors of the house, the fast tests'
 	@echo 'make test         every test whose needs are met here, but the slow ones                  [PYTEST_ARGS=...]'
 	@echo 'make test-slow    the slow tests                                                          [PYTEST_ARGS=...]'
@@ -97,6 +98,17 @@ quickstart: $(VENV)/.runs
 # The exercises of the textbooks: docs/guides/labs.md.
 labs: $(VENV)/.runs
 	$(BIN)/tether lab all
+
+# An environment of its own: the manual needs neither torch nor tether installed.
+docs: $(VENV)/.docs/.installed
+	@$(VENV)/.docs/bin/python benchmarks/manual.py
+	@cd build/manual && $(abspath $(VENV))/.docs/bin/zensical build --clean --strict
+	@$(VENV)/.docs/bin/python benchmarks/manual.py --finish
+
+$(VENV)/.docs/.installed: locks/docs.txt
+	@$(PYTHON) -m venv $(VENV)/.docs
+	@$(VENV)/.docs/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -60,6 +60,7 @@ SIZES = {
     "benchmarks.coverage": [["--draws", "20", "--only", "kappa", "--no-write"]],
     "benchmarks.record": [["--check"]],
     "benchmarks.prose": [[]],
+    "benchmarks.manual": [[]],
     "benchmarks.first_hour": [["--tiny", "--only", "README.md:2"]],
     "benchmarks.planned": [["sft", "grpo", "--smoke"]],
     "benchmarks.defaults": [[stage, "--smoke"] for stage in STAGES],

@@ -1,0 +1,195 @@
+"""`python benchmarks/manual.py`: the pages and the configuration that `make docs` builds from.
+
+docs/ stays plain Markdown that a code host shows as it is. This program copies it, with the pages
+of the first folder, into build/manual/pages, adds a page for each public module, and points links
+to files outside the manual at the repository. The order of the manual is that of docs/README.md.
+It needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "manual"
+HOME = "https://github.com/tether-rlhf/tether"
+MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "dev/contributing.md"}
+MOVED |= {"CHANGELOG.md": "dev/changelog.md", "SECURITY.md": "trust/security.md"}
+MOVED |= {"AGENTS.md": "dev/agents.md", "docs/README.md": "contents.md"}
+"""Pages with another place in the manual than in the repository."""
+ELSEWHERE = "https://unpkg.com/iframe-worker/shim"
+MODULES = {
+    "The front door": ["tether.api.methods", "tether.api.runs", "tether.api.workbench"],
+    "Protocols and values": ["tether.core.protocols", "tether.core.types", "tether.core.errors"],
+    "Statistics": ["tether.stats"],
+}
+"""Modules of the reference beside those of `tether.algorithms`, by heading."""
+CONFIG = """[project]
+site_name = "tether"
+site_description = "Align language models with human preferences."
+docs_dir = "pages"
+site_dir = "site"
+use_directory_urls = false
+extra_css = ["manual.css"]
+nav = {nav}
+
+[project.theme]
+font = false
+language = "en"
+features = ["navigation.footer", "navigation.indexes", "search.highlight", "content.code.copy"]
+
+[project.markdown_extensions.admonition]
+[project.markdown_extensions.attr_list]
+[project.markdown_extensions.md_in_html]
+[project.markdown_extensions.tables]
+[project.markdown_extensions.toc]
+permalink = true
+[project.markdown_extensions.toc.slugify]
+object = "pymdownx.slugs.slugify"
+kwds = {{ case = "lower" }}
+[project.markdown_extensions.pymdownx.highlight]
+[project.markdown_extensions.pymdownx.superfences]
+
+[project.plugins.search]
+[project.plugins.offline]
+[project.plugins.mkdocstrings.handlers.python]
+paths = [{source}]
+[project.plugins.mkdocstrings.handlers.python.options]
+show_root_heading = true
+show_source = false
+docstring_style = "google"
+members_order = "source"
+show_signature_annotations = true
+separate_signature = true
+heading_level = 1
+"""
+CSS = ".md-grid { max-width: 84rem; }\n"
+
+
+def place(path: Path) -> str:
+    """The manual's name of a page of the repository."""
+    name = path.relative_to(ROOT).as_posix()
+    return MOVED.get(name, name.removeprefix("docs/"))
+
+
+def pages() -> list[Path]:
+    """Files of the repository that the manual holds, pictures included."""
+    first = [ROOT / name for name in MOVED if (ROOT / name).exists()]
+    docs = (ROOT / "docs").rglob("*")
+    return sorted({*first, *(p for p in docs if p.suffix in (".md", ".svg", ".png"))})
+
+
+def linked(text: str, page: Path) -> str:
+    """A page's text with links that hold in the manual."""
+    inside = set(pages())
+
+    def moved(match: re.Match[str]) -> str:
+        target, anchor = match[1], match[2] or ""
+        file = (page.parent / target).resolve()
+        if re.match(r"\w+:", target) or not file.exists():
+            return match[0]
+        if file in inside:
+            start = Path(place(page)).parent
+            return f"]({os.path.relpath(place(file), start)}{anchor})"
+        kind = "tree" if file.is_dir() else "blob"
+        return f"]({HOME}/{kind}/main/{file.relative_to(ROOT).as_posix()}{anchor})"
+
+    return re.sub(r"\]\(([^)\s#]+)(#[^)\s]*)?\)", moved, text)
+
+
+def entries(index: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """The sections of docs/README.md, each with (title, file) of the pages that it lists."""
+    for part in re.split(r"^## ", index, flags=re.M)[1:]:
+        title, _, body = part.partition("\n")
+        links = re.findall(r"^- \[([^\]]+)\]\(([^)#\s]+)\)", body, re.M)
+        yield title, [(name, target) for name, target in links]
+
+
+def modules() -> dict[str, list[str]]:
+    """Every module of the reference by heading, those of `tether.algorithms` first."""
+    folder = ROOT / "src" / "tether" / "algorithms"
+    names = [p.stem for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")]
+    return {"Algorithms": [f"tether.algorithms.{name}" for name in names], **MODULES}
+
+
+def module_page(name: str) -> str:
+    """A page whose text comes from a module's docstrings."""
+    file = ROOT / "src" / Path(*name.split("."))
+    file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+    assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))), name
+    return f"::: {name}\n"
+
+
+def prepare(folder: Path = BUILD) -> None:
+    """Write pages and configuration into `folder`, which is emptied first."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for page in pages():
+        file = folder / "pages" / place(page)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if page.suffix == ".md":
+            file.write_text(linked(page.read_text(encoding="utf-8"), page), encoding="utf-8")
+        else:
+            shutil.copyfile(page, file)
+    index = ROOT / "docs" / "README.md"
+    nav: list[dict[str, object]] = [{"tether": "index.md"}]
+    for title, links in entries(index.read_text(encoding="utf-8")):
+        within = [{name: place((index.parent / target).resolve())} for name, target in links]
+        nav.append({title: [row for row in within if "index.md" not in row.values()]})
+        if title == "Reference":
+            nav.append({"Python": list(_module_pages(folder / "pages"))})
+    nav.append({"Contents": "contents.md"})
+    (folder / "pages" / "manual.css").write_text(CSS, encoding="utf-8")
+    text = CONFIG.format(nav=_toml(nav), source=json.dumps(str(ROOT / "src")))
+    (folder / "zensical.toml").write_text(text, encoding="utf-8")
+
+
+def _module_pages(folder: Path) -> Iterator[dict[str, object]]:
+    for heading, names in modules().items():
+        for name in names:
+            (folder / "python").mkdir(exist_ok=True)
+            (folder / "python" / f"{name}.md").write_text(module_page(name), encoding="utf-8")
+        yield {heading: [{name: f"python/{name}.md"} for name in names]}
+
+
+def _toml(value: object) -> str:
+    """A nested list of tables with one key each, as TOML has it inline."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        rows = (f"{json.dumps(key)} = {_toml(inner)}" for key, inner in value.items())
+        return f"{{ {', '.join(rows)} }}"
+    return json.dumps(value)
+
+
+def finish(folder: Path = BUILD) -> None:
+    """Make the built pages complete without a network: the search of a page that lies on a disk
+    takes `manual.js` in place of a script from elsewhere.
+    """
+    shutil.copyfile(Path(__file__).with_suffix(".js"), folder / "site" / "search_on_disk.js")
+    for page in (folder / "site").rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        depth = len(page.relative_to(folder / "site").parts) - 1
+        own = f"{'../' * depth}search_on_disk.js"
+        page.write_text(text.replace(ELSEWHERE, own), encoding="utf-8")
+
+
+def main() -> None:
+    """Write pages and configuration, or with --finish mend the site that was built from them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--finish", action="store_true", help="after the build")
+    if parser.parse_args().finish:
+        finish()
+        print(f"The manual: {BUILD / 'site' / 'index.html'}")
+    else:
+        prepare()
+
+
+if __name__ == "__main__":
+    main()
