@@ -49,15 +49,21 @@ Table = Float[Tensor, "before word"]
 
 
 class Answers(NamedTuple):
-    """Answers as numbers of words; the mask is True up to the full stop."""
+    """Answers as numbers of words; the mask is True up to the full stop.
+
+    A prompt is the word that an answer goes on from; without one an answer begins by itself.
+    """
 
     tokens: Tokens
     mask: Bool[Tensor, "answers time"]
+    prompts: Int64[Tensor, " answers"] | None = None
 
     @property
     def before(self) -> Tokens:
         """The word before each word."""
         first = torch.full_like(self.tokens[:, :1], START)
+        if self.prompts is not None:
+            first = self.prompts[:, None]
         return torch.cat([first, self.tokens[:, :-1]], dim=1)
 
     @property
@@ -88,17 +94,25 @@ def base() -> Table:
     return torch.full((len(WORDS) + 1, len(WORDS)), 1 / len(WORDS)).log()
 
 
-def draw(table: Table, count: int, luck: torch.Generator, temperature: float = 1.0) -> Answers:
-    """Draw answers word by word."""
+def draw(
+    table: Table,
+    count: int,
+    luck: torch.Generator,
+    temperature: float = 1.0,
+    *,
+    prompts: Int64[Tensor, " answers"] | None = None,
+) -> Answers:
+    """Draw answers word by word; with prompts each goes on from its own."""
     chances = (table / temperature).softmax(1)
-    word = torch.full((count,), START)
+    word = torch.full((count,), START) if prompts is None else prompts
     words = []
     for _ in range(LENGTH):
         word = torch.multinomial(chances[word], 1, generator=luck)[:, 0]
         words.append(word)
     tokens = torch.stack(words, dim=1)
     ended = (tokens == WORDS.index(END)).cumsum(1)
-    return Answers(tokens, (ended == 0) | ((ended == 1) & (tokens == WORDS.index(END))))
+    mask = (ended == 0) | ((ended == 1) & (tokens == WORDS.index(END)))
+    return Answers(tokens, mask, prompts)
 
 
 def logprobs_of(table: Table, answers: Answers) -> PerWord:
@@ -106,7 +120,7 @@ def logprobs_of(table: Table, answers: Answers) -> PerWord:
     return table.log_softmax(1)[answers.before, answers.tokens]
 
 
-def exact_kl(table: Table, reference: Table) -> float:
+def exact_kl(table: Table, reference: Table, prompt: int = START) -> float:
     """KL(policy || reference) in nats an answer, summed over all answers that there can be.
 
     Equation: Σ_t Σ_w P(w is the word before t) KL(π(· | w) || π_ref(· | w)).
@@ -114,7 +128,7 @@ def exact_kl(table: Table, reference: Table) -> float:
     log_policy = table.log_softmax(1)
     gap = (log_policy.exp() * (log_policy - reference.log_softmax(1))).sum(1)
     chances = torch.zeros(len(WORDS) + 1)
-    chances[START] = 1.0
+    chances[prompt] = 1.0
     total = 0.0
     for _ in range(LENGTH):
         chances[WORDS.index(END)] = 0.0

@@ -55,6 +55,11 @@ BROKEN = {
         ("train = compare(1000, luck)", "train = compare(1000, luck, flipped=1.0)", "held-out accuracy"),
         ("reward = fit_reward(train)", "reward = 4 * fit_reward(train)", "calibration error"),
     ],
+    "03_reinforce": [
+        ("return -torch.autograd.grad(loss, table)[0]", "return torch.autograd.grad(loss, table)[0]",
+         "power of n"),
+        ("shop, learned = train(polite)", "shop, learned = train(random_reward)", "reward at the end"),
+    ],
     "04_gradient_variance": [
         ("- expected(answers, baseline, offset)", "+ expected(answers, baseline, offset)", "variance"),
         ("return shop.evaluate(answers)[1].detach() + offset",
@@ -73,6 +78,21 @@ BROKEN = {
     ],
     "08_slider": [
         ("train(shop, steps=STEPS, beta=beta)", "train(shop, steps=STEPS, beta=0.0)", "gain − β KL"),
+    ],
+    "10_best_of_n": [
+        ("return torch.arange(PROMPTS) * max(SIZES) + rows.argmax(1)",
+         "return torch.arange(PROMPTS) * max(SIZES) + rows.argmin(1)", "largest distance from n/(n + 1)"),
+        ("chance * (chance / at).log()", "chance * (chance / at).log2()", "largest KL less the formula"),
+        ('favourites(scores["reward model"], n) for', 'favourites(scores["truth"], n) for',
+         "n at which the truth peaks"),
+    ],
+    "11_dpo_ipo_kto": [
+        ("return dpo_loss(chosen, rejected,", "return dpo_loss(rejected, chosen,",
+         "held-out accuracy of DPO"),
+        ("return ipo_loss(chosen, rejected,", "return dpo_loss(chosen, rejected,",
+         "margin of IPO, end over half way"),
+        ("good = torch.arange(len(both)) < len(chosen)", "good = torch.arange(len(both)) >= len(chosen)",
+         "best truth of KTO"),
     ],
 }  # fmt: skip
 """By lab: what stands in it, what breaks it, and what the error must name."""
