@@ -1,4 +1,4 @@
-"""The game of labs 2, 4, 5, 7 and 8: a shop answers in words, by a table of what follows what.
+"""The game of labs 2 to 5 and 7 to 11: a shop answers in words, by a table of what follows what.
 
 The policy is a language model with a memory of one word: logits over the next word for each word
 before it. It is small enough that everything about it can be computed exactly, and its answers can
