@@ -200,3 +200,17 @@ def test_a_kernel_without_a_deterministic_variant_is_named_and_all_is_as_before(
     assert not torch.are_deterministic_algorithms_enabled()
     with pytest.raises(RuntimeError, match="mine"), deterministic():
         raise RuntimeError("mine")
+
+
+def test_a_proof_takes_the_sizes_that_the_run_would_have_on_its_device(
+    values, tmp_path, monkeypatch
+):
+    def smaller(given, names):
+        assert names == ["sft"]
+        sft = given.sft.model_copy(update={"batch_size": 2})
+        return given.model_copy(update={"sft": sft})
+
+    monkeypatch.setattr("tether.tools.prove.by_device", smaller)
+    prove(recipe(values, "sft"), tmp_path, ["sft"], cuts=(1, 1))
+    config = json.loads((tmp_path / "sft-whole" / "config.json").read_text())
+    assert config["sft"]["batch_size"] == 2

@@ -20,6 +20,7 @@ from tether.cpu.memory import free_memory
 from tether.learner.determinism import deterministic
 from tether.methods.stage import run_stage
 from tether.models.loading import pick_device
+from tether.runner.by_device import by_device
 from tether.runner.jobs import expand
 from tether.runner.run import context_of
 from tether.settings.recipe import BaseRecipe
@@ -77,10 +78,10 @@ def prove(
         raise ConfigError(
             f"the recipe has no stage {unknown[0]!r} that can be proved; it has: {', '.join(known)}"
         )
-    ground = _ground(recipe, folder / "ground")
+    ground = by_device(_ground(recipe, folder / "ground"), stages or known)
     rows = []
     for name in stages or known:
-        section = recipe.section(name).model_copy(update={"checkpoint_every": 1})
+        section = ground.section(name).model_copy(update={"checkpoint_every": 1})
         with (
             deterministic()
             if recipe.deterministic or pick_device(recipe.model.device).type != "cpu"
