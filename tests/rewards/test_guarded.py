@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -28,11 +29,12 @@ import torch
 from tests.rewards.test_function import ASKED
 
 import tether
+from tether.api.rows import rows_in
 from tether.build.judges import text_judge
 from tether.core.errors import ConfigError, RewardError, RunError, one_line
 from tether.core.stopping import Interrupted
 from tether.core.types import Prompt, Score, user
-from tether.rewards import facets, surroundings
+from tether.rewards import facets, loading, surroundings
 from tether.rewards.calling import in_place, source_of
 from tether.rewards.function import FunctionReward
 from tether.rewards.loading import load_function, register
@@ -142,6 +144,7 @@ def test_what_stops_a_run_is_passed_on(stop: BaseException) -> None:
         ("0.5", "returned a str, not a number"),
         ([0.5], "returned a list, not a number"),
         (torch.ones(2), "returned a Tensor, not a number"),
+        (torch.ones((), device="meta"), "returned a Tensor, not a number"),
         (Score(1.0, parts={"a": "x"}), "returned a Score whose part 'a' is a str, not a number"),  # type: ignore[dict-item]
         (
             Score(1.0, parts={"score": 1.0}),
@@ -344,6 +347,12 @@ CHANGES: dict[str, tuple[Any, Any]] = {
         lambda: round(signal.getitimer(signal.ITIMER_REAL)[0], -2),
     ),
     "limits of the interpreter": (lambda: sys.setrecursionlimit(77_777), sys.getrecursionlimit),
+    "limits of the process": (
+        lambda: resource.setrlimit(
+            resource.RLIMIT_NOFILE, (77, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        ),
+        lambda: resource.getrlimit(resource.RLIMIT_NOFILE),
+    ),
     "the time limit of sockets": (lambda: socket.setdefaulttimeout(0.5), socket.getdefaulttimeout),
 }
 
@@ -492,15 +501,17 @@ def test_what_a_function_does_to_its_prompts_stays_with_the_call() -> None:
                 prompts[0].metadata["tests"].pop(),
                 prompts[0].row["answer"].pop("of"),
                 prompts[0] is prompts[1],
+                responses.pop(),
             )
         )
-        return [1.0] * len(responses)
+        return [1.0, 1.0]
 
-    source = FunctionReward(f)
+    # of several functions each gets the same
+    source, how = {"first": f, "second": f}, {"first": 1.0, "second": 1.0}
     for _ in range(2):
-        source.score_texts([prompt, prompt], ["a", "b"])
+        FunctionReward(source, how).score_texts([prompt, prompt], ["a", "b"])
     assert (
-        seen == [(2, [3], True)] * 2
+        seen == [(2, [3], True, "b")] * 4
         and prompt.metadata == {"tests": [1, 2]}
         and prompt.row == {"answer": {"of": [3]}}
     )
@@ -661,6 +672,27 @@ def test_a_generator_of_rows_that_fails_is_refused_by_name(tmp_path: Path) -> No
         tether.grpo("tiny", prompts=rows(), reward="random", run=tmp_path / "run")
 
 
+def test_a_generator_of_rows_leaves_the_run_its_state(tmp_path: Path) -> None:
+    def rows() -> Any:
+        torch.set_default_dtype(torch.float64)
+        os.chdir("/")
+        yield from ("one", "two")
+
+    assert rows_in(rows(), "prompts") == [{"prompt": "one"}, {"prompt": "two"}]
+    assert torch.get_default_dtype() == torch.float32 and os.getcwd() != "/"
+
+
+def test_a_slow_import_is_named_while_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loading, "SLOW_IMPORT", 0.1)
+    (tmp_path / "slow.py").write_text(
+        "import time\ntime.sleep(1)\ndef f(p, r): return [1.0] * len(r)"
+    )
+    load_function(f"{tmp_path}/slow.py:f")
+    assert "slow.py" in caplog.text and "line 2" in caplog.text
+
+
 def test_any_callable_has_a_name_and_a_digest() -> None:
     class Slotted:
         __slots__ = ()
@@ -681,7 +713,7 @@ def test_any_callable_has_a_name_and_a_digest() -> None:
     def unfinished(prompts: Any, responses: Any) -> list[float]:
         return [later] * len(responses)
 
-    for function in (Slotted(), unfinished, math.fsum):
+    for function in (Slotted(), Secretive(), unfinished, math.fsum):
         assert load_function(register(function)) is function
     assert (
         source_of("the judge", Slotted()).endswith("Slotted (test_guarded.py)")

@@ -9,6 +9,7 @@ import logging
 import operator
 import os
 import random
+import resource
 import signal
 import socket
 import sys
@@ -59,13 +60,13 @@ def _switches() -> tuple[Any, ...]:
         (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
         torch.is_anomaly_enabled(),
         torch.is_autocast_enabled("cpu"),
+        torch.backends.mkldnn.enabled,
     )
 
 
 def _switch(values: tuple[Any, ...]) -> None:
-    precision, (enabled, benchmark, deterministic), (flash, efficient, plain), anomaly, autocast = (
-        values
-    )
+    precision, (enabled, benchmark, deterministic), (flash, efficient, plain), *others = values
+    anomaly, autocast, onednn = others
     torch.set_float32_matmul_precision(precision)
     cudnn: Any = torch.backends.cudnn
     cuda = torch.backends.cuda
@@ -75,6 +76,7 @@ def _switch(values: tuple[Any, ...]) -> None:
     cuda.enable_math_sdp(plain)
     torch.autograd.set_detect_anomaly(anomaly)
     torch.set_autocast_enabled("cpu", autocast)
+    torch.backends.mkldnn.set_flags(_enabled=onednn)
 
 
 def _draws() -> list[torch.Tensor]:
@@ -255,6 +257,23 @@ def _set_interpreter(values: tuple[Any, ...]) -> None:
     sys.set_int_max_str_digits(values[2])
 
 
+_KINDS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+
+
+def _limits() -> dict[int, tuple[int, int]]:
+    return {kind: resource.getrlimit(kind) for kind in _KINDS}
+
+
+def _set_limits(values: Mapping[int, tuple[int, int]]) -> None:
+    """Set limits as far as the hard ones allow, which root alone can raise again."""
+    for kind, both in values.items():
+        highest = resource.getrlimit(kind)[1]
+        if highest != both[1]:
+            resource.setrlimit(kind, (highest, highest))
+    for kind, both in values.items():
+        resource.setrlimit(kind, both)
+
+
 def _same_tensors(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
@@ -295,5 +314,6 @@ FACETS = (
     Facet("handlers of signals", _signals, _set_signals, keeps=False),
     Facet("timers of signals", _timers, _set_timers, keeps=False, same=_same_timers),
     Facet("limits of the interpreter", _interpreter, _set_interpreter),
+    Facet("limits of the process", _limits, _set_limits, keeps=False),
     Facet("the time limit of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
 )

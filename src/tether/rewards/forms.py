@@ -49,7 +49,7 @@ def plain(function: Callable[..., Any], completions: Shape = "texts") -> Functio
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # built in
+    except Exception:  # noqa: BLE001 - built in, or an object that may raise at any attribute
         return {}
 
 
