@@ -18,7 +18,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from tether.core.rundir import whole_file
-from tether.report.page import fill_template
+from tether.report.frame import fill_template
 from tether.report.plotting import PALETTE, Trace, framed
 
 HERE = Path(__file__).resolve().parent

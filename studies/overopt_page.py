@@ -17,9 +17,9 @@ import numpy as np
 
 from tether.core.errors import RunError
 from tether.report.answers import training_samples
+from tether.report.frame import fill_template
 from tether.report.narrative import Conclusion
 from tether.report.numbers import bracketed, decimal, percent, side, signed
-from tether.report.page import fill_template
 from tether.report.plotting import MUTED, PALETTE, Plot, Trace, framed, label
 from tether.report.reading import Estimate, Row, SubRun, estimate, json_of, mapping, read_sub_run
 

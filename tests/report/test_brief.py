@@ -107,7 +107,7 @@ def test_the_loss_before_is_that_before_the_first_update(tmp_path):
 
 
 def test_backticks_are_code_on_the_page():
-    from tether.report.page import with_code
+    from tether.report.frame import with_code
 
     assert str(with_code("Raise `epochs` < 3.")) == "Raise <code>epochs</code> &lt; 3."
     assert str(with_code("a ` alone")) == "a ` alone"

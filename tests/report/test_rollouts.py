@@ -39,7 +39,7 @@ def test_every_recorded_rollout_is_packed(tmp_path, synthetic):
     (run / "ppo" / "samples.jsonl").open("a").write(
         "{damaged\n" + '{"step": null, "response": 3}\n'
     )
-    packed = packed_rollouts(read_journey(run))
+    packed = packed_rollouts(read_journey(run).stages)
     assert packed is not None
     value = unpacked(packed.text)
     mine = [row for row in value["rows"] if row[0] == "ppo"]
@@ -53,7 +53,7 @@ def test_every_recorded_rollout_is_packed(tmp_path, synthetic):
 def test_what_is_too_much_for_a_page_is_counted_and_its_steps_are_spread(tmp_path, synthetic):
     run = synthetic.write_quickstart(tmp_path / "run")
     synthetic.write_lines(run / "ppo" / "samples.jsonl", rows(300))
-    packed = packed_rollouts(read_journey(run), most=4000)
+    packed = packed_rollouts(read_journey(run).stages, most=4000)
     assert packed is not None and len(packed.text) <= 4000
     steps = {row[1] for row in unpacked(packed.text)["rows"] if row[0] == "ppo"}
     assert (

@@ -84,15 +84,15 @@ def report(
     from tether.report.about import anchor
     from tether.report.overlay import write_overlay
     from tether.report.page import whole_run, write_report
+    from tether.report.sweeps import TABLE
 
     if len(directories) > 1:
         typer.echo(str(write_overlay(directories, output)))
         return
     (directory,) = directories
-    page = write_report(directory, output)
-    typer.echo(
-        str(page) if whole_run(directory) == directory else f"{page}#{anchor(directory.name)}"
-    )
+    page, root = write_report(directory, output), whole_run(directory)
+    whole = root == directory or (root / TABLE).is_file()
+    typer.echo(str(page) if whole else f"{page}#{anchor(directory.name)}")
 
 
 def doctor(

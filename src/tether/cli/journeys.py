@@ -193,6 +193,7 @@ def _stages(config: BaseRecipe, chosen: list[str], began: float, given: Sequence
     if config.sweep is not None:
         _show_jobs(console, config, chosen)
         point_to(console, "Each combination is a run with its own page", root / "sweep")
+        point_to(console, "The page over all of them", page)
         return
     if "evaluate" in chosen:
         show_run(console, root)

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tether.core.rundir import whole_file
+from tether.report.frame import HERE, fill_template, write_page
 from tether.report.numbers import bracketed, decimal, percent
-from tether.report.page import HERE, fill_template
 
 COLUMNS = ("prompts", "pairs", "wins", "ties", "losses", "wins, ties half")
 SHOWN = 8
@@ -74,5 +73,4 @@ def write_duel(output: Path, figures: Mapping[str, Any], rows: Sequence[Mapping[
         facts=(("what", "number"), list(fact_rows(figures))),
         groups=groups,
     )  # fmt: skip
-    with whole_file(output) as temporary:
-        temporary.write_bytes(page.encode("utf-8", "replace"))
+    write_page(output, page)

@@ -10,10 +10,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tether.core.errors import ConfigError, RunError
-from tether.core.rundir import whole_file
+from tether.core.errors import ConfigError
 from tether.core.types import Json
 from tether.report import about, figures
+from tether.report.frame import HERE, fill_template, page_path, write_page
 from tether.report.narrative import (
     Conclusion,
     conclusion,
@@ -24,7 +24,6 @@ from tether.report.narrative import (
     spent_kl,
 )
 from tether.report.numbers import bracketed, decimal, duration, percent, signed
-from tether.report.page import HERE, fill_template
 from tether.report.plotting import Plot
 from tether.report.reading import (
     Journey,
@@ -66,9 +65,7 @@ def write_overlay(folders: Sequence[Path], output: Path | None = None) -> Path:
         MissingFileError: a run directory does not exist.
         RunError: one holds nothing of tether, or the output is a folder.
     """
-    output = folders[0] / "comparison.html" if output is None else output
-    if output.is_dir():
-        raise RunError(f"{output} is a folder. Give the path of the HTML file to write.")
+    output = page_path(folders[0] / "comparison.html" if output is None else output)
     laid = [_laid(name, folder) for name, folder in zip(told_apart(folders), folders, strict=True)]
     page = fill_template(
         HERE / "overlay.html", " · ".join(run.name for run in laid), _figures(laid), [*_notes(laid)],
@@ -76,9 +73,7 @@ def write_overlay(folders: Sequence[Path], output: Path | None = None) -> Path:
         verdicts=_verdicts(laid),
         differences=_differences(laid),
     )  # fmt: skip
-    with whole_file(output) as temporary:
-        temporary.write_bytes(page.encode("utf-8", "replace"))
-    return output
+    return write_page(output, page)
 
 
 def told_apart(folders: Sequence[Path]) -> list[str]:

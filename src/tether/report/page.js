@@ -30,14 +30,14 @@
   const data = document.getElementById("rollout-data");
   if (!data) return;
   const browser = new RolloutBrowser(document.getElementById("rollouts"), "No rollouts were recorded.");
-  const unpack = async () => {
-    const bytes = Uint8Array.from(atob(data.content.textContent.trim()), (letter) => letter.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const { prompts, rows, alarms } = JSON.parse(await new Response(stream).text());
-    browser.set(rows.map(([stage, step, prompt, response, proxy, stop]) => ({ stage, step, prompt: prompts[prompt], response, proxy, stop })),
-      alarms.map(([stage, detector, step]) => ({ stage, detector, step })));
-  };
-  unpack();
+  let rollouts = { prompts: [], rows: [], alarms: [] }, chosen = null;
+  const fits = ([stage]) => !chosen || chosen.has(stage);
+  const fill = () => browser.set(
+    rollouts.rows.filter(fits).map(([stage, step, prompt, response, proxy, stop]) => ({ stage, step, prompt: rollouts.prompts[prompt], response, proxy, stop })),
+    rollouts.alarms.filter(fits).map(([stage, detector, step]) => ({ stage, detector, step })));
+  unpacked("rollout-data").then((value) => { rollouts = value; fill(); });
+  // the sliders of a sweep choose runs
+  addEventListener("setting", (event) => { chosen = event.detail; fill(); });
   addEventListener("click", (event) => {
     const hit = event.target.closest(".hit"), step = hit && /^step ([\d,]+)/.exec(texts.get(hit) || "");
     if (step) browser.choose(Number(step[1].replaceAll(",", "")));

@@ -4,24 +4,15 @@ act.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
-
-from tether.core.errors import RunError
-from tether.core.rundir import whole_file
-from tether.core.visible import visible
 from tether.report import about, figures, reading, tiles
-from tether.report.answers import answer_groups, gold_change, training_samples
+from tether.report.answers import answer_groups, training_samples
+from tether.report.frame import HERE, Figures, fill_template, page_path, write_page
 from tether.report.narrative import conclusion, control_of, loop_conclusion
-from tether.report.numbers import decimal, signed
 from tether.report.parts import Part, gold_parts
 from tether.report.plotting import Plot
 from tether.report.reading import (
@@ -31,37 +22,16 @@ from tether.report.reading import (
     Row,
     SubRun,
     finite,
-    mapping,
     printable,
     read_journey,
     read_loop,
+    started_stages,
 )
 from tether.report.rollouts import packed_rollouts
+from tether.report.sweep import STAGES_PAGE, sweep_page
+from tether.report.sweeps import read_sweep
 from tether.report.trace import write_trace
 from tether.report.wording import Wording, wording_of, wording_of_labels
-
-HERE = Path(__file__).resolve().parent
-
-
-def with_code(text: str) -> Markup:
-    """A sentence as HTML, escaped, in which what stands in backticks is code."""
-    parts = [escape(visible(part)) for part in text.split("`")]
-    if len(parts) % 2 == 0:
-        return Markup("`").join(parts)
-    return Markup("").join(
-        Markup("<code>{}</code>").format(part) if place % 2 else part
-        for place, part in enumerate(parts)
-    )
-
-
-FILTERS = {
-    "text": printable, "mapping": mapping, "number": finite, "signed": signed, "gold_change": gold_change,
-    "code": with_code, "anchor": about.anchor, "method": about.method_name,
-    "score": lambda value: "–" if (score := finite(value)) is None else decimal(score),
-}  # fmt: skip
-"""Of the templates. Besides, every text that they print is made visible and then escaped."""
-Figures = Mapping[str, Sequence[Plot]]
-"""By section, in the page's order; an empty list leaves its section out."""
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:
@@ -70,7 +40,8 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     The page needs no network and its policy forbids it; `output` defaults to `report.html` in the
     run. Beside the page goes a trace for ui.perfetto.dev (`trace.json`, beside another page than
     the default one `NAME.trace.json`) where a stage has measured its phases. Of a stage's folder
-    in a run that a command began, it is the run's page that is written.
+    in a run that a command began, it is the run's page that is written. Of a sweep it is the page
+    over all combinations; `stages.html` beside it has the stages in the folder itself.
     Parts that the run does not have are left out; damaged files are named at the foot of the page.
 
     Raises:
@@ -78,9 +49,15 @@ def write_report(run: Path, output: Path | None = None) -> Path:
         RunError: it holds nothing of tether, or the output is a folder.
     """
     run = whole_run(Path(run))
-    output = run / "report.html" if output is None else Path(output)
-    if output.is_dir():
-        raise RunError(f"{output} is a folder. Give the path of the HTML file to write.")
+    output = page_path(run / "report.html" if output is None else Path(output))
+    if (sweep := read_sweep(run)) is not None:
+        if output.parent == run and started_stages(run):
+            _write_run(run, run / STAGES_PAGE)
+        return write_page(output, sweep_page(sweep))
+    return _write_run(run, output)
+
+
+def _write_run(run: Path, output: Path) -> Path:
     rounds = read_loop(run)
     if rounds is None:
         journey = read_journey(run)
@@ -89,9 +66,7 @@ def write_report(run: Path, output: Path | None = None) -> Path:
         write_trace(journey, output.with_name(name))
     else:
         page = _loop_page(rounds)
-    with whole_file(output) as temporary:
-        temporary.write_bytes(page.encode("utf-8", "replace"))
-    return output
+    return write_page(output, page)
 
 
 def whole_run(folder: Path) -> Path:
@@ -120,7 +95,7 @@ def _journey_page(journey: Journey, run: Path) -> str:
     contents = [("at-verdict", "Verdict"), *[("at-answers", "Before and after")] * compared]
     stages = [*journey.arms[:1], *(each.stage for each in supervised)]
     contents += [(about.anchor(stage.name), about.method_name(stage)) for stage in stages]
-    rollouts = packed_rollouts(journey)
+    rollouts = packed_rollouts(journey.stages)
     contents += [("at-rollouts", "Rollouts")] * (rollouts is not None)
     contents += [("at-time", "Time")] * bool(drawn["stages"]) + [
         ("at-config", "Config and manifest")
@@ -238,36 +213,6 @@ def _loop_page(rounds: LoopRun) -> str:
         rounds=([*map(wording.label, tiles.ROUND_COLUMNS)], tiles.round_rows(rounds)),
         samples=training_samples(rounds.last),
     )  # fmt: skip
-
-
-def fill_template(
-    template: Path, name: str, drawn: Figures, notes: Sequence[str], **values: Any
-) -> str:
-    """A page's text: the template, which may extend this room's, with its figures, script and style
-    put into it.
-
-    Every text among `values` is made visible and escaped where it is printed, so it may come from a
-    model.
-    """
-    scripts = ((HERE / name).read_text(encoding="utf-8") for name in ("rollouts.js", "page.js"))
-    script = "\n".join(scripts)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    values = {"title": name, "about": [], "contents": [], **values}
-    return _templates(template.parent).get_template(template.name).render(
-        name=printable(name, 120), notes=[printable(note, 400) for note in notes], figures=drawn, script=script, digest=digest,
-        style=(HERE / "page.css").read_text(encoding="utf-8"), **values,
-    )  # fmt: skip
-
-
-@cache
-def _templates(folder: Path) -> Environment:
-    """The templates of a folder and of this room, compiled once a process."""
-    environment = Environment(
-        loader=FileSystemLoader([folder, HERE]), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
-    )  # fmt: skip
-    environment.filters |= FILTERS
-    return environment
 
 
 def _blocks(journey: Journey) -> list[tuple[str, str]]:

@@ -212,21 +212,14 @@ def read_journey(run: Path) -> Journey:
         )
     notes: list[str] = []
     own = read_sub_run(run, notes)
-    folders = set() if own.kind == "rounds" else _folders(run)
+    folders = set() if own.kind == "rounds" else started_stages(run)
     stages = (
         [own] if own.kind and not folders else [read_sub_run(folder, notes) for folder in folders]
     )
-    compared = next(
-        (mapping(stage.summary.get("policies")) for stage in stages if stage.kind == "verdict"), {}
-    )
-    stages = [
-        replace(stage, summary={**stage.summary, **mapping(compared.get(stage.name))})
-        for stage in stages
-    ]
     journey = Journey(
         own=own,
-        stages=sorted(stages, key=turn),
-        answers=list(_jsonl(run / "evaluate" / "answers.jsonl", notes)),
+        stages=judged_stages(stages),
+        answers=answers_in(run / "evaluate", notes),
         notes=notes,
         recipe=mapping(mapping(json_of(run / "command.json", notes)).get("config")),
     )
@@ -237,6 +230,23 @@ def read_journey(run: Path) -> Journey:
             f"with one. {_further_down(run)}"
         )
     return journey
+
+
+def judged_stages(stages: Sequence[SubRun]) -> list[SubRun]:
+    """Stages in the order of a recipe, each with what [evaluate] says of it."""
+    compared = next(
+        (mapping(stage.summary.get("policies")) for stage in stages if stage.kind == "verdict"), {}
+    )
+    whole = [
+        replace(stage, summary={**stage.summary, **mapping(compared.get(stage.name))})
+        for stage in stages
+    ]
+    return sorted(whole, key=turn)
+
+
+def answers_in(folder: Path, notes: list[str]) -> list[Row]:
+    """The answers that an [evaluate] in this folder judged."""
+    return list(_jsonl(folder / "answers.jsonl", notes))
 
 
 def _further_down(run: Path) -> str:
@@ -256,7 +266,7 @@ def _further_down(run: Path) -> str:
     )
 
 
-def _folders(run: Path) -> set[Path]:
+def started_stages(run: Path) -> set[Path]:
     """The stages in a run that have taken a step; of a recipe that repeats those of its last
     round.
     """

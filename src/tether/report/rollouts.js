@@ -14,6 +14,20 @@ const makeElement = (tag, className, text) => {
   return element;
 };
 
+// A paragraph, which the keyboard reaches where it scrolls.
+const longText = (className, text) => {
+  const part = makeElement("p", className, text); part.dir = "auto";
+  if (text.length > 400 || text.split("\n").length > 8) part.tabIndex = 0;
+  return part;
+};
+// What a page carries as base64 of gzipped JSON, unpacked by the browser itself.
+const unpacked = async (id) => {
+  const text = document.getElementById(id).content.textContent.trim();
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+};
+
 class RolloutBrowser {
   static SHOWN = 30;
   constructor(root, empty) {
@@ -57,7 +71,7 @@ class RolloutBrowser {
   }
   fill(select, all, names) {
     const before = select.value;
-    if (select.options.length !== names.length + 1) {
+    if ([...select.options].slice(1).map((option) => option.value).join("\n") !== names.map((name) => `=${name}`).join("\n")) {
       select.replaceChildren(new Option(all, ""), ...names.map((name) => new Option(String(name).replaceAll("_", " ") || "this run", `=${name}`)));
       select.value = [...select.options].some((option) => option.value === before) ? before : "";
     }
@@ -124,9 +138,7 @@ class RolloutBrowser {
     box.append(head);
     for (const [text, className] of [[row.prompt, "text prompt"], [answer, "text"]]) {
       if (!text && className !== "text") continue;
-      const part = makeElement("p", className, text); part.dir = "auto";
-      if (text.length > 400 || text.split("\n").length > 8) part.tabIndex = 0;
-      box.append(part);
+      box.append(longText(className, text));
     }
     if (row.stop === "length") box.append(makeElement("p", "quiet", "It was cut off at the greatest length."));
     const group = this.group ? [] : this.rows.filter((one) => one.step === row.step && one.prompt === row.prompt && one.stage === row.stage);

@@ -7,10 +7,10 @@ import gzip
 import json
 from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tether.report.numbers import thousands
-from tether.report.reading import Journey, Row, SubRun, finite, printable
+from tether.report.reading import Row, SubRun, finite, printable
 
 MOST = 3_500_000
 """Characters of the page that rollouts may take."""
@@ -23,15 +23,15 @@ class Packed(NamedTuple):
     sentence: str
 
 
-def packed_rollouts(journey: Journey, most: int = MOST) -> Packed | None:
+def packed_rollouts(stages: Sequence[SubRun], most: int = MOST) -> Packed | None:
     """The rollouts of all stages; beyond `most` characters those of every so many steps. None:
     there are none.
     """
-    rows = [(stage, row) for stage in journey.stages for row in _rollouts(stage)]
+    rows = [(stage, row) for stage in stages for row in _rollouts(stage)]
     if not rows:
         return None
     every = 1
-    while len(text := _packed(journey, _of_steps(rows, every))) > most:
+    while len(text := _packed(stages, _of_steps(rows, every))) > most:
         every *= max(2, ceil(len(text) / most))
     steps = len({(stage.name, row["step"]) for stage, row in rows})
     number = thousands(len(rows))
@@ -57,9 +57,9 @@ def _of_steps(rows: Sequence[tuple[SubRun, Row]], every: int) -> list[tuple[SubR
     return [(stage, row) for stage, row in rows if row["step"] in chosen]
 
 
-def _packed(journey: Journey, rows: Sequence[tuple[SubRun, Row]]) -> str:
+def _packed(stages: Sequence[SubRun], rows: Sequence[tuple[SubRun, Row]]) -> str:
     prompts: dict[str, int] = {}
-    packed = [
+    rollouts = [
         (
             stage.name,
             row["step"],
@@ -72,9 +72,14 @@ def _packed(journey: Journey, rows: Sequence[tuple[SubRun, Row]]) -> str:
     ]
     alarms = [
         (stage.name, printable(alarm.get("detector"), 60), finite(alarm.get("step")))
-        for stage in journey.stages
+        for stage in stages
         for alarm in stage.alarms
     ]
-    value = {"prompts": list(prompts), "rows": packed, "alarms": alarms}
+    value = {"prompts": list(prompts), "rows": rollouts, "alarms": alarms}
+    return packed(value)
+
+
+def packed(value: Any) -> str:
+    """A value as base64 of gzipped JSON, which page.js unpacks."""
     content = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
     return base64.b64encode(gzip.compress(content, 9, mtime=0)).decode()

@@ -44,10 +44,14 @@ def _tiles(rows: Iterable[tuple[str, Any, Callable[[float], str], str]]) -> list
     found = [
         (name, parts, show, detail) for name, raw, show, detail in rows if (parts := estimate(raw))
     ]
-    return [
-        Tile(name, centre(v, show), " · ".join(filter(None, _details(v, show, detail))))
-        for name, v, show, detail in found
-    ]
+    return [estimate_tile(*row) for row in found]
+
+
+def estimate_tile(
+    name: str, value: Estimate, show: Callable[[float], str], detail: str = ""
+) -> Tile:
+    """The tile of a number with its interval."""
+    return Tile(name, centre(value, show), " · ".join(filter(None, _details(value, show, detail))))
 
 
 def _details(value: Estimate, show: Callable[[float], str], detail: str) -> tuple[str, ...]:

@@ -6,13 +6,14 @@ combinations of a sweep become jobs here and nowhere else.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tether.core.digest import digest
 from tether.core.errors import ConfigError
-from tether.core.types import Comparison, Feedback, Prompt
+from tether.core.types import Comparison, Feedback, Json, Prompt
 from tether.runner.folder import round_folder
 from tether.settings.reading import build
 from tether.settings.recipe import BaseRecipe
@@ -130,27 +131,58 @@ def variants(recipe: BaseRecipe) -> list[BaseRecipe]:
 
 
 def _swept(recipe: BaseRecipe, stages: Sequence[str] | None) -> list[Job]:
-    """The jobs of all combinations. A job that depends on no swept key runs once for all that have
-    it; what equals the recipe without its sweep keeps the folder that it has there.
+    """The jobs of all combinations, each once."""
+    jobs = {job.folder: job for _, own in _combined(recipe) for job in own}
+    names = recipe.stages if stages is None else stages
+    if unknown := [name for name in names if recipe.section(name) is None]:
+        raise ConfigError(f"the recipe has no [{unknown[0]}] section")
+    return [job for job in jobs.values() if job.name in names]
+
+
+def _combined(recipe: BaseRecipe) -> Iterator[tuple[list[str], list[Job]]]:
+    """The overrides of each combination, and all of its jobs. A job that depends on no swept key
+    runs once for all that have it; what equals the recipe without its sweep keeps the folder that
+    it has there.
     """
     values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"sweep"})
     plain = build(type(recipe), values, where="recipe")
-    own = dict(_identified(plain, stages))
+    own = dict(_identified(plain))
     jobs: dict[str, Job] = {}
-    for variant in variants(recipe):
+    for variant, (_, overrides) in zip(
+        variants(recipe), combinations(recipe.sweep or {}), strict=True
+    ):
         folders: dict[Path, Path] = {}
-        for identity, job in _identified(variant, stages):
+        mine = []
+        for identity, job in _identified(variant):
             same = jobs.get(identity) or own.get(identity) or _moved(job, folders)
             jobs.setdefault(identity, same)
             folders[job.folder] = same.folder
-    return [*jobs.values()]
+            mine.append(same)
+        yield overrides, mine
 
 
-def _identified(recipe: BaseRecipe, stages: Sequence[str] | None) -> Iterator[tuple[str, Job]]:
+def sweep_table(recipe: BaseRecipe) -> list[Json]:
+    """The combinations of a sweep: the value of each key, and by stage the folder within the run
+    that holds it; of rounds the last one's.
+    """
+    root = Path(recipe.run)
+    table = []
+    for overrides, jobs in _combined(recipe):
+        pairs = (override.partition("=") for override in overrides)
+        table.append(
+            {
+                "values": {key: json.loads(text) for key, _, text in pairs},
+                "stages": {job.name: job.folder.relative_to(root).as_posix() for job in jobs},
+            }
+        )
+    return table
+
+
+def _identified(recipe: BaseRecipe) -> Iterator[tuple[str, Job]]:
     """Jobs with a digest of everything that decides their results, those before them included."""
     above = recipe.model.model_dump_json() + str(recipe.deterministic)
     identities: dict[Path, str] = {}
-    for job in expand(recipe, stages):
+    for job in expand(recipe):
         before = [job.start, *job.pairs, *job.earlier, *job.policies.values()]
         before += [] if job.scorer is None else [job.scorer.parent]
         parts = [above, job.title, str(job.seed), job.settings.model_dump_json(exclude_unset=True)]

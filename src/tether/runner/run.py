@@ -18,7 +18,7 @@ from tether.build.roles import newest_policy
 from tether.build.rows import check_data, load_rows
 from tether.core.budget import limited_by, time_limit
 from tether.core.errors import MissingFileError
-from tether.core.rundir import RunDirectory, read_json
+from tether.core.rundir import RunDirectory, read_json, write_json
 from tether.core.types import Comparison, Json, Prompt, Sampling
 from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine
@@ -30,10 +30,11 @@ from tether.methods.overlaps import trained_prompts, warn_of_overlap
 from tether.methods.pairs import comparisons_of, feedback_of
 from tether.methods.stage import run_stage
 from tether.planning.price import show_price
+from tether.report.sweeps import TABLE
 from tether.runner.budgets import Budgets, reopen
 from tether.runner.by_device import by_device
 from tether.runner.folder import check_base
-from tether.runner.jobs import Job, expand, from_pairs, variants
+from tether.runner.jobs import Job, expand, from_pairs, sweep_table, variants
 from tether.runner.ranks import together
 from tether.runner.restarts import watched, watches
 from tether.runner.totals import compared_in, write_totals
@@ -77,6 +78,8 @@ def run_recipe(
     recipe = by_device(recipe, names)
     jobs = expand(recipe, names)
     root.mkdir(parents=True, exist_ok=True)
+    if recipe.sweep is not None and here().first:
+        write_json(root / TABLE, sweep_table(recipe))
     price = show_price(recipe, names, progress)
     if watches(recipe.learner):
         with placed(recipe.on, recipe.model.device):

@@ -11,6 +11,7 @@ from tether.core.locks import release
 from tether.core.protocols import doing
 from tether.learner.loop import Progress
 from tether.report.page import write_report
+from tether.report.reading import started_stages
 from tether.runner.folder import remember
 from tether.runner.jobs import variants
 from tether.runner.run import run_recipe
@@ -43,7 +44,10 @@ def start_run(
     try:
         results = run_recipe(recipe, stages, announce, began=began)
         doing(announce("report"), "writing the page")
-        pages = [write_report(Path(variant.run)) for variant in variants(recipe)]
-        return results, pages[0] if recipe.sweep is None else write_report(root)
+        for variant in variants(recipe):
+            # a combination that is the recipe itself has no folder of its own
+            if recipe.sweep is not None and started_stages(Path(variant.run)):
+                write_report(Path(variant.run))
+        return results, write_report(root)
     finally:
         release(root)

@@ -21,6 +21,7 @@ from tether.stats.groups import group_indices as group_indices
 from tether.stats.groups import jackknife as jackknife
 from tether.stats.means import grouped_mean as grouped_mean
 from tether.stats.means import mean_interval as mean_interval
+from tether.stats.means import normal_mean as normal_mean
 from tether.stats.peaks import peak as peak
 from tether.stats.shares import grouped_balance as grouped_balance
 from tether.stats.shares import grouped_share as grouped_share

@@ -68,6 +68,28 @@ def grouped_mean(
     return Estimate(value, *mean_interval(value, influence, confidence), count)
 
 
+FEWEST_NORMAL = 3
+"""Observations from which on the interval of `normal_mean` is no wider than it can be of use."""
+
+
+def normal_mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Estimate the mean of few observations that are nearly normal: results of several seeds, each
+    of which is a mean of many answers.
+
+    Equation: Student's interval, ``mean ± t s / √n`` with n − 1 degrees of freedom.
+    Assumes: the observations are independent and normal; it holds its level from two on.
+    """
+    observed = np.asarray(values, dtype=float)
+    value, count = float(observed.mean()), len(observed)
+    if count < FEWEST_NORMAL:
+        return without_interval(value, count, f"values: {count}, and {FEWEST_NORMAL} are needed")
+    error = float(observed.std(ddof=1)) / math.sqrt(count)
+    if not math.isfinite(error) or error <= 1e-12 * abs(value):
+        return without_interval(value, count, f"values differ: all {count} are alike")
+    reach = student(count - 1, confidence) * error
+    return Estimate(value, value - reach, value + reach, count)
+
+
 def _levels(
     values: Array, groups: int, bounds: tuple[float, float] | None
 ) -> tuple[float, float, int] | None:

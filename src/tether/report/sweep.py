@@ -1,0 +1,172 @@
+"""The page of a sweep: sliders over its keys move numbers, curves and the answers to the same prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from tether.report.frame import HERE, fill_template
+from tether.report.numbers import SENTENCES, bracketed
+from tether.report.plotting import Plot
+from tether.report.reading import Row
+from tether.report.rollouts import packed, packed_rollouts
+from tether.report.sweep_answers import packed_answers, worst_beside
+from tether.report.sweep_figures import by_setting, curves, frontier
+from tether.report.sweeps import GAINS, Measured, Sweep, loosest, measures_of
+from tether.report.tiles import Tile, estimate_tile
+from tether.report.wording import Wording, wording_of
+
+STAGES_PAGE = "stages.html"
+"""Beside the page of a sweep: the page of the stages in the run's own folder."""
+SAYS = SENTENCES["sweep"]
+MOST_ROLLOUTS = 2_200_000
+"""Characters of the page that rollouts may take."""
+FIRST = 4
+"""Numbers that a sentence names, and that have a figure."""
+
+
+class View(NamedTuple):
+    """What the page shows while the sliders stand at a setting."""
+
+    title: str
+    sentence: str
+    tiles: Sequence[Tile]
+    plots: Sequence[Plot]
+
+
+class Aloud(NamedTuple):
+    """The setting with the least tether in words, and its answers beside others."""
+
+    title: str
+    sentence: str
+    names: tuple[str, str]
+    rows: Sequence[Row]
+
+
+def sweep_page(sweep: Sweep) -> str:
+    """The text of the page."""
+    wording = _wording(sweep)
+    judge = wording.label("gold")
+    measures = [
+        replace(one, name=_named(one.name, sweep), short=_named(one.short, sweep))
+        for one in measures_of(sweep)
+    ]
+    by_key = {one.key: one for one in measures}
+    gain = next((by_key[key] for key in GAINS if key in by_key), None)
+    start = gain.greatest if gain else 0
+    answers = packed_answers(sweep, judge)
+    stages = [replace(member.policy, name=member.label) for member in sweep.members]
+    drawn = {
+        "frontier": frontier(sweep, gain, by_key["kl"]) if gain and "kl" in by_key else [],
+        "settings": [plot for one in measures[:FIRST] for plot in by_setting(sweep, one)],
+    }
+    values = sweep.settings[start].values
+    return fill_template(
+        HERE / "sweep.html",
+        sweep.path.resolve().name,
+        {name: wording.plots(plots) for name, plots in drawn.items()},
+        _notes(sweep),
+        scripts=("rollouts.js", "sweep.js", "page.js"),
+        title=f"Sweep over {' and '.join(sweep.keys) or 'seeds'}",
+        sliders=[
+            (key, order, order.index(value))
+            for (key, order), value in zip(sweep.keys.items(), values, strict=True)
+        ],
+        start=start,
+        views=[
+            View(sweep.title(setting), _sentence(sweep, number, measures), _tiles(number, measures), wording.plots(plots))
+            for number, (setting, plots) in enumerate(zip(sweep.settings, curves(sweep), strict=True))
+        ],
+        data=packed(_data(sweep)),
+        answers=answers,
+        table_of=_table(sweep, measures),
+        aloud=_aloud(sweep, gain, measures, judge),
+        judge=judge,
+        rollouts=packed_rollouts(stages, MOST_ROLLOUTS),
+        stages=STAGES_PAGE if (sweep.path / STAGES_PAGE).is_file() else "",
+    )  # fmt: skip
+
+
+def _wording(sweep: Sweep) -> Wording:
+    """The judge of the answers; of several the first that is not called gold."""
+    judges = (wording_of(member.journey) for member in sweep.members)
+    return next((one for one in judges if not one.is_gold), Wording())
+
+
+def _named(name: str, sweep: Sweep) -> str:
+    """The name of a number, with the judge's; a reward beside another judge is a proxy."""
+    own = all(member.journey.own_reward for member in sweep.members)
+    return _wording(sweep).label(name if own else name.replace("reward", "proxy"))
+
+
+def _notes(sweep: Sweep) -> list[str]:
+    waiting = SAYS["waiting"].format(names="; ".join(sweep.waiting[:20]), count=len(sweep.waiting))
+    return [*sweep.notes, *[waiting] * bool(sweep.waiting)]
+
+
+def _data(sweep: Sweep) -> Row:
+    """What sweep.js needs of the settings: how many values each key has, and names of runs."""
+    return {
+        "sizes": [len(values) for values in sweep.keys.values()],
+        "runs": [
+            [[member.label, member.name] for member in setting.members]
+            for setting in sweep.settings
+        ],
+    }
+
+
+def _tiles(setting: int, measures: Sequence[Measured]) -> list[Tile]:
+    """The mean of each number over seeds, and the seeds."""
+    made = []
+    for one in measures:
+        if mean := one.mean(setting):
+            values = [one.show(value.value) for _, value in one.values[setting]]
+            seeds = SAYS["seeds"].format(count=len(values), values=", ".join(values))
+            detail = seeds if len(values) > 1 else ""
+            made.append(estimate_tile(one.name, mean, one.show, detail))
+    return made
+
+
+def _sentence(sweep: Sweep, setting: int, measures: Sequence[Measured]) -> str:
+    """The first numbers of a setting in one line, which a screen reader reads as a slider moves."""
+    title = sweep.title(sweep.settings[setting])
+    if not sweep.settings[setting].members:
+        return SAYS["not-run"].format(setting=title)
+    return _numbers(setting, measures)
+
+
+def _numbers(setting: int, measures: Sequence[Measured]) -> str:
+    means = [(one, one.mean(setting)) for one in measures[:FIRST]]
+    return " · ".join(f"{one.short} {one.show(mean.value)}" for one, mean in means if mean)
+
+
+def _table(sweep: Sweep, measures: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
+    """A row a setting: how many runs, and each number's mean with its interval."""
+    rows = [
+        [
+            sweep.title(setting),
+            str(len(setting.members)),
+            *(bracketed(one.mean(number), one.show) for one in measures),
+        ]
+        for number, setting in enumerate(sweep.settings)
+    ]
+    return ["setting", "runs", *(one.name for one in measures)], rows
+
+
+def _aloud(
+    sweep: Sweep, gain: Measured | None, measures: Sequence[Measured], judge: str
+) -> Aloud | None:
+    """The setting with the least tether, beside the best one, or beside the start."""
+    loose = loosest(sweep, measures)
+    if gain is None or loose is None:
+        return None
+    best = [] if gain.greatest == loose else sweep.settings[gain.greatest].members
+    title = sweep.title(sweep.settings[loose])
+    other = sweep.title(sweep.settings[gain.greatest]) if best else ""
+    rows = worst_beside(sweep.settings[loose].members, best)
+    against = SAYS["beside-best"].format(best=other) if best else SAYS["beside-start"]
+    sentence = SAYS["aloud" if rows else "aloud-no-answers"].format(
+        setting=title, numbers=_numbers(loose, measures), judge=judge, against=against
+    )
+    return Aloud(title, sentence, (other or "The start", title), rows)

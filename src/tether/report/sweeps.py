@@ -1,0 +1,278 @@
+"""The combinations of a sweep as its folder has them: settings, each with a run for every seed, and
+their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tether.report.narrative import (
+    control_of,
+    gold_gain,
+    heldout_gain,
+    proxy_gain,
+    spent_kl,
+)
+from tether.report.numbers import Show, decimal, percent, signed
+from tether.report.reading import (
+    KINDS,
+    Journey,
+    SubRun,
+    answers_in,
+    estimate,
+    finite,
+    json_of,
+    judged_stages,
+    listed,
+    mapping,
+    present,
+    printable,
+    read_sub_run,
+    trend_of,
+)
+from tether.stats import Estimate, normal_mean
+
+TABLE = "sweep.json"
+"""The file in a run that names the combinations of its sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The run of one seed at one setting; `name` tells it from the others there."""
+
+    name: str
+    label: str
+    journey: Journey
+
+    @property
+    def policy(self) -> SubRun:
+        """The stage that the page measures: the judged policy, else what was trained last."""
+        trained = [stage for stage in self.journey.stages if stage.metrics]
+        options = (self.journey.judged, *self.journey.policies, *reversed(trained))
+        return next((stage for stage in options if stage.name), SubRun(""))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One place of the sliders: a value for each key, as people read it, and its runs."""
+
+    values: tuple[str, ...]
+    members: list[Member] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """All of a sweep that has run; `keys` are those with sliders and their values, in order."""
+
+    path: Path
+    keys: Mapping[str, Sequence[str]]
+    settings: Sequence[Setting]
+    waiting: Sequence[str]
+    """Combinations of which no stage has taken a step."""
+    notes: Sequence[str]
+
+    @property
+    def members(self) -> list[Member]:
+        return [member for setting in self.settings for member in setting.members]
+
+    def title(self, setting: Setting) -> str:
+        """The setting in words."""
+        pairs = zip(self.keys, setting.values, strict=True)
+        return ", ".join(f"{key} = {value}" for key, value in pairs) or "the recipe"
+
+
+class Measure(NamedTuple):
+    """A number of a run: its names for people, and how it is read and shown."""
+
+    key: str
+    name: str
+    short: str
+    read: Callable[[SubRun], Estimate | None]
+    show: Show
+
+
+def _length(policy: SubRun) -> Estimate | None:
+    measured = estimate(mapping(policy.summary.get("answers")).get("length"))
+    course = trend_of(policy.metrics, "response/length")
+    return measured or (estimate(course.last) if course else None)
+
+
+def _heldout(policy: SubRun) -> Estimate | None:
+    measured = heldout_gain(policy)
+    return measured.gain if measured else None
+
+
+def _last_loss(policy: SubRun) -> Estimate | None:
+    losses = present(policy.metrics, "eval_loss")
+    return estimate(losses[-1][1]) if losses else None
+
+
+def best_decoding(policy: SubRun) -> Estimate | None:
+    """The gain of a policy over its start, each at its own best temperature."""
+    return estimate(mapping(control_of(policy.summary).get("over_best_decoding")))
+
+
+MEASURES = (
+    Measure("gold", "gold gain", "gold", gold_gain, signed),
+    Measure("heldout", "held-out gain", "held-out", _heldout, signed),
+    Measure("proxy", "reward gain", "reward", proxy_gain, signed),
+    Measure("kl", "KL, nats per response", "KL", spent_kl, decimal),
+    Measure("length", "length of an answer, tokens", "length", _length, decimal),
+    Measure("best", "gain, best against best decoding", "best against best", best_decoding, signed),
+    Measure("rate", "gold win rate", "win rate", lambda policy: policy.estimate("gold_win_rate"), percent),
+    Measure(
+        "right", "held-out pairs, ranked right", "ranked right",
+        lambda policy: policy.estimate("heldout_accuracy"), percent,
+    ),
+    Measure("loss", "held-out loss", "held-out loss", _last_loss, decimal),
+)  # fmt: skip
+"""In the order in which the first that a sweep has is its gain."""
+GAINS = ("gold", "heldout", "proxy", "right")
+
+
+def control_gain(policy: SubRun) -> tuple[float, float] | None:
+    """The gain of the start at its best temperature over the start at that of training, and this
+    temperature; None where the start was measured at one alone.
+    """
+    control = control_of(policy.summary)
+    rows = mapping(control.get("by_temperature"))
+    best = finite(mapping(control.get("over_best_decoding")).get("temperature"))
+    starts = {
+        float(temperature): before.value
+        for temperature, row in rows.items()
+        if (before := estimate(mapping(row).get("before")))
+    }
+    if best is None or best not in starts or len(starts) < 2:
+        return None
+    return starts[best] - next(iter(starts.values())), best
+
+
+def read_sweep(run: Path) -> Sweep | None:
+    """The sweep in a run directory; None where it has none, or where no combination has begun."""
+    notes: list[str] = []
+    rows = [mapping(row) for row in listed(json_of(run / TABLE, notes))]
+    values = [mapping(row.get("values")) for row in rows]
+    names = list(dict.fromkeys(key for row in values for key in row))
+    sliders = [name for name in names if name.rpartition(".")[2] != "seed"]
+    keys = {printable(name, 60): _in_order([row.get(name) for row in values]) for name in sliders}
+    settings = {place: Setting(place) for place in product(*keys.values())}
+    shared: dict[Path, SubRun] = {}
+    waiting = []
+    for row, own in zip(rows, values, strict=True):
+        place = tuple(_shown(own.get(name)) for name in sliders)
+        seeds = ", ".join(f"{name} {_shown(own[name])}" for name in own if name not in sliders)
+        label = ", ".join(f"{name}={_shown(value)}" for name, value in own.items())
+        journey = _journey(run, mapping(row.get("stages")), shared, notes)
+        if journey is None:
+            waiting.append(label)
+        else:
+            settings[place].members.append(Member(seeds, label, journey))
+    if not any(setting.members for setting in settings.values()):
+        return None
+    return Sweep(run, keys, [*settings.values()], waiting, list(dict.fromkeys(notes)))
+
+
+def _journey(
+    run: Path, stages: Mapping[str, Any], shared: dict[Path, SubRun], notes: list[str]
+) -> Journey | None:
+    """The stages of a combination; None before the last one that trains has taken a step."""
+    folders = [run / str(path) for path in stages.values() if _is_inside(str(path))]
+    begun = [folder for folder in folders if _has_begun(folder)]
+    for folder in begun:
+        if folder not in shared:
+            shared[folder] = read_sub_run(folder, notes)
+    trained = [folder for folder in folders if KINDS.get(_base(folder)) not in ("verdict", None)]
+    if not begun or (trained and trained[-1] not in begun):
+        return None
+    answers = [
+        row for folder in begun if _base(folder) == "evaluate" for row in answers_in(folder, notes)
+    ]
+    recipe = mapping(mapping(json_of(run / "command.json", notes)).get("config"))
+    own = SubRun(run.resolve().name)
+    return Journey(own, judged_stages([shared[folder] for folder in begun]), answers, (), recipe)
+
+
+def _base(folder: Path) -> str:
+    return folder.name.partition("-")[0]
+
+
+def _is_inside(path: str) -> bool:
+    return not Path(path).is_absolute() and ".." not in Path(path).parts
+
+
+def _has_begun(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("metrics.jsonl", "summary.json"))
+
+
+def _in_order(values: Sequence[Any]) -> list[str]:
+    """Each value once as people read it: numbers from small to large, others as they stand."""
+    if all(finite(value) is not None for value in values):
+        values = sorted(values, key=float)
+    return list(dict.fromkeys(map(_shown, values)))
+
+
+def _shown(value: Any) -> str:
+    if (number := finite(value)) is not None:
+        return f"{number:.6g}"
+    return printable(value if isinstance(value, str) else json.dumps(value), 40)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A number of all runs: by setting those that have it, each with its run."""
+
+    key: str
+    name: str
+    short: str
+    show: Show
+    values: Sequence[Sequence[tuple[Member, Estimate]]]
+
+    def mean(self, setting: int) -> Estimate | None:
+        """The mean over the seeds of a setting with its interval; of a single run that run's own;
+        None where no run has the number.
+        """
+        values = [value for _, value in self.values[setting]]
+        return (
+            None
+            if not values
+            else values[0]
+            if len(values) == 1
+            else normal_mean([value.value for value in values])._replace(count=0)
+        )
+
+    @property
+    def greatest(self) -> int:
+        """The setting with the greatest mean."""
+        means = {n: mean.value for n in range(len(self.values)) if (mean := self.mean(n))}
+        return max(means, key=lambda number: means[number])
+
+
+def measures_of(sweep: Sweep) -> list[Measured]:
+    """The numbers that runs of the sweep have."""
+    made = []
+    for one in MEASURES:
+        values = [
+            [(m, value) for m in setting.members if (value := one.read(m.policy)) is not None]
+            for setting in sweep.settings
+        ]
+        made += [Measured(*one[:3], one.show, values)] * any(values)
+    return made
+
+
+def loosest(sweep: Sweep, measures: Sequence[Measured]) -> int | None:
+    """The setting with the least tether: of a KL coefficient or a β the smallest value, of anything
+    else the greatest KL; None where nothing is to be compared.
+    """
+    begun = [number for number, setting in enumerate(sweep.settings) if setting.members]
+    if len(begun) < 2:
+        return None
+    for place, (key, order) in enumerate(sweep.keys.items()):
+        if key.endswith("beta") or "kl." in key:
+            return min(begun, key=lambda n: order.index(sweep.settings[n].values[place]))
+    kl = next((one for one in measures if one.key == "kl"), None)
+    return kl and kl.greatest
