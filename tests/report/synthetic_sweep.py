@@ -24,6 +24,8 @@ KEY = "ppo.kl.coefficient"
 BETAS = (0.0, 0.01, 0.05, 0.2)
 SPEEDS = {0.0: 5.0, 0.01: 1.6, 0.05: 0.8, 0.2: 0.3}
 """How far the policy of each coefficient goes."""
+LARGE: dict[str, Any] = {"steps": 300, "samples": 2000, "prompts": 150}
+"""Sizes of each of the twelve runs."""
 GAINS = {0.0: -0.3, 0.01: 0.22, 0.05: 0.34, 0.2: 0.1}
 """The change of gold at each coefficient."""
 
@@ -70,10 +72,14 @@ def write_combination(place: Path, own: Mapping[str, Any], steps: int, samples: 
     )
     gain = GAINS[beta] + draw.gauss(0, 0.04)
     kl = 14 * SPEEDS[beta] + draw.gauss(0, 0.6 + SPEEDS[beta])
-    write(place / "ppo" / "summary.json", ppo_summary(
-        kl=kl, gold_gain=estimate(gain, gain - 0.08, gain + 0.08),
-        proxy_gain=estimate(0.5 + SPEEDS[beta] ** 0.5 + draw.gauss(0, 0.1), 0.1, 4.0),
-    ))  # fmt: skip
+    write(
+        place / "ppo" / "summary.json",
+        ppo_summary(
+            kl=kl,
+            gold_gain=estimate(gain, gain - 0.08, gain + 0.08),
+            proxy_gain=estimate(0.5 + SPEEDS[beta] ** 0.5 + draw.gauss(0, 0.1), 0.1, 4.0),
+        ),
+    )
     words = ["".join(draw.choices("aeiklmnorstu", k=draw.randint(2, 9))) for _ in range(3000)]
     rows = [
         {
@@ -92,7 +98,7 @@ def write_combination(place: Path, own: Mapping[str, Any], steps: int, samples: 
     )
 
 
-def write_answers(place: Path, own: Mapping[str, Any], prompts: int) -> None:
+def write_answers(place: Path, own: Mapping[str, Any], prompts: int, words: str = "") -> None:
     beta, _, draw = _drawn(own)
     rows = []
     for number in range(prompts):
@@ -101,21 +107,32 @@ def write_answers(place: Path, own: Mapping[str, Any], prompts: int) -> None:
             if beta == 0 and number % 2
             else " ".join(draw.choices(AFTER.split(), k=40))
         )
-        rows.append({
-            "id": f"heldout-{number:03d}", "kind": "", "prompt": f"{PROMPTS[number % len(PROMPTS)]} ({number})",
-            "before": BEFORE, "after": text, "gold_before": 0.4,
-            "gold_after": 0.4 + GAINS[beta] + draw.gauss(0, 0.1),
-        })  # fmt: skip
+        rows.append(
+            {
+                "id": f"heldout-{number:03d}",
+                "kind": "",
+                "prompt": f"{PROMPTS[number % len(PROMPTS)]} ({number})",
+                "before": BEFORE,
+                "after": words or text,
+                "gold_before": 0.4,
+                "gold_after": 0.4 + GAINS[beta] + draw.gauss(0, 0.1),
+            }
+        )
     write_lines(place / "answers.jsonl", rows)
     steps = {
         "0.7": {"before": estimate(0.4, 0.3, 0.5)},
         "0.3": {"before": estimate(0.52, 0.4, 0.6)},
     }
     control = {
-        "gold_by_temperature": steps, "verdict": "better",
-        "over_best_decoding": {**estimate(0.2, 0.1, 0.3), "temperature": 0.3, "policy_temperature": 0.3,
-                               "win_rate": estimate(0.6, 0.5, 0.7)},
-    }  # fmt: skip
+        "gold_by_temperature": steps,
+        "verdict": "better",
+        "over_best_decoding": {
+            **estimate(0.2, 0.1, 0.3),
+            "temperature": 0.3,
+            "policy_temperature": 0.3,
+            "win_rate": estimate(0.6, 0.5, 0.7),
+        },
+    }
     write(place / "summary.json", {"policies": {"ppo": control}})
     write(place / "config.json", {"evaluate": {}})
 
@@ -123,5 +140,4 @@ def write_answers(place: Path, own: Mapping[str, Any], prompts: int) -> None:
 if __name__ == "__main__":
     import sys
 
-    size = {"steps": 300, "samples": 2000, "prompts": 150} if "--large" in sys.argv else {}
-    print(write_sweep(Path(sys.argv[1]), **size))
+    print(write_sweep(Path(sys.argv[1]), **(LARGE if "--large" in sys.argv else {})))

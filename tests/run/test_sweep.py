@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tether.cli import app
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json
-from tether.runner.jobs import expand
+from tether.runner.jobs import expand, sweep_table
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 
@@ -85,6 +85,31 @@ def test_the_value_of_the_recipe_itself_keeps_the_folders_of_the_run(tmp_path):
     assert names == [*stages, *(f"sweep/seed=7/{name}" for name in stages)]
 
 
+def test_the_table_of_a_sweep_names_the_folder_of_every_stage(tmp_path):
+    recipe = build(Recipe, values(tmp_path, sweep={"seed": [0, 7], "ppo.gamma": [1.0, 0.9]}))
+    rows = {(row["values"]["seed"], row["values"]["ppo.gamma"]): row for row in sweep_table(recipe)}
+    shared = ("sft", "pairs", "reward")
+    assert {key: row["stages"]["ppo"] for key, row in rows.items()} == {
+        (0, 1.0): "sweep/seed=0,ppo.gamma=1.0/ppo",
+        (0, 0.9): "sweep/seed=0,ppo.gamma=0.9/ppo",
+        (7, 1.0): "sweep/seed=7,ppo.gamma=1.0/ppo",
+        (7, 0.9): "sweep/seed=7,ppo.gamma=0.9/ppo",
+    }
+    for (seed, _), row in rows.items():
+        place = "" if seed == 0 else "sweep/seed=7,ppo.gamma=1.0/"
+        assert {name: row["stages"][name] for name in shared} == {n: place + n for n in shared}
+
+
+def test_one_stage_of_a_sweep_depends_on_what_the_others_share(tmp_path):
+    recipe = build(Recipe, values(tmp_path, sweep={"ppo.gamma": [1.0, 0.9]}))
+    whole = {job.folder: job for job in expand(recipe)}
+    alone = expand(recipe, ["ppo"])
+    assert [job.name for job in alone] == ["ppo", "ppo"]
+    assert all(whole[job.folder].start == job.start == tmp_path / "sft" for job in alone)
+    with pytest.raises(ConfigError, match="no \\[dpo\\] section"):
+        expand(recipe, ["dpo"])
+
+
 @pytest.mark.parametrize(
     ("sweep", "message"),
     [
@@ -150,5 +175,7 @@ def test_a_sweep_of_two_keys_and_two_seeds_killed_twice_goes_on_to_the_bit(tmp_p
     assert differences(everything(whole), everything(broken)) == []
     again = CliRunner().invoke(app, ["run", str(whole / "recipe.toml"), f"run={whole / 'run'}"])
     words = " ".join(again.output.split())
+    page = (whole / "run" / "report.html").read_text()
+    assert "<h1>Sweep over grpo.kl.coefficient</h1>" in page and "report.html" in words
     assert again.exit_code == 0 and "nothing is trained again" in words
     assert "Each combination is a run" in words and "tether chat" not in words

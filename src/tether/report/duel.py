@@ -66,11 +66,14 @@ def write_duel(output: Path, figures: Mapping[str, Any], rows: Sequence[Mapping[
             groups.append((title.format(**models), pairs))
     title = f"{models['first']} against {models['second']}"
     page = fill_template(
-        HERE / "duel.html", figures["judge"], {}, [],
+        HERE / "duel.html",
+        figures["judge"],
+        {},
+        [],
         title=title,
         about=[("judge", [figures["judge"]]), ("prompts", [f"{figures['num_prompts']:,}"])],
         results=(COLUMNS, result_rows(figures)),
         facts=(("what", "number"), list(fact_rows(figures))),
         groups=groups,
-    )  # fmt: skip
+    )
     write_page(output, page)

@@ -1,5 +1,5 @@
-"""The frame of every page: templates, styles and scripts in one file that needs no network, in which
-nothing that a model wrote can act.
+"""The frame of every page: templates, styles and scripts in one file that needs no network, in
+which nothing that a model wrote can act.
 """
 
 from __future__ import annotations
@@ -41,10 +41,16 @@ def with_code(text: str) -> Markup:
 
 
 FILTERS = {
-    "text": printable, "mapping": mapping, "number": finite, "signed": signed, "gold_change": gold_change,
-    "code": with_code, "anchor": about.anchor, "method": about.method_name,
+    "text": printable,
+    "mapping": mapping,
+    "number": finite,
+    "signed": signed,
+    "gold_change": gold_change,
+    "code": with_code,
+    "anchor": about.anchor,
+    "method": about.method_name,
     "score": lambda value: "–" if (score := finite(value)) is None else decimal(score),
-}  # fmt: skip
+}
 """Of the templates. Besides, every text that they print is made visible and then escaped."""
 
 
@@ -65,19 +71,34 @@ def fill_template(
     script = "\n".join((HERE / one).read_text(encoding="utf-8") for one in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     values = {"title": name, "about": [], "contents": [], **values}
-    return _templates(template.parent).get_template(template.name).render(
-        name=printable(name, 120), notes=[printable(note, 400) for note in notes], figures=drawn, script=script, digest=digest,
-        style=(HERE / "page.css").read_text(encoding="utf-8"), **values,
-    )  # fmt: skip
+    return (
+        _templates(template.parent)
+        .get_template(template.name)
+        .render(
+            name=printable(name, 120),
+            notes=[printable(note, 400) for note in notes],
+            figures=drawn,
+            script=script,
+            digest=digest,
+            style=(HERE / "page.css").read_text(encoding="utf-8"),
+            **values,
+        )
+    )
 
 
 @cache
 def _templates(folder: Path) -> Environment:
     """The templates of a folder and of this room, compiled once a process."""
     environment = Environment(
-        loader=FileSystemLoader([folder, HERE]), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
-    )  # fmt: skip
+        loader=FileSystemLoader([folder, HERE]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: (
+            visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
+    )
     environment.filters |= FILTERS
     return environment
 

@@ -68,11 +68,14 @@ def write_overlay(folders: Sequence[Path], output: Path | None = None) -> Path:
     output = page_path(folders[0] / "comparison.html" if output is None else output)
     laid = [_laid(name, folder) for name, folder in zip(told_apart(folders), folders, strict=True)]
     page = fill_template(
-        HERE / "overlay.html", " · ".join(run.name for run in laid), _figures(laid), [*_notes(laid)],
+        HERE / "overlay.html",
+        " · ".join(run.name for run in laid),
+        _figures(laid),
+        [*_notes(laid)],
         title=f"{len(laid)} runs",
         verdicts=_verdicts(laid),
         differences=_differences(laid),
-    )  # fmt: skip
+    )
     return write_page(output, page)
 
 

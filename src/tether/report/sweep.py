@@ -1,4 +1,4 @@
-"""The page of a sweep: sliders over its keys move numbers, curves and the answers to the same prompts."""
+"""The page of a sweep: sliders over its keys move numbers, curves and answers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ FIRST = 4
 """Numbers that a sentence names, and that have a figure."""
 
 
-class View(NamedTuple):
-    """What the page shows while the sliders stand at a setting."""
+class SettingView(NamedTuple):
+    """Part of the page that is shown while the sliders are at a setting."""
 
     title: str
     sentence: str
@@ -75,8 +75,15 @@ def sweep_page(sweep: Sweep) -> str:
         ],
         start=start,
         views=[
-            View(sweep.title(setting), _sentence(sweep, number, measures), _tiles(number, measures), wording.plots(plots))
-            for number, (setting, plots) in enumerate(zip(sweep.settings, curves(sweep), strict=True))
+            SettingView(
+                sweep.title(setting),
+                _sentence(sweep, number, measures),
+                _tiles(number, measures),
+                wording.plots(plots),
+            )
+            for number, (setting, plots) in enumerate(
+                zip(sweep.settings, curves(sweep), strict=True)
+            )
         ],
         data=packed(_data(sweep)),
         answers=answers,
@@ -85,7 +92,7 @@ def sweep_page(sweep: Sweep) -> str:
         judge=judge,
         rollouts=packed_rollouts(stages, MOST_ROLLOUTS),
         stages=STAGES_PAGE if (sweep.path / STAGES_PAGE).is_file() else "",
-    )  # fmt: skip
+    )
 
 
 def _wording(sweep: Sweep) -> Wording:
@@ -106,7 +113,7 @@ def _notes(sweep: Sweep) -> list[str]:
 
 
 def _data(sweep: Sweep) -> Row:
-    """What sweep.js needs of the settings: how many values each key has, and names of runs."""
+    """Numbers of values by key, and names of runs by setting, for sweep.js."""
     return {
         "sizes": [len(values) for values in sweep.keys.values()],
         "runs": [

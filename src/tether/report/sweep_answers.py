@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tether.report.numbers import SENTENCES
 from tether.report.reading import Row, finite, printable
 from tether.report.rollouts import packed
-from tether.report.sweeps import Member, Sweep
+from tether.report.sweeps import Sweep, SweepRun
 
 SAYS = SENTENCES["sweep"]
 MOST = 1_800_000
@@ -19,7 +19,7 @@ SHOWN = 6
 """Answers of the setting with the least tether."""
 
 
-class Answer(NamedTuple):
+class JudgedAnswer(NamedTuple):
     """A judged answer of a run, with the start's to the same prompt."""
 
     text: str
@@ -32,14 +32,14 @@ Key = tuple[str, int]
 """A prompt, and the place among the answers to it."""
 
 
-def answers_of(member: Member) -> dict[Key, Answer]:
+def answers_of(member: SweepRun) -> dict[Key, JudgedAnswer]:
     """The judged answers of a run."""
-    answers: dict[Key, Answer] = {}
+    answers: dict[Key, JudgedAnswer] = {}
     for row in member.journey.answers:
         prompt, place = printable(row.get("prompt")), 0
         while (prompt, place) in answers:
             place += 1
-        answers[prompt, place] = Answer(
+        answers[prompt, place] = JudgedAnswer(
             printable(row.get("after")),
             finite(row.get("gold_after")),
             printable(row.get("before")),
@@ -64,15 +64,15 @@ def packed_answers(sweep: Sweep, judge: str, most: int = MOST) -> tuple[str, str
 
 
 def _by_prompt(
-    by_run: Mapping[str, Mapping[Key, Answer]], keys: Sequence[Key], judge: str
+    by_run: Mapping[str, Mapping[Key, JudgedAnswer]], keys: Sequence[Key], judge: str
 ) -> dict[str, Any]:
-    """What sweep.js reads: each text once, and its number where it stands."""
+    """Content for sweep.js: each text once, and its number where it is used."""
     texts: dict[str, int] = {}
 
     def number(text: str) -> int:
         return texts.setdefault(text, len(texts))
 
-    def row(answer: Answer | None) -> list[Any] | None:
+    def row(answer: JudgedAnswer | None) -> list[Any] | None:
         if answer is None:
             return None
         return [number(answer.text), answer.score, number(answer.start), answer.start_score]
@@ -82,7 +82,7 @@ def _by_prompt(
     return {"judge": judge, "prompts": prompts, "runs": runs, "texts": list(texts)}
 
 
-def worst_beside(loose: Sequence[Member], best: Sequence[Member]) -> list[Row]:
+def worst_beside(loose: Sequence[SweepRun], best: Sequence[SweepRun]) -> list[Row]:
     """The worst answers of one setting, of different prompts, each as a report shows an answer
     before and after: beside that of another setting, or without one beside the start's.
     """
@@ -99,7 +99,7 @@ def worst_beside(loose: Sequence[Member], best: Sequence[Member]) -> list[Row]:
     return list(worst.values())[:SHOWN]
 
 
-def _beside(prompt: str, answer: Answer, theirs: Answer | None) -> Row:
+def _beside(prompt: str, answer: JudgedAnswer, theirs: JudgedAnswer | None) -> Row:
     start = {"response": answer.start, "gold": answer.start_score}
     left = (answer.start, answer.start_score) if theirs is None else (theirs.text, theirs.score)
     row = {"prompt": prompt, "before": left[0], "gold_before": left[1]}

@@ -1,6 +1,4 @@
-"""The figures of a sweep: curves on axes that stay as the sliders move, gain against KL, and seeds by
-setting.
-"""
+"""The figures of a sweep: curves on axes that stay, gain against KL, and seeds by setting."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from statistics import fmean
 
 from tether.report import figures
 from tether.report.numbers import SENTENCES, bracketed, has_interval, signed
-from tether.report.plotting import BLUE, FRAMES, GREEN, MUTED, VERMILLION, Plot, Trace, framed
+from tether.report.plotting import BLUE, FRAMES, GREEN, MUTED, PURPLE, Plot, Trace, framed
 from tether.report.reading import KL_KEYS, Row, SubRun, finite
 from tether.report.sweeps import Measured, Sweep, control_gain
 from tether.stats import Estimate
@@ -116,7 +114,9 @@ def frontier(sweep: Sweep, gain: Measured, kl: Measured) -> list[Plot]:
             seeds.append(_mark([(x, y) for _, x, y in points], number, notes, GREEN, 6.0))
     if not means:
         return []
-    way = Trace([t.xs[0] for t in means], [t.ys[0] for t in means], "", MUTED, dash="dot", silent=True)  # fmt: skip
+    way = Trace(
+        [t.xs[0] for t in means], [t.ys[0] for t in means], "", MUTED, dash="dot", silent=True
+    )
     traces = [way, *rods, *_first_named(seeds, SEED), *_first_named(means, MEAN)]
     if gain.key == "gold":
         traces += _control(sweep, max(x for one in traces for x in one.xs if x is not None))
@@ -160,7 +160,7 @@ def _control(sweep: Sweep, far: float) -> list[Trace]:
         return []
     height = fmean(value for value, _ in values)
     name = SAYS["control"].format(gain=signed(height))
-    return [Trace([0.0, far], [height, height], name, VERMILLION, dash="dash", silent=True)]
+    return [Trace([0.0, far], [height, height], name, PURPLE, dash="dash", silent=True)]
 
 
 def by_setting(sweep: Sweep, one: Measured) -> list[Plot]:

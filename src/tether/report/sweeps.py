@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tether.core.errors import RunError
 from tether.report.narrative import (
     control_of,
     gold_gain,
@@ -42,7 +43,7 @@ TABLE = "sweep.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SweepRun:
     """The run of one seed at one setting; `name` tells it from the others there."""
 
     name: str
@@ -62,7 +63,7 @@ class Setting:
     """One place of the sliders: a value for each key, as people read it, and its runs."""
 
     values: tuple[str, ...]
-    members: list[Member] = field(default_factory=list)
+    members: list[SweepRun] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Sweep:
     notes: Sequence[str]
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[SweepRun]:
         return [member for setting in self.settings for member in setting.members]
 
     def title(self, setting: Setting) -> str:
@@ -124,13 +125,22 @@ MEASURES = (
     Measure("kl", "KL, nats per response", "KL", spent_kl, decimal),
     Measure("length", "length of an answer, tokens", "length", _length, decimal),
     Measure("best", "gain, best against best decoding", "best against best", best_decoding, signed),
-    Measure("rate", "gold win rate", "win rate", lambda policy: policy.estimate("gold_win_rate"), percent),
     Measure(
-        "right", "held-out pairs, ranked right", "ranked right",
-        lambda policy: policy.estimate("heldout_accuracy"), percent,
+        "rate",
+        "gold win rate",
+        "win rate",
+        lambda policy: policy.estimate("gold_win_rate"),
+        percent,
+    ),
+    Measure(
+        "right",
+        "held-out pairs, ranked right",
+        "ranked right",
+        lambda policy: policy.estimate("heldout_accuracy"),
+        percent,
     ),
     Measure("loss", "held-out loss", "held-out loss", _last_loss, decimal),
-)  # fmt: skip
+)
 """In the order in which the first that a sweep has is its gain."""
 GAINS = ("gold", "heldout", "proxy", "right")
 
@@ -153,9 +163,17 @@ def control_gain(policy: SubRun) -> tuple[float, float] | None:
 
 
 def read_sweep(run: Path) -> Sweep | None:
-    """The sweep in a run directory; None where it has none, or where no combination has begun."""
+    """The sweep in a run directory; None where it has none, or where no combination has begun.
+
+    Raises:
+        RunError: the table of its combinations is damaged.
+    """
     notes: list[str] = []
     rows = [mapping(row) for row in listed(json_of(run / TABLE, notes))]
+    if notes:
+        raise RunError(
+            f"{run / TABLE} is damaged. The command that began the sweep writes it again"
+        )
     values = [mapping(row.get("values")) for row in rows]
     names = list(dict.fromkeys(key for row in values for key in row))
     sliders = [name for name in names if name.rpartition(".")[2] != "seed"]
@@ -171,7 +189,7 @@ def read_sweep(run: Path) -> Sweep | None:
         if journey is None:
             waiting.append(label)
         else:
-            settings[place].members.append(Member(seeds, label, journey))
+            settings[place].members.append(SweepRun(seeds, label, journey))
     if not any(setting.members for setting in settings.values()):
         return None
     return Sweep(run, keys, [*settings.values()], waiting, list(dict.fromkeys(notes)))
@@ -230,7 +248,7 @@ class Measured:
     name: str
     short: str
     show: Show
-    values: Sequence[Sequence[tuple[Member, Estimate]]]
+    values: Sequence[Sequence[tuple[SweepRun, Estimate]]]
 
     def mean(self, setting: int) -> Estimate | None:
         """The mean over the seeds of a setting with its interval; of a single run that run's own;

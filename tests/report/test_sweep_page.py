@@ -1,0 +1,249 @@
+"""The page of a sweep: numbers of its seeds, answers to the same prompts, and sliders that a mouse, a
+finger and the keyboard move.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from scipy import stats
+from tests.report.synthetic_sweep import BETAS, KEY, LARGE, write_answers, write_sweep
+
+from tether.core.errors import RunError
+from tether.core.rundir import read_json
+from tether.report.page import write_report
+from tether.report.sweep_answers import packed_answers
+from tether.report.sweeps import loosest, measures_of, read_sweep
+from tether.stats import normal_mean
+
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu"]
+HOSTILE = "<img src=x onerror='window.hacked = 1'>"
+
+
+def unpacked(text):
+    return json.loads(gzip.decompress(base64.b64decode(text)))
+
+
+def numbers(sweep, key):
+    """The values of a number by setting, and their means."""
+    (one,) = [one for one in measures_of(sweep) if one.key == key]
+    values = [[value.value for _, value in some] for some in one.values]
+    return values, [one.mean(place) for place in range(len(values))]
+
+
+def test_the_interval_over_seeds_is_students():
+    values = [0.31, 0.24, 0.42, 0.2]
+    mean = normal_mean(values)
+    low, high = stats.t.interval(0.95, 3, loc=sum(values) / 4, scale=stats.sem(values))
+    assert (mean.low, mean.high) == pytest.approx((low, high), rel=1e-9)
+    assert normal_mean([0.1, 0.2]).reason == "too few values: 2, and 3 are needed"
+    assert normal_mean([0.2, 0.2, 0.2]).reason.endswith("all 3 are alike")
+
+
+def test_settings_have_their_own_runs_and_seeds_their_interval(tmp_path):
+    run = write_sweep(tmp_path / "run")
+    sweep = read_sweep(run)
+    assert sweep is not None
+    assert {key: list(order) for key, order in sweep.keys.items()} == {
+        KEY: ["0", "0.01", "0.05", "0.2"]
+    }
+    values, means = numbers(sweep, "gold")
+    for place, beta in enumerate(BETAS):
+        files = [run / f"sweep/{KEY}={beta},seed={seed}/ppo/summary.json" for seed in (0, 1, 2)]
+        own = [read_json(file)["gold_gain"]["value"] for file in files]
+        low, high = stats.t.interval(0.95, 2, loc=sum(own) / 3, scale=stats.sem(own))
+        assert values[place] == own
+        mean = means[place]
+        assert mean is not None and (mean.low, mean.high) == pytest.approx((low, high), rel=1e-9)
+    assert loosest(sweep, measures_of(sweep)) == 0
+
+
+def test_two_keys_have_two_sliders_and_text_keeps_its_order(tmp_path):
+    keys = {"ppo.gamma": [1.0, 0.9], "ppo.init": ["zero", "copy"], "ppo.data.seed": [3, 4]}
+    sweep = read_sweep(write_sweep(tmp_path / "run", keys))
+    assert sweep is not None
+    assert {**sweep.keys} == {"ppo.gamma": ["0.9", "1"], "ppo.init": ["zero", "copy"]}
+    assert [one.values for one in sweep.settings] == [
+        ("0.9", "zero"), ("0.9", "copy"), ("1", "zero"), ("1", "copy"),
+    ]  # fmt: skip
+    assert all(len(one.members) == 2 for one in sweep.settings)
+    text = write_report(tmp_path / "run").read_text()
+    assert re.findall(r'<input type="range" id="(slider-\d)"', text) == ["slider-0", "slider-1"]
+
+
+def test_seeds_alone_and_single_runs_have_a_page(tmp_path):
+    seeds = write_report(write_sweep(tmp_path / "seeds", {"seed": [0, 1, 2]})).read_text()
+    assert "<h1>Sweep over seeds</h1>" in seeds and 'type="range"' not in seeds
+    alone = write_report(write_sweep(tmp_path / "alone", {KEY: [0.01, 0.2]}, prompts=0)).read_text()
+    assert "No answers were judged" in alone and 'id="at-answers"' not in alone
+
+
+def test_what_has_not_run_is_named_and_a_sweep_that_has_not_begun_is_no_sweep(tmp_path):
+    run = write_sweep(tmp_path / "run")
+    (run / f"sweep/{KEY}=0.2,seed=2/ppo/metrics.jsonl").unlink()
+    (run / f"sweep/{KEY}=0.2,seed=2/ppo/summary.json").unlink()
+    text = html.unescape(write_report(run).read_text())
+    assert "1 combination(s) have taken no step yet: ppo.kl.coefficient=0.2, seed=2." in text
+    table = read_json(run / "sweep.json")
+    for row in table:
+        row["stages"] = {"ppo": "sweep/elsewhere/ppo"}
+    (run / "sweep.json").write_text(json.dumps(table))
+    assert read_sweep(run) is None
+    (run / "sweep.json").write_text("{damaged")
+    with pytest.raises(RunError, match=r"sweep.json is damaged\. The command that began"):
+        write_report(run)
+
+
+def test_a_table_leads_to_no_folder_outside_its_run(tmp_path):
+    outside = write_sweep(tmp_path / "outside", {KEY: [0.01, 0.2]})
+    run = tmp_path / "run"
+    run.mkdir()
+    paths = [f"../outside/sweep/{KEY}=0.01/ppo", str(outside / f"sweep/{KEY}=0.2/ppo")]
+    table = [{"values": {KEY: n}, "stages": {"ppo": path}} for n, path in enumerate(paths)]
+    (run / "sweep.json").write_text(json.dumps(table))
+    assert read_sweep(run) is None
+
+
+def test_answers_of_all_runs_are_packed_by_prompt_and_what_is_too_much_is_counted(tmp_path):
+    run = write_sweep(tmp_path / "run", prompts=6)
+    sweep = read_sweep(run)
+    assert sweep is not None
+    text, sentence = packed_answers(sweep, "gold") or ("", "")
+    value = unpacked(text)
+    label = f"{KEY}=0.05, seed=1"
+    lines = (run / f"sweep/{KEY}=0.05,seed=1/evaluate/answers.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    texts = value["texts"]
+    shown = [[texts[a], score, texts[b], other] for a, score, b, other in value["runs"][label]]
+    keys = ("after", "gold_after", "before", "gold_before")
+    assert shown == [[row[key] for key in keys] for row in rows]
+    assert [texts[n] for n in value["prompts"]] == [row["prompt"] for row in rows]
+    assert sentence.startswith("All 6 judged answers")
+    few, sentence = packed_answers(sweep, "gold", most=len(text) // 2) or ("", "")
+    assert len(few) <= len(text) // 2 and " of 6 judged answers" in sentence
+
+
+def test_the_least_tether_is_read_aloud_with_its_worst_answers(tmp_path):
+    run = write_sweep(tmp_path / "run")
+    lines = (run / f"sweep/{KEY}=0.0,seed=1/evaluate/answers.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    rows[5] |= {"after": HOSTILE, "gold_after": -9.0}
+    path = run / f"sweep/{KEY}=0.0,seed=1/evaluate/answers.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = write_report(run).read_text()
+    aloud = text[text.index('id="at-aloud"') :]
+    first = aloud[: aloud.index("</article>")]
+    assert html.escape(HOSTILE, quote=False) in first.replace("&#39;", "'")
+    assert "ppo.kl.coefficient = 0 " in first and "−9.00" in first
+    assert "is the loosest tether of the sweep" in aloud
+
+
+def opened(driver, chromium, path, problems, **context):
+    browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+    page = browser.new_context(offline=True, **context).new_page()
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(path.as_uri())
+    page.wait_for_selector("#answers article")
+    return browser, page
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
+def test_sliders_move_numbers_curves_marks_answers_and_rollouts(tmp_path, chromium, width, scheme):
+    playwright = pytest.importorskip("playwright.sync_api")
+    run = write_sweep(
+        tmp_path / "run", {KEY: [0.0, 0.05, 0.2], "ppo.gamma": [1, 2], "seed": [0, 1, 2]}
+    )
+    mean = {KEY: 0.2, "ppo.gamma": 2, "seed": 0}
+    folder = run / ("sweep/" + ",".join(f"{key}={value}" for key, value in mean.items()))
+    write_answers(folder / "evaluate", mean, 24, HOSTILE)
+    path, problems = write_report(run), []
+    with playwright.sync_playwright() as driver:
+        view = {
+            "viewport": {"width": width, "height": 900},
+            "color_scheme": scheme,
+            "has_touch": True,
+        }
+        browser, page = opened(driver, chromium, path, problems, **view)
+        first, second = (page.get_by_role("slider", name=name) for name in (KEY, "ppo.gamma"))
+        first.focus()
+        page.keyboard.press("Home")
+        assert first.get_attribute("aria-valuetext") == "0"
+        low = page.inner_text("#now")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        second.focus()
+        page.keyboard.press("End")
+        assert first.get_attribute("aria-valuetext") == "0.2"
+        assert second.get_attribute("aria-valuetext") == "2"
+        assert page.inner_text("#now") != low and page.locator(".view:visible").count() == 1
+        lit = page.eval_on_selector_all(
+            "#at-frontier .on", "all => all.map(e => e.getAttribute('class'))"
+        )
+        assert lit and all(" s5 " in f" {name} " for name in lit)
+        assert (
+            page.inner_text("#answers [role=status]")
+            == "24 answers of ppo.kl.coefficient=0.2, ppo.gamma=2, seed=0"
+        )
+        assert HOSTILE in page.inner_text("#answers article >> nth=0")
+        stages = {
+            option.split(",")[0]
+            for option in page.locator("#rollouts select >> nth=0")
+            .locator("option")
+            .all_inner_texts()[1:]
+        }
+        assert stages == {"ppo.kl.coefficient=0.2"}
+        box = first.bounding_box()
+        page.touchscreen.tap(box["x"] + 3, box["y"] + box["height"] / 2)
+        assert first.get_attribute("aria-valuetext") == "0"
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        assert first.get_attribute("aria-valuetext") == "0.05"
+        overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert page.evaluate("'hacked' in window") is False and overflow == 0
+        browser.close()
+    assert problems == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
+def test_nothing_on_the_page_is_in_the_way_of_a_screen_reader(tmp_path, chromium, width, scheme):
+    """By axe (npm install axe-core), whose axe.min.js TETHER_AXE names."""
+    axe = Path(os.environ.get("TETHER_AXE", ""))
+    if not axe.is_file():
+        pytest.skip("no axe: set TETHER_AXE to the axe.min.js of axe-core")
+    playwright = pytest.importorskip("playwright.sync_api")
+    path, problems = write_report(write_sweep(tmp_path / "run")), []
+    with playwright.sync_playwright() as driver:
+        view = {
+            "viewport": {"width": width, "height": 900},
+            "color_scheme": scheme,
+            "bypass_csp": True,
+        }
+        browser, page = opened(driver, chromium, path, problems, **view)
+        page.evaluate(axe.read_text())
+        violations = page.evaluate("axe.run(document)")["violations"]
+        browser.close()
+    assert [(v["id"], v["impact"], v["nodes"][0]["target"]) for v in violations] == []
+
+
+@pytest.mark.browser
+def test_twelve_long_runs_are_painted_at_once_on_a_page_of_five_megabytes(tmp_path, chromium):
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = write_report(write_sweep(tmp_path / "run", **LARGE))
+    assert path.stat().st_size <= 5_000_000
+    with playwright.sync_playwright() as driver:
+        browser, page = opened(driver, chromium, path, [], viewport={"width": 1280, "height": 900})
+        (painted, *_) = page.evaluate(
+            "performance.getEntriesByType('paint').map((e) => e.startTime)"
+        )
+        browser.close()
+    # two seconds on a quiet machine
+    assert painted <= 4000
