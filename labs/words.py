@@ -1,4 +1,4 @@
-"""The game of labs 2 to 5 and 7 to 11: a shop answers in words, by a table of what follows what.
+"""The game of most labs: a shop answers in words, by a table of what follows what.
 
 The policy is a language model with a memory of one word: logits over the next word for each word
 before it. It is small enough that everything about it can be computed exactly, and its answers can
@@ -154,13 +154,17 @@ class Pairs(NamedTuple):
     first_wins: Bool[Tensor, " pairs"]
 
 
-def compare(count: int, luck: torch.Generator, *, flipped: float = 0.0) -> Pairs:
+def compare(
+    count: int, luck: torch.Generator, *, flipped: float = 0.0, start: Table | None = None
+) -> Pairs:
     """Pairs of answers of the start, compared by Bradley-Terry on the truth.
 
     Args:
         flipped: the share of labels that are turned round afterwards.
+        start: another model than `fine_tuned()`.
     """
-    first, second = draw(fine_tuned(), count, luck), draw(fine_tuned(), count, luck)
+    table = fine_tuned() if start is None else start
+    first, second = draw(table, count, luck), draw(table, count, luck)
     chance = torch.sigmoid(SHARPNESS * (gold(first) - gold(second)))
     first_wins = torch.rand(count, generator=luck) < chance
     turned = torch.rand(count, generator=luck) < flipped
@@ -217,13 +221,14 @@ class Shop:
         learning_rate: float = 0.05,
         answers: int = 64,
         reference: Table | None = None,
+        start: Table | None = None,
     ) -> None:
         self.luck = torch.Generator().manual_seed(seed)
         self.score = score
         self.answers = answers
         self.truth: list[float] = []
         self.drift: list[float] = []
-        self.start = fine_tuned()
+        self.start = fine_tuned() if start is None else start
         self.reference = self.start if reference is None else reference
         self.table = self.start.clone().requires_grad_()
         self.values = torch.zeros(LENGTH, len(WORDS) + 1, requires_grad=True)

@@ -94,6 +94,30 @@ BROKEN = {
         ("good = torch.arange(len(both)) < len(chosen)", "good = torch.arange(len(both)) >= len(chosen)",
          "best truth of KTO"),
     ],
+    "12_fooled_reward": [
+        ("lambda answers: torch.zeros(len(answers.kinds))",
+         "lambda answers: 0.15 * answers.mask.sum(1)", "honest: alarms"),
+        ("watch.observe_texts(step, metrics, texts)", "watch.observe_texts(step, {}, texts)",
+         "sycophancy is the first alarm"),
+    ],
+    "13_process_reward": [
+        ("lambda batch: batch.right.float(), shaped", "lambda batch: batch.sound.float(), shaped",
+         "trained on the outcome: every line right"),
+        ("(line_chances, each_line)", "(less_the_mean, each_line)", "trained on the sum: lines"),
+        ("labelled.errors == 0, labelled.mask", "labelled.errors != 0, labelled.mask",
+         "the weakest line"),
+    ],
+    "14_annotators": [
+        ("truth ^ ~coin(accuracy) for name, accuracy in PEOPLE",
+         "truth ^ coin(accuracy) for name, accuracy in PEOPLE", "accuracies"),
+        ("torch.where(only_one, says_sorry[0], row)", "torch.where(only_one, row, row)",
+         "all with the taste"),
+    ],
+    "15_pipeline": [
+        ("proxy = learned(reward)", "proxy = learned(-reward)", "held-out accuracy"),
+        ("steps=80, beta=beta)", "steps=80, beta=0.0)", "PPO: the verdict is better"),
+        ("before = answers_of(tuned)", "before = answers_of(base())", "the start once more"),
+    ],
 }  # fmt: skip
 """By lab: what stands in it, what breaks it, and what the error must name."""
 
