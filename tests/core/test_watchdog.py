@@ -43,6 +43,15 @@ def test_the_limit_follows_the_median_and_is_never_below_the_least(tmp_path, sai
     assert watchdog.limit == 2.0 and said == []
 
 
+def test_the_limit_of_a_run_is_what_the_page_of_safety_says():
+    watchdog = Watchdog(None)
+    assert watchdog.limit == 1800
+    watchdog.durations.extend([10, 12, 11])
+    assert watchdog.limit == 300
+    watchdog.durations.extend([60, 60, 60, 60])
+    assert watchdog.limit == 600
+
+
 def test_a_step_that_raises_ends_its_watch(tmp_path, said):
     watchdog = Watchdog(tmp_path / "stacks.txt", least=0.02, say=said.append)
     with pytest.raises(KeyError), watchdog.step():

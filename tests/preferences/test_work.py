@@ -113,6 +113,19 @@ def test_a_lease_runs_out_and_its_place_goes_to_another(store, clock):
     assert task(store, held.task).state == "done"
 
 
+def test_a_clock_that_is_set_back_keeps_tasks_and_loses_no_judgment(store, clock):
+    filled(store, prompts=1, answers=2)
+    work, (first, second) = Work(store, lease=60), people(store, 2)
+    held = work.next(first)
+    clock.now -= 3600
+    assert work.next(second) is None
+    clock.now += 3600 - 1  # an hour later, which is right before the lease runs out
+    assert work.next(second) is None
+    work.judge(held.assignment, first, Opinion("first"))
+    check(store)
+    assert task(store, held.task).state == "done" and len(judgments(store)) == 1
+
+
 def test_a_judgment_twice_is_one_and_another_in_its_place_is_refused(store):
     filled(store)
     work, (name, other) = Work(store), people(store, 2)

@@ -415,6 +415,23 @@ def test_every_call_begins_in_the_working_directory_of_the_run(
     assert scored(load_function("next.py:f"), 1)[0].value == 1.0
 
 
+def test_stacks_of_a_call_that_went_elsewhere_lie_in_the_folder_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+
+    def hangs(prompts: Any, responses: Any) -> list[float]:
+        os.chdir("elsewhere")
+        time.sleep(3)
+        return [1.0]
+
+    source = FunctionReward(hangs, time_limit=0.5)
+    source.watchdog.path = Path("run/stacks.txt")
+    assert source.score(ASKED[:1])[0].value is None
+    assert (tmp_path / "run/stacks.txt").is_file() and Path.cwd() == tmp_path
+
+
 def test_a_function_begins_in_the_folder_that_its_own_file_went_to_on_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

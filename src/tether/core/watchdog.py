@@ -69,6 +69,15 @@ class Watchdog:
         self.durations: deque[float] = deque(maxlen=64)
 
     @property
+    def path(self) -> Path | None:
+        return self._path
+
+    @path.setter
+    def path(self, path: Path | None) -> None:
+        # what is late may be a user's function, in another working directory
+        self._path = None if path is None else path.absolute()
+
+    @property
     def limit(self) -> float:
         """Seconds after which the next step is too long."""
         if len(self.durations) < FIRST_STEPS:

@@ -71,6 +71,8 @@ class ServerPool:
         requests: int,
     ) -> None:
         self.servers, self.config, self.folder, self.prepare = servers, config, folder, prepare
+        # a thread writes there while a user's function may be in another working directory
+        self.log = folder.absolute() / "fleet.jsonl"
         limits = Limits(start_seconds=config.start_seconds, restarts=config.restarts)
         self.fleet, self.changed = (
             Fleet(servers.names, time.monotonic, limits),
@@ -216,7 +218,7 @@ class ServerPool:
         """Write new changes of state down, and wake who waits; the fleet is locked."""
         if new := self.fleet.changes[self.told :]:
             append_jsonl(
-                self.folder / "fleet.jsonl",
+                self.log,
                 [{"time": time.time(), **asdict(change)} for change in new],
             )
             self.told += len(new)

@@ -1,0 +1,172 @@
+"""Each sentence of SECURITY.md and docs/trust/safety.md has the name of a test that shows it, or a
+reason why it promises nothing (promises.toml); sentences that no other test shows are shown here.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from benchmarks.sandbox import ENVIRONMENTS, PROGRAMS
+
+from tether.build.judges import text_judge
+from tether.core.errors import RewardError
+from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
+from tether.rewards.code import guards
+from tether.rewards.sandbox import Sandbox
+from tether.rewards.verifiable import VerifiableReward
+from tether.settings.judges import FunctionJudge
+from tether.settings.rewards import FunctionConfig, VerifiableConfig
+
+TESTS = Path(__file__).resolve().parent
+PROMISES = tomllib.loads((TESTS / "promises.toml").read_text(encoding="utf-8"))
+SAFETY = (TESTS.parent / "docs/trust/safety.md").read_text(encoding="utf-8")
+
+
+def sentences(page: str) -> list[str]:
+    """The sentences of a page and the rows of its tables, without heads and programs."""
+    words: list[str] = []
+    whole = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    for block in re.split(r"\n\s*\n|\n(?=\||- |#)", whole):
+        line = " ".join(block.split())
+        if line.startswith("|") and line.strip("|- "):
+            words.append(line)
+        elif line and line[0] not in "|#":
+            words += re.split(r"(?<=[.!?])(?:\*\*)? (?=[A-Z`*0-9])", line.removeprefix("- "))
+    return words
+
+
+@pytest.mark.parametrize("page", PROMISES)
+def test_every_sentence_has_a_test_or_a_reason(page):
+    heads = [*PROMISES[page]["shown"], *PROMISES[page]["no_promise"]]
+    words = sentences((TESTS.parent / page).read_text(encoding="utf-8"))
+    assert len(words) > 35
+    belong = {sentence: [head for head in heads if sentence.startswith(head)] for sentence in words}
+    assert [sentence for sentence, its in belong.items() if len(its) != 1] == []
+    assert sorted(its[0] for its in belong.values()) == sorted(heads)
+
+
+@pytest.mark.parametrize("page", PROMISES)
+def test_every_test_that_shows_a_sentence_is_there(page):
+    for sentence, tests in PROMISES[page]["shown"].items():
+        assert tests, sentence
+        for test in tests:
+            file, _, name = test.partition("::")
+            text = (TESTS / file).read_text(encoding="utf-8")
+            assert re.search(rf"^def {name}\(", text, re.MULTILINE), f"{sentence}: {test}"
+
+
+def test_sentences_are_found():
+    page = (
+        "# Head\n\nOne. Two\nof `x`. **Three.** Four\n\n| a | b |\n|---|---|\n| 1 | 2 |\n- Five.\n"
+    )
+    assert sentences(page) == [
+        "One.",
+        "Two of `x`.",
+        "**Three.",
+        "Four",
+        "| a | b |",
+        "| 1 | 2 |",
+        "Five.",
+    ]
+
+
+# Sentences that no other test shows
+
+
+def answer_of(text: str) -> str:
+    """The words for what a program gave."""
+    prompt = Prompt((user("?"),), "p", {"answer": "assert f() == 'nothing'"})
+    rollout = Rollout((1,), (2,), (0.0,), StopReason.STOP_TOKEN, text, 0, 0, Sampling(), prompt)
+    config = VerifiableConfig(kind="code", time_limit=20, workers=1, memory_mb=512)
+    with VerifiableReward(config) as reward:
+        return reward.score([rollout])[0].reason
+
+
+@pytest.mark.skipif(not guards().processes, reason="this kernel offers no seccomp")
+def test_a_program_has_no_capability():
+    program = (
+        "import ctypes, struct\nlibc = ctypes.CDLL(None)\n"
+        "def f():\n    sets = ctypes.create_string_buffer(b'x' * 24, 24)\n"
+        "    assert libc.capget(struct.pack('Ii', 0x20080522, 0), sets) == 0\n"
+        "    return sets.raw == bytes(24)\n"
+    )
+    assert "gave True" in answer_of(program)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reserves addresses on Linux alone")
+@pytest.mark.parametrize(
+    ("limits", "free"),
+    [
+        ("pass", False),
+        ("r.setrlimit(r.RLIMIT_AS, (1 << 40, 1 << 40))", True),
+        ("r.setrlimit(r.RLIMIT_STACK, (-1, r.getrlimit(r.RLIMIT_STACK)[1]))", True),
+    ],
+)
+def test_addresses_stay_free_where_they_cannot_be_reserved(limits, free):
+    program = (
+        f"import resource as r\n{limits}\nfrom tether.rewards.addresses import enclose, window\n"
+        "print(enclose(1 << 28) == 0, window() is None)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(free)] * 2
+
+
+def test_the_page_has_the_number_of_greedy_programs_and_environments():
+    numbers = re.search(r"runs (\d+) programs that take all that they can get, in (\w+)", SAFETY)
+    assert numbers is not None
+    assert int(numbers[1]) == len(PROGRAMS) and numbers[2] == "six" and len(ENVIRONMENTS) == 6
+
+
+def test_a_check_has_no_threads_and_few_open_files():
+    """What the workers of other verifiable kinds may do, by a check that tries it."""
+    how = {"workers": 1, "seconds": 60.0, "memory_mb": 1024}
+    with Sandbox("tests.test_promises:make_trial", **how) as sandbox:
+        (reply,) = sandbox.run([{}])
+    threads, files = reply.result
+    assert files < 64 and (not threads or not guards().processes), reply
+
+
+def make_trial():
+    """A check that starts a thread, and opens as many files as it can."""
+    import os
+    import threading
+
+    def trial():
+        started, files = True, []
+        try:
+            threading.Thread(target=time.sleep, args=(0,)).start()
+        except RuntimeError:
+            started = False
+        try:
+            while len(files) < 1000:
+                files.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            return [started, len(files)]
+        return [started, len(files)]
+
+    return trial
+
+
+def test_functions_have_the_limits_that_the_page_says():
+    for config in (FunctionConfig(call="a:b"), FunctionJudge(call="a:b")):
+        assert (config.time_limit, config.dump_after) == (60, 30)
+
+
+def test_stacks_of_a_judge_lie_in_the_run(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import time\ndef f(prompts, responses):\n    time.sleep(60)\n"
+    )
+    judge = text_judge(
+        FunctionJudge(call=f"{tmp_path}/mine.py:f", time_limit=0.3), tmp_path / "run"
+    )
+    with pytest.raises(RewardError, match="gave no answer"):
+        judge([Prompt((user("q"),))], ["a"])
+    assert "mine.py" in (tmp_path / "run" / "stacks.txt").read_text()
