@@ -1,7 +1,7 @@
-"""`python -m benchmarks.references`: docs/reference/recipes.md from the config classes,
-docs/reference/data.md from the table of formats.
+"""`python -m benchmarks.references`: docs/reference/recipes.md from the config classes, data.md from
+the table of formats, algorithms.md from docstrings, docs/guides/coming_from.md from the synonyms.
 
-`tests/test_references.py` compares both with what the code says now.
+`tests/test_references.py` compares each with what the code says now.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from benchmarks import library, names
 from tether.data.formats.registry import FORMATS, KINDS, detect, reader_for
 from tether.data.inspection import READ_BY
 from tether.settings.recipe import recipe_type
@@ -221,11 +222,17 @@ def _either(names: list[str]) -> str:
     return " or ".join(names[:6]) + (" and the like" if len(names) > 6 else "")
 
 
-PAGES = {"reference/recipes.md": recipes_page, "reference/data.md": data_page}
+PAGES = {
+    "reference/recipes.md": recipes_page,
+    "reference/data.md": data_page,
+    "reference/algorithms.md": library.page,
+    "guides/coming_from.md": names.page,
+    "../llms.txt": library.llms,
+}
 
 
 def main() -> None:
-    """Write both pages."""
+    """Write every page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.references", description=__doc__)
     parser.add_argument(
         "--smoke", action="store_true", help=("write nothing; only say how long each page is")

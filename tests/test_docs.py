@@ -16,6 +16,7 @@ OF_THEIR_DAY = {"lab", "decisions"}
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "AGENTS.md",
     *(p for p in DOCS if not OF_THEIR_DAY & {p.stem, p.parent.name}),
 ]
 FOLDERS = {

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # of their own day
 PAGES = [
     ROOT / "README.md",
+    ROOT / "AGENTS.md",
     *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.name != "lab.md"),
 ]
 NUMBERS = {"N": "1", "S": "1"}
