@@ -125,3 +125,19 @@ def test_a_missing_file_would_be_noticed():
         "core/config.py",
     }
     assert sum(len(paths_in(page.read_text(encoding="utf-8"))) for page in PAGES) > 60
+
+
+def test_every_entry_of_the_lab_book_is_in_its_index_with_verdict_and_command():
+    lab = ROOT / "docs" / "lab.md"
+    rows = re.findall(
+        r"^\| \d\d-\d\d \| ([+−?]) \| \[.*\]\((lab/[\d-]+\.md)#(\S+)\) \| (\S.*) \|$",
+        lab.read_text(encoding="utf-8"),
+        re.M,
+    )
+    entries = [
+        (f"lab/{month.name}", anchor)
+        for month in sorted((ROOT / "docs" / "lab").glob("*.md"), reverse=True)
+        for anchor in anchors_in(month.read_text(encoding="utf-8"))
+        if re.match(r"\d{4}-\d\d-\d\d-", anchor)
+    ]
+    assert len(rows) > 100 and [(page, anchor) for _, page, anchor, _ in rows] == entries
