@@ -53,7 +53,7 @@ def write_sweep(
     write_lines(run / "sft" / "metrics.jsonl", losses)
     write(run / "sft" / "summary.json", {"seconds": 5.0})
     write(run / "command.json", {"stages": ["sft", "ppo"], "config": {}})
-    write(run / "sweep.json", table)
+    write(run / "sweep.json", {"combinations": table})
     return run
 
 

@@ -43,8 +43,8 @@ def test_every_recorded_rollout_is_packed(tmp_path, synthetic):
     assert packed is not None
     value = unpacked(packed.text)
     mine = [row for row in value["rows"] if row[0] == "ppo"]
-    assert [(r[1], r[3], r[4], r[5]) for r in mine] == [
-        (r["step"], r["response"], r["proxy"], r["stop"]) for r in rows(50)
+    assert [(r[1], r[3], r[4], r[5], r[6]) for r in mine] == [
+        (r["step"], r["response"], r["proxy"], r["stop"], None) for r in rows(50)
     ]
     assert {value["prompts"][row[2]] for row in mine} == {f"prompt {s}" for s in range(1, 51)}
     assert packed.sentence.startswith("All ")
@@ -131,6 +131,10 @@ def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromi
         run / "ppo" / "alarms.jsonl",
         [{"step": 7, "detector": "kl_jump", "message": "m", "advice": "a"}],
     )
+    tokens = {"step": 5, "sample": 1, "tokens": ["<b>a", " mask"], "counted": 1}
+    synthetic.write_lines(
+        run / "ppo" / "tokens.jsonl", [{**tokens, "kl": [0.5, -0.25], "advantage": [1.0]}]
+    )
     path, problems = write_report(run), []
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
@@ -158,6 +162,20 @@ def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromi
             count.inner_text() == "1 rollouts"
             and "<script>" in part.locator("article").inner_text()
         )
+        part.get_by_text("Show all").click()
+        part.get_by_label("Tokens").select_option("kl")
+        assert count.inner_text() == "1 rollouts"
+        assert "“<b>a” 0.5, “mask” -0.25. 1 tokens do not count." in part.inner_text()
+        shades = part.locator(".token").evaluate_all(
+            "all => all.map(e => [e.className, e.style.getPropertyValue('--share'), e.title])"
+        )
+        assert shades == [
+            ["token", "50%", "kl 0.5"],
+            ["token below masked", "25%", "kl -0.25"],
+        ]
+        part.get_by_label("Tokens").select_option("advantage")
+        assert count.inner_text() == "No rollout fits."
+        part.get_by_label("Tokens").select_option("")
         page.locator("#reward-kl .hit").nth(4).hover()
         page.locator("#reward-kl .hit").nth(4).click()
         assert part.get_by_role("spinbutton", name="Step").input_value() != ""

@@ -91,10 +91,10 @@ def test_what_has_not_run_is_named_and_a_sweep_that_has_not_begun_is_no_sweep(tm
     (run / f"sweep/{KEY}=0.2,seed=2/ppo/summary.json").unlink()
     text = html.unescape(write_report(run).read_text())
     assert "1 combination(s) have taken no step yet: ppo.kl.coefficient=0.2, seed=2." in text
-    table = read_json(run / "sweep.json")
+    table = read_json(run / "sweep.json")["combinations"]
     for row in table:
         row["stages"] = {"ppo": "sweep/elsewhere/ppo"}
-    (run / "sweep.json").write_text(json.dumps(table))
+    (run / "sweep.json").write_text(json.dumps({"combinations": table}))
     assert read_sweep(run) is None
     (run / "sweep.json").write_text("{damaged")
     with pytest.raises(RunError, match=r"sweep.json is damaged\. The command that began"):
@@ -107,7 +107,7 @@ def test_a_table_leads_to_no_folder_outside_its_run(tmp_path):
     run.mkdir()
     paths = [f"../outside/sweep/{KEY}=0.01/ppo", str(outside / f"sweep/{KEY}=0.2/ppo")]
     table = [{"values": {KEY: n}, "stages": {"ppo": path}} for n, path in enumerate(paths)]
-    (run / "sweep.json").write_text(json.dumps(table))
+    (run / "sweep.json").write_text(json.dumps({"combinations": table}))
     assert read_sweep(run) is None
 
 

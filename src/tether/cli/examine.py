@@ -81,17 +81,17 @@ def report(
     """Write one page with the curves, numbers and answers of a run, or with the curves and verdicts
     of several.
     """
+    from tether.core.rundir import SWEEP
     from tether.report.about import anchor
     from tether.report.overlay import write_overlay
     from tether.report.page import whole_run, write_report
-    from tether.report.sweeps import TABLE
 
     if len(directories) > 1:
         typer.echo(str(write_overlay(directories, output)))
         return
     (directory,) = directories
     page, root = write_report(directory, output), whole_run(directory)
-    whole = root == directory or (root / TABLE).is_file()
+    whole = root == directory or (root / SWEEP).is_file()
     typer.echo(str(page) if whole else f"{page}#{anchor(directory.name)}")
 
 

@@ -6,6 +6,7 @@ summary.json      what the run amounts to        checkpoints/    see learner.che
 heldout.jsonl     scores on held-out prompts     alarms.jsonl    what the detectors noticed
 model/, policy/   the result                     report.html     of the whole run: in its folder
 best/             weights that a judge kept      skipped/        updates that were left out
+tokens.jsonl      numbers of a few samples' tokens
 """
 
 from __future__ import annotations
@@ -43,9 +44,13 @@ BESIDE = ("log.txt", "command.json", "manifest.json", ".lock")
 """Files that a folder may hold when it becomes a run directory: written before config.json, or by
 the program that started the run.
 """
+SWEEP = "sweep.json"
+"""The file of a run that names the combinations of its sweep."""
+TOKENS = "tokens.jsonl"
+"""Numbers of single tokens, of a few samples a step."""
 ROUNDS = "round-[0-9]*"
 """The folders of rounds, whether of a stage or of a recipe that repeats."""
-RECORDS = ("metrics.jsonl", "samples.jsonl", "heldout.jsonl", "alarms.jsonl")
+RECORDS = ("metrics.jsonl", "samples.jsonl", "heldout.jsonl", "alarms.jsonl", TOKENS)
 REPORTED_PACKAGES = (
     "torch",
     "transformers",
@@ -281,6 +286,10 @@ class RunDirectory:
     def sample(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append texts to samples.jsonl."""
         append_jsonl(self.path / "samples.jsonl", rows)
+
+    def note_tokens(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append the numbers of samples' tokens to tokens.jsonl."""
+        append_jsonl(self.path / TOKENS, rows)
 
     def hold_out(self, row: Mapping[str, Any]) -> None:
         """Append the scores of one measurement on held-out prompts to heldout.jsonl."""

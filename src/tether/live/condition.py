@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 from pydantic_core import from_json
 
-from tether.core.rundir import stage_folder
+from tether.core.rundir import SWEEP, stage_folder
 from tether.core.types import Json
 from tether.live.follow import open_inside
+from tether.report.reading import mapping
 
 LONGEST = 8 << 20
 """Bytes of a file of JSON that is read."""
@@ -78,20 +79,29 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def runs_below(folder: Path) -> Iterator[Path]:
-    """Run directories in a folder, itself included; those inside another are its stages."""
+    """Run directories in a folder, itself included; those inside another are its stages, or the
+    combinations of its sweep.
+    """
     level = [folder]
     for _ in range(DEEPEST):
         below: list[Path] = []
         for place in level[:MOST_FOLDERS]:
             if is_run(place):
                 yield place
+                yield from folders_in(place / "sweep") if (place / SWEEP).is_file() else ()
             else:
                 below += folders_in(place)
         level = below
 
 
 def condition(folder: Path, newest: float) -> Condition:
-    """The condition of the run in a folder; `newest`: when its last row was written."""
+    """The condition of the run in a folder; `newest`: when its last row was written.
+
+    A combination of a sweep whose stages are not all finished is in the condition of the sweep.
+    """
+    root = folder.parent.parent
+    if folder.parent.name == "sweep" and (root / SWEEP).is_file():
+        return Condition.ENDED if _swept(root, folder) else condition(root, newest)
     lock = folder / ".lock"
     handle = open_inside(lock)
     if handle is not None:
@@ -123,11 +133,25 @@ def _is_finished(folder: Path) -> bool:
     """True if the run, or each stage that its command named, has its summary."""
     if (folder / "summary.json").is_file():
         return True
+    if (folder / SWEEP).is_file():
+        return _swept(folder, folder)
     stages = json_inside(folder / "command.json").get("stages")
     names = [name for name in stages if isinstance(name, str)] if isinstance(stages, list) else []
     return bool(names) and all(
         (stage_folder(folder, name) / "summary.json").is_file() for name in names
     )
+
+
+def _swept(root: Path, inside: Path) -> bool:
+    """True if every stage of a sweep that lies in a folder has its summary."""
+    rows = json_inside(root / SWEEP).get("combinations")
+    paths = [
+        root / str(path)
+        for row in (rows if isinstance(rows, list) else [])
+        for path in mapping(mapping(row).get("stages")).values()
+    ]
+    own = [path for path in paths if path.is_relative_to(inside)]
+    return bool(own) and all((path / "summary.json").is_file() for path in own)
 
 
 def _by_age(newest: float) -> Condition:

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from tether.core.errors import MissingFileError, RunError
-from tether.core.rundir import ENGINE, ROUNDS, in_sequence, is_control
+from tether.core.rundir import ENGINE, ROUNDS, TOKENS, in_sequence, is_control
 from tether.core.visible import visible
 from tether.settings.stages import POLICIES, STAGES
 from tether.stats import Estimate, Trend, trend
@@ -48,6 +48,8 @@ class SubRun:
     config: Any = None
     manifest: Any = None
     alarms: Sequence[Row] = ()
+    tokens: Sequence[Row] = ()
+    """Numbers of single tokens of a few samples of each step."""
     work: Sequence[Row] = ()
     """Working times of engine servers, by step."""
     path: Path | None = None
@@ -329,6 +331,7 @@ def read_sub_run(path: Path, notes: list[str]) -> SubRun:
         config=json_of(path / "config.json", notes),
         manifest=json_of(path / "manifest.json", notes),
         alarms=list(_jsonl(path / "alarms.jsonl", notes)),
+        tokens=list(_jsonl(path / TOKENS, notes)),
         work=list(_jsonl(path / ENGINE / "work.jsonl", notes)),
         path=path,
     )

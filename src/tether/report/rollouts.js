@@ -28,11 +28,29 @@ const unpacked = async (id) => {
   return JSON.parse(await new Response(stream).text());
 };
 
+// The tokens of an answer on a ground that says how far a number lies above 0 (blue) or below it (orange); masked ones are struck out.
+const shadedTokens = (tokens, name) => {
+  const values = tokens[name], most = Math.max(...values.map(Math.abs)) || 1, part = makeElement("p", "text"), order = values.map((_, at) => at);
+  part.dir = "auto"; part.tabIndex = 0;
+  tokens.texts.forEach((text, at) => {
+    const token = makeElement("span", values[at] < 0 ? "token below" : "token", text);
+    token.style.setProperty("--share", `${Math.round(50 * Math.abs(values[at]) / most)}%`);
+    token.title = `${name} ${shortNumber(values[at])}`;
+    if (at >= tokens.counted) token.classList.add("masked");
+    part.append(token);
+  });
+  order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
+  const largest = order.slice(0, 5).map((at) => `“${tokens.texts[at].trim()}” ${shortNumber(values[at])}`).join(", ");
+  const masked = tokens.texts.length - tokens.counted;
+  return [part, makeElement("p", "quiet", `Largest ${name}: ${largest}.${masked ? ` ${masked} tokens do not count.` : ""}`)];
+};
+
 class RolloutBrowser {
   static SHOWN = 30;
   constructor(root, empty) {
     this.root = root; this.empty = empty; this.rows = []; this.alarms = []; this.bin = this.group = null; this.shown = RolloutBrowser.SHOWN;
     const controls = makeElement("div", "controls");
+    const pair = (...inputs) => { const box = makeElement("span", "pair"); inputs[0].parentElement.before(box); box.append(...inputs.map((input) => input.parentElement)); };
     const field = (text, tag, type) => {
       const label = makeElement("label", "", text), input = makeElement(tag);
       if (type) { input.type = type; input.autocomplete = "off"; }
@@ -46,7 +64,9 @@ class RolloutBrowser {
     this.stage = field("Stage ", "select"); this.alarm = field("Alarm ", "select");
     this.low = field("Score from ", "input", "number"); this.high = field("to ", "input", "number");
     this.short = field("Characters from ", "input", "number"); this.long = field("to ", "input", "number");
-    this.order = field("Order ", "select");
+    pair(this.low, this.high); pair(this.short, this.long);
+    this.order = field("Order ", "select"); this.shade = field("Tokens ", "select");
+    for (const [value, name] of [["", "plain"], ["kl", "shaded by KL"], ["value", "shaded by value"], ["advantage", "shaded by advantage"]]) this.shade.append(new Option(name, value));
     for (const [value, name] of [["new", "newest first"], ["old", "oldest first"], ["high", "highest score first"], ["low", "lowest score first"], ["long", "longest first"]]) {
       this.order.append(new Option(name, value));
     }
@@ -66,6 +86,7 @@ class RolloutBrowser {
   set(rows, alarms) {
     this.rows = rows; this.alarms = alarms;
     this.fill(this.stage, "all", [...new Set(rows.map((row) => row.stage))]);
+    this.shade.parentElement.hidden = !rows.some((row) => row.tokens);
     this.fill(this.alarm, "any step", [...new Set(alarms.map((one) => one.detector))]);
     this.list();
   }
@@ -105,6 +126,7 @@ class RolloutBrowser {
       long: (a, b) => (b.response || "").length - (a.response || "").length, new: (a, b) => b.step - a.step }[order];
     if (order === "high" || order === "low") rows = rows.filter((row) => Number.isFinite(row.proxy));
     rows = [...rows].sort(by);
+    if (this.shade.value) rows = rows.filter((row) => row.tokens && row.tokens[this.shade.value]);
     const text = this.group ? `The ${rows.length} answers to one prompt at step ${this.group.step}, side by side` :
       rows.length ? `${rows.length.toLocaleString("en")} rollouts` : this.rows.length ? "No rollout fits." : this.empty;
     if (this.count.textContent !== text) this.count.textContent = text;
@@ -138,6 +160,7 @@ class RolloutBrowser {
     box.append(head);
     for (const [text, className] of [[row.prompt, "text prompt"], [answer, "text"]]) {
       if (!text && className !== "text") continue;
+      if (className === "text" && this.shade.value) { box.append(...shadedTokens(row.tokens, this.shade.value)); continue; }
       box.append(longText(className, text));
     }
     if (row.stop === "length") box.append(makeElement("p", "quiet", "It was cut off at the greatest length."));

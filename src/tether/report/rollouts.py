@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
 from tether.report.numbers import thousands
-from tether.report.reading import Row, SubRun, finite, printable
+from tether.report.reading import Row, SubRun, finite, listed, mapping, printable
 
+TOKEN_NUMBERS = ("kl", "value", "advantage")
 MOST = 3_500_000
 """Characters of the page that rollouts may take."""
 
@@ -45,9 +47,28 @@ def packed_rollouts(stages: Sequence[SubRun], most: int = MOST) -> Packed | None
 
 
 def _rollouts(stage: SubRun) -> Iterator[Row]:
+    """The samples of a stage, those with `tokens` whose tokens were noted."""
+    noted = {(row.get("step"), row.get("sample")): row for row in stage.tokens}
+    places = Counter[float]()
     for row in stage.samples:
-        if finite(row.get("step")) is not None and isinstance(row.get("response"), str):
-            yield row
+        step = finite(row.get("step"))
+        if step is not None and isinstance(row.get("response"), str):
+            tokens = noted.get((row["step"], places[step]))
+            places[step] += 1
+            yield row if tokens is None else {**row, "tokens": tokens}
+
+
+def _tokens(row: Row) -> Row | None:
+    """Texts and numbers of tokens, as many as there are texts; None where none were noted."""
+    tokens = mapping(row.get("tokens"))
+    texts = [printable(text, 60) for text in listed(tokens.get("tokens"))]
+    numbers = {
+        name: [finite(value) for value in listed(tokens.get(name))]
+        for name in TOKEN_NUMBERS
+        if len(listed(tokens.get(name))) == len(texts)
+    }
+    counted = finite(tokens.get("counted"))
+    return {"texts": texts, "counted": counted, **numbers} if texts else None
 
 
 def _of_steps(rows: Sequence[tuple[SubRun, Row]], every: int) -> list[tuple[SubRun, Row]]:
@@ -67,6 +88,7 @@ def _packed(stages: Sequence[SubRun], rows: Sequence[tuple[SubRun, Row]]) -> str
             printable(row["response"]),
             finite(row.get("proxy")),
             printable(row.get("stop"), 40),
+            _tokens(row),
         )
         for stage, row in rows
     ]

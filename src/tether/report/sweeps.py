@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tether.core.errors import RunError
+from tether.core.rundir import SWEEP
 from tether.report.narrative import (
     control_of,
     gold_gain,
@@ -37,9 +38,6 @@ from tether.report.reading import (
     trend_of,
 )
 from tether.stats import Estimate, normal_mean
-
-TABLE = "sweep.json"
-"""The file in a run that names the combinations of its sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +167,12 @@ def read_sweep(run: Path) -> Sweep | None:
         RunError: the table of its combinations is damaged.
     """
     notes: list[str] = []
-    rows = [mapping(row) for row in listed(json_of(run / TABLE, notes))]
+    rows = [
+        mapping(row) for row in listed(mapping(json_of(run / SWEEP, notes)).get("combinations"))
+    ]
     if notes:
         raise RunError(
-            f"{run / TABLE} is damaged. The command that began the sweep writes it again"
+            f"{run / SWEEP} is damaged. The command that began the sweep writes it again"
         )
     values = [mapping(row.get("values")) for row in rows]
     names = list(dict.fromkeys(key for row in values for key in row))

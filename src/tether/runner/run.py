@@ -18,7 +18,7 @@ from tether.build.roles import newest_policy
 from tether.build.rows import check_data, load_rows
 from tether.core.budget import limited_by, time_limit
 from tether.core.errors import MissingFileError
-from tether.core.rundir import RunDirectory, read_json, write_json
+from tether.core.rundir import SWEEP, RunDirectory, read_json, write_json
 from tether.core.types import Comparison, Json, Prompt, Sampling
 from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine
@@ -30,7 +30,6 @@ from tether.methods.overlaps import trained_prompts, warn_of_overlap
 from tether.methods.pairs import comparisons_of, feedback_of
 from tether.methods.stage import run_stage
 from tether.planning.price import show_price
-from tether.report.sweeps import TABLE
 from tether.runner.budgets import Budgets, reopen
 from tether.runner.by_device import by_device
 from tether.runner.folder import check_base
@@ -79,7 +78,7 @@ def run_recipe(
     jobs = expand(recipe, names)
     root.mkdir(parents=True, exist_ok=True)
     if recipe.sweep is not None and here().first:
-        write_json(root / TABLE, sweep_table(recipe))
+        write_json(root / SWEEP, {"combinations": sweep_table(recipe)})
     price = show_price(recipe, names, progress)
     if watches(recipe.learner):
         with placed(recipe.on, recipe.model.device):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tether.core.budget import BUDGET, time_limit
 from tether.core.errors import DataError, RewardError
@@ -22,14 +22,16 @@ from tether.core.protocols import (
 from tether.core.records import note_records, report_beginning, report_changes
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
-from tether.core.types import Json, Prompt
+from tether.core.types import Json, Prompt, Rollout, Score
 from tether.core.watchdog import Watchdog
+from tether.data.chat import ChatEncoder
 from tether.learner.checkpoint import Checkpoints
 from tether.learner.local import LocalLearner
 from tether.learner.loop import draws_schedule, endless, go_on_within, replayable
 from tether.learner.ranks import here
 from tether.settings.policy import SampledConfig
-from tether.stages.rollouts import Step
+from tether.stages.rollouts import Experience, Step
+from tether.stages.token_numbers import token_rows
 from tether.stats import Trend, trend
 
 T = TypeVar("T")
@@ -56,6 +58,14 @@ class SamplingStage(Protocol):
     def summary(self, history: Sequence[Mapping[str, float]]) -> Mapping[str, Any]:
         """The stage's own part of the run's summary, from the metrics of all steps."""
         ...
+
+
+@runtime_checkable
+class TokenStage(Protocol):
+    """A stage that holds the tokens of its last step with their numbers."""
+
+    experience: Experience
+    encoder: ChatEncoder
 
 
 def train(
@@ -131,16 +141,7 @@ def train(
                 run.alarm(alarms)
                 metrics["alarms"] = float(len(alarms))
             run.log(metrics, done)
-            run.sample(
-                {
-                    "step": done,
-                    "prompt": r.prompt.text,
-                    "response": r.text,
-                    "proxy": s.value,
-                    "stop": r.stop_reason.value,
-                }
-                for r, s in _spread(list(zip(rollouts, scores, strict=True)), config.sample_rows)
-            )
+            _record_samples(stage, run, done, rollouts, scores)
             drawn, last = draws_schedule(limit, stage.learner, done, run), finished()
             due = drawn or last or done % config.checkpoint_every == 0
             if due or here().once(lambda: stopping.to_save):
@@ -150,6 +151,29 @@ def train(
     stage.learner.put(stage.learner.averages)
     history = run.metrics()
     return {**_summary(history), **stage.summary(history), "seconds": run.seconds(start)}
+
+
+def _record_samples(
+    stage: SamplingStage,
+    run: RunDirectory,
+    step: int,
+    rollouts: Sequence[Rollout],
+    scores: Sequence[Score],
+) -> None:
+    """Keep a few texts of a step, and the numbers of a few of their tokens."""
+    places = _spread([*range(len(rollouts))], stage.config.sample_rows)
+    run.sample(
+        {
+            "step": step,
+            "prompt": rollouts[place].prompt.text,
+            "response": rollouts[place].text,
+            "proxy": scores[place].value,
+            "stop": rollouts[place].stop_reason.value,
+        }
+        for place in places
+    )
+    if isinstance(stage, TokenStage):
+        run.note_tokens(token_rows(stage.experience, stage.encoder, places, step))
 
 
 def step_prompts(prompts: Sequence[Prompt], stage: SamplingStage, number: int) -> list[Prompt]:

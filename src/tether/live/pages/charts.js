@@ -1,6 +1,6 @@
 "use strict";
 // Line charts on a canvas: every series keeps its points, and a redraw costs a pass over them.
-const PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+const PALETTE = ["#1f86cb", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 const colour = (place) => place < PALETTE.length ? PALETTE[place] : `hsl(${(place * 137.5) % 360} 62% 50%)`;
 const MOST_POINTS = 8000;
 

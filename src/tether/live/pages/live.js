@@ -106,7 +106,7 @@
         }
       });
       const words = [...counts].map(([state, count]) => `${count} ${state}`).join(", ");
-      write($("counts"), runs.size ? `${runs.size} runs: ${words}` : "There are no runs in this folder yet.");
+      write($("counts"), runs.size ? `${runs.size} ${runs.size === 1 ? "run" : "runs"}: ${words}` : "There are no runs in this folder yet.");
       write(document.querySelector("#chart h2"), series.length ? `${current} over steps` : `No run has ${current} yet.`);
       write($("value"), current);
       chart.lit = chart.lit && series.find((one) => one.id === chart.lit.id) || null;

@@ -1,0 +1,59 @@
+"""The numbers of single tokens that a step leaves for its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from tether.core.types import Json
+from tether.data.chat import ChatEncoder
+from tether.stages.rollouts import Experience
+
+NOTED = 2
+"""Responses of a step whose tokens are noted."""
+MOST_TOKENS = 256
+"""Tokens of a response that are noted: its first."""
+
+
+def token_rows(
+    experience: Experience, encoder: ChatEncoder, places: Sequence[int], step: int
+) -> Iterator[Json]:
+    """A row a response: the text of each token, its KL with the reference, its value and its
+    advantage, and how many tokens count.
+
+    `sample` is the place among the responses of the step that are recorded. Values
+    that are all 0, and what the step has not measured, are left out. Of a response that teaches nothing no token counts.
+    """
+    matrices = {
+        "kl": experience.logprobs - experience.reference_logprobs,
+        "value": experience.values,
+        "advantage": experience.advantages,
+    }
+    for sample, place in enumerate(places[:NOTED]):
+        ids = experience.rollouts[place].response_ids[:MOST_TOKENS]
+        rows = torch.stack([one[place, : len(ids)] for one in matrices.values()]).tolist()
+        measured = {
+            "kl": bool(experience.seen[place] and experience.compared[place]),
+            "value": any(rows[1]),
+            "advantage": True,
+        }
+        numbers = zip(matrices, rows, strict=True)
+        yield {
+            "step": step,
+            "sample": sample,
+            "tokens": pieces(encoder, ids),
+            "counted": min(experience.counted[place], len(ids)),
+            **{
+                name: [float(f"{value:.3g}") for value in row]
+                for name, row in numbers
+                if measured[name]
+            },
+        }
+
+
+def pieces(encoder: ChatEncoder, ids: Sequence[int]) -> list[str]:
+    """The text of each token as it is within its response, stop tokens included."""
+    decode = encoder.tokenizer.decode
+    whole = [decode([*ids[max(0, at - 1) : at + 1]]) for at in range(len(ids))]
+    return [text[len(decode([ids[at - 1]])) :] if at else text for at, text in enumerate(whole)]
