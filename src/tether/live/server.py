@@ -85,9 +85,13 @@ def serve_board(folder: Path, settings: Address, opened: socket.socket, token: s
     thread = threading.Thread(target=board.watch, name="dashboard", daemon=True)
     thread.start()
     config = uvicorn.Config(
-        dashboard_app(board, settings, token), log_level="warning", server_header=False,
-        timeout_graceful_shutdown=1, http=bounded_protocol(), proxy_headers=False,
-    )  # fmt: skip
+        dashboard_app(board, settings, token),
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        http=bounded_protocol(),
+        proxy_headers=False,
+    )
     try:
         uvicorn.Server(config).run(sockets=[opened])
     finally:
@@ -129,9 +133,14 @@ async def _open(request: Request, token: str = "") -> Response:
         raise HTTPException(401, TO_ENTER)
     response = HTMLResponse('<!DOCTYPE html><meta http-equiv="refresh" content="0;url=/">')
     response.set_cookie(
-        door.cookie, token, COOKIE_SECONDS, httponly=True, samesite="strict", path="/",
+        door.cookie,
+        token,
+        COOKIE_SECONDS,
+        httponly=True,
+        samesite="strict",
+        path="/",
         secure=door.settings.secure,
-    )  # fmt: skip
+    )
     return response
 
 

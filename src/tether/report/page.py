@@ -101,7 +101,10 @@ def _journey_page(journey: Journey, run: Path) -> str:
         ("at-config", "Config and manifest")
     ] * bool(blocks)
     return fill_template(
-        HERE / "page.html", journey.own.name, drawn, journey.notes,
+        HERE / "page.html",
+        journey.own.name,
+        drawn,
+        journey.notes,
         title=about.title(journey),
         about=about.facts(journey, run),
         contents=contents,
@@ -130,7 +133,7 @@ def _journey_page(journey: Journey, run: Path) -> str:
         reward="reward" if journey.own_reward else "proxy",
         blocks=blocks,
         rollouts=rollouts,
-    )  # fmt: skip
+    )
 
 
 class Learned(NamedTuple):
@@ -207,12 +210,15 @@ def _loop_page(rounds: LoopRun) -> str:
     wording = Wording(rounds.judge or "gold")
     drawn = {"rounds": wording.plots(figures.loop_figures(rounds))}
     return fill_template(
-        HERE / "loop.html", rounds.name, drawn, rounds.notes,
+        HERE / "loop.html",
+        rounds.name,
+        drawn,
+        rounds.notes,
         title="Preferences, round by round",
         verdict=loop_conclusion(rounds),
         rounds=([*map(wording.label, tiles.ROUND_COLUMNS)], tiles.round_rows(rounds)),
         samples=training_samples(rounds.last),
-    )  # fmt: skip
+    )
 
 
 def _blocks(journey: Journey) -> list[tuple[str, str]]:
