@@ -71,8 +71,8 @@ class Shown(NamedTuple):
     value: Any
 
 
-def line(ys: Sequence[float], name: str, xs: Sequence[float] = (), **style: Any) -> Trace:
-    """A curve over 1, 2, 3 ..., or over `xs`."""
+def line(ys: Sequence[float | None], name: str, xs: Sequence[float] = (), **style: Any) -> Trace:
+    """A curve over 1, 2, 3 ..., or over `xs`, with a gap at each None."""
     return Trace(xs or range(1, len(ys) + 1), ys, name, **style)
 
 

@@ -70,6 +70,14 @@ BROKEN = {
          "return shaped(scores, policy, reference, mask, beta)", "the doctor judges"),
         ("terminal = scores - BETA", "terminal = scores + BETA", "per token less terminal"),
     ],
+    "06_ppo_in_40_lines": [
+        ("shops[name] = Shop(lab.seed, score)",
+         "shops[name] = Shop(lab.seed, lambda answers, score=score: -score(answers))",
+         "PPO, less the cooled start"),
+        ("beta=BETA, epochs=count", "beta=BETA, epochs=4", "share clipped, 1 epoch"),
+        ("rewards[:, int(mask.sum(1).max()) - 1] += scores",
+         "rewards[torch.arange(len(scores)), mask.sum(1) - 1] += scores", "score in the last column"),
+    ],
     "07_hundred_steps": [
         ("steps = train(tethered, steps=STEPS, beta=BETA)",
          "steps = train(tethered, steps=STEPS, beta=0.0)", "true gain"),
@@ -78,6 +86,14 @@ BROKEN = {
     ],
     "08_slider": [
         ("train(shop, steps=STEPS, beta=beta)", "train(shop, steps=STEPS, beta=0.0)", "gain − β KL"),
+    ],
+    "09_group_advantages": [
+        ('"group": leave_one_out_baseline(scores, groups)',
+         '"group": leave_one_out_baseline(scores, everything)', "G = 8, batch over group"),
+        ("own = group_relative(scores, groups, scale=False)", "own = group_relative(scores, groups)",
+         "group mean less 7/8"),
+        ("game.update(surrogate + BETA * kl, step + 1)", "game.update(surrogate - BETA * kl, step + 1)",
+         "KL of GRPO over that of PPO"),
     ],
     "10_best_of_n": [
         ("return torch.arange(PROMPTS) * max(SIZES) + rows.argmax(1)",
