@@ -155,7 +155,7 @@ lab.expect(
 
 # %% [markdown]
 # The 20 epochs are wasteful: a third of the tokens, not most, no longer move. But nothing collapses.
-# That is the clip's work, as lab 1 shows with the clip taken away. A large model is less forgiving.
+# That is the clip's work, as lab 1 shows with the clip taken away.
 #
 # ## The last column is not the last word
 #

@@ -326,10 +326,13 @@ lab.plot(
 )
 lab.plot(
     "The truth that each nat bought",
-    [line(game.truth, name, [kl**0.5 for kl in game.drift]) for name, game in runs.items()],
+    [
+        points(game.truth, name, [kl**0.5 for kl in game.drift], size=6)
+        for name, game in runs.items()
+    ],
     x="√KL to the start, with the KL in nats an answer",
     y="true reward of the answers",
-    look_at="the curves lie nearly on one another: a nat buys the same with and without a critic. GRPO "
+    look_at="the marks lie nearly on one curve: a nat buys the same with and without a critic. GRPO "
     "goes further along it, though β is the same.",
 )
 ends = {name: truth_of(game.table.detach()) for name, game in runs.items()}

@@ -237,10 +237,9 @@ for n in (1, 4, 16, 256):
         belief[place], float(proxy(answers).mean()), exact_kl(table, fine_tuned()), formula[place],
     ])  # fmt: skip
 lab.table(
-    ["n", "truth of the picks", "truth after SFT", "reward of the picks", "reward after SFT",
-     "KL after SFT", "log n − (n − 1)/n"],
+    ["n", "truth: picks", "SFT", "reward: picks", "SFT", "KL of SFT", "log n − (n − 1)/n"],
     rows,
-)  # fmt: skip
+)
 lab.expect("reward after SFT on best of 16, less SFT on best of 1", rows[2][4] - rows[0][4],
            0.8, 1.7, "seeds 0 to 5: 1.11 to 1.34")  # fmt: skip
 lab.expect("truth after SFT on best of 16, less the cooled start", rows[2][2] - cooled,
