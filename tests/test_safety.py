@@ -5,6 +5,7 @@ acts.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -174,6 +175,31 @@ def test_no_text_acts_on_a_terminal(text, shown):
     assert visible(text) == shown
     assert visible(visible(text)) == shown
     visible(text).encode("utf-8")
+
+
+def test_lines_of_commands_do_not_act_either(capsys):
+    from tether.terminal.console import print_line
+
+    print_line("\x1b[31mred/report.html")
+    print_line("\x1b]0;title\x07", err=True)
+    assert tuple(capsys.readouterr()) == ("␛[31mred/report.html\n", "␛]0;title␇\n")
+
+
+def test_commands_write_by_the_terminals_functions_alone():
+    """The others write colours of their own, a packaged recipe as it is, or what has no text."""
+    direct = re.compile(
+        r"typer\.echo\(|click\.echo\(|(?<![\w.])print\(|sys\.std(?:out|err)\.write\("
+    )
+    writing = {
+        path.relative_to(PACKAGE).as_posix(): len(direct.findall(path.read_text(encoding="utf-8")))
+        for room in ("cli", "terminal")
+        for path in (PACKAGE / room).rglob("*.py")
+    }
+    assert {name: count for name, count in writing.items() if count} == {
+        "cli/__init__.py": 1,
+        "cli/recipes.py": 1,
+        "terminal/console.py": 3,
+    }
 
 
 # Secrets

@@ -24,7 +24,7 @@ from tether.cli.options import (
 )
 from tether.core.errors import ConfigError, DataError
 from tether.terminal.bars import bars, starting
-from tether.terminal.console import Terminal
+from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import save, show_table
 
 if TYPE_CHECKING:
@@ -87,12 +87,12 @@ def report(
     from tether.report.page import whole_run, write_report
 
     if len(directories) > 1:
-        typer.echo(str(write_overlay(directories, output)))
+        print_line(str(write_overlay(directories, output)))
         return
     (directory,) = directories
     page, root = write_report(directory, output), whole_run(directory)
     whole = root == directory or (root / SWEEP).is_file()
-    typer.echo(str(page) if whole else f"{page}#{anchor(directory.name)}")
+    print_line(str(page) if whole else f"{page}#{anchor(directory.name)}")
 
 
 def doctor(

@@ -14,7 +14,7 @@ from tether.core.errors import ConfigError, RunError, memory_error
 from tether.settings.stages import STAGES
 from tether.settings.synonyms import METHODS
 from tether.terminal.bars import bars, starting
-from tether.terminal.console import Terminal
+from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import point_to, show_table
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def quickstart(
     if unknown := [arm for arm in chosen if arm not in ARMS]:
         raise ConfigError(f"no arm is called {unknown[0]!r}; there are: ppo, {', '.join(ARMS)}")
     if smoke:
-        typer.echo("A tiny random model: this shows that everything runs here, and nothing more.")
+        print_line("A tiny random model: this shows that everything runs here, and nothing more.")
     _run(
         "smoke" if smoke else "quickstart",
         [*(ARMS[arm] for arm in chosen), *_timed(overrides, budget)],

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from tether.core.errors import ConfigError
-from tether.terminal.console import Terminal
+from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import show_table
 
 LABS = Path(__file__).resolve().parent.parent / "labs"
@@ -59,7 +59,7 @@ def lab(
     if name is None:
         rows = [(path.stem, _stated(path, "Chapter"), _stated(path, "Time")) for path in _labs()]
         show_table(Terminal(), "labs of tether", rows, ("lab", "chapter", "time"))
-        typer.echo(
+        print_line(
             "Run one: tether lab 1    Run all: tether lab all    Read them: docs/guides/labs.md"
         )
         return

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from tether.cli.options import Columns, Output, as_options, columns_of
 from tether.core.errors import ConfigError, DataError, MissingFileError
-from tether.terminal.console import Terminal
+from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import save, show_table
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def import_(
     counts = ((name, imported[key]) for key, name in IMPORTED.items())
     show_table(Terminal(), "", [(name, f"{count:,}") for name, count in counts if count])
     if quarantine.count:
-        typer.echo(f"{quarantine.count:,} rows were left out: {quarantine.top_reasons()}", err=True)
+        print_line(f"{quarantine.count:,} rows were left out: {quarantine.top_reasons()}", err=True)
         if strict:
             raise DataError(
                 f"{quarantine.count} rows cannot be used, and --strict was given. The "
@@ -221,11 +221,11 @@ def _export(
 
     which = {"round": round, "names": names, "unfinished": unfinished, "least": least}
     count = export_labels(opened(store), file, format, how=how, **which)  # type: ignore[arg-type]
-    typer.echo(f"{count:,} rows in {file}")
+    print_line(f"{count:,} rows in {file}")
     if format == "label-studio":
         interface = file.with_suffix(".xml")
         interface.write_text(CONFIG, encoding="utf-8")
-        typer.echo(f"The labelling interface for these tasks is in {interface}")
+        print_line(f"The labelling interface for these tasks is in {interface}")
 
 
 def stats(store: StoreArgument) -> None:
@@ -243,7 +243,7 @@ def stats(store: StoreArgument) -> None:
     ]
     show_table(Terminal(), "", people, ("annotator", "role", "judged", "median seconds", "access"))
     if not where.counts()["judgments"]:
-        typer.echo(
+        print_line(
             f"Nobody has judged anything yet: `tether prefs serve {store}` lets people begin."
         )
 
@@ -354,7 +354,7 @@ def _ask(
     }
     config = build(PairsConfig, values, where="tether prefs ask")
     count = ask_pairs(opened(store), config, round=round, priority=priority)
-    typer.echo(
+    print_line(
         f"{count:,} pairs are to be judged"
         + ("" if count else ": the store has no others of this kind")
     )
@@ -387,9 +387,9 @@ def _invite(
     """
     secret = opened(store, new=True).invite(name, role, days)  # type: ignore[arg-type]
     place = address.rstrip("/") or f"http://127.0.0.1:{port}"
-    typer.echo(f"{place}/join#{secret}")
+    print_line(f"{place}/join#{secret}")
     if not address:
-        typer.echo(f"It opens while `tether prefs serve {store} --port {port}` runs.", err=True)
+        print_line(f"It opens while `tether prefs serve {store} --port {port}` runs.", err=True)
 
 
 def _escalate(
@@ -408,7 +408,7 @@ def _escalate(
     """Send judged pairs that people do not agree on enough to the experts."""
     from tether.preferences.rankings import escalate
 
-    typer.echo(f"{escalate(opened(store), below, how, round=round):,} pairs wait for an expert now")  # type: ignore[arg-type]
+    print_line(f"{escalate(opened(store), below, how, round=round):,} pairs wait for an expert now")  # type: ignore[arg-type]
 
 
 def rank(
@@ -435,9 +435,9 @@ def rank(
         raise DataError(f"{store}: nobody has judged anything yet")
     if output:
         write_jsonl(output, prompts)
-        typer.echo(f"{len(prompts):,} prompts: {output}")
+        print_line(f"{len(prompts):,} prompts: {output}")
     elif not rows:
-        typer.echo(
+        print_line(
             f"No two models are compared here. The answers of {len(prompts):,} prompts can "
             "be put in order: --output FILE"
         )
@@ -450,7 +450,7 @@ def lock_out(
 ) -> None:
     """End a person's access at once; what they judged stays."""
     opened(store).lock_out(name, not undo)
-    typer.echo(f"{name} {'may enter again' if undo else 'is locked out'}")
+    print_line(f"{name} {'may enter again' if undo else 'is locked out'}")
 
 
 def _guidelines(
@@ -466,7 +466,7 @@ def _guidelines(
         raise ConfigError("--version shows a version, and a file makes a new one; give one of them")
     where = opened(store)
     if file is not None:
-        typer.echo(
+        print_line(
             f"version {where.set_guidelines(read_guidelines(file), 'command line')} is in force"
         )
         return
@@ -476,7 +476,7 @@ def _guidelines(
             f"{store} has no version {version} of the guidelines; the latest is "
             f"{where.guidelines().version}"
         )
-    typer.echo(
+    print_line(
         f"version {row.version}\n\n{row.text}" if row.version else "there are no guidelines yet"
     )
 
@@ -537,11 +537,11 @@ def serve(
             err=True,
         )
     if secret := first_admin(where):
-        typer.echo(
+        print_line(
             "There is no administrator yet. This link is for you, valid for a day, shown this once:"
         )
-        typer.echo(f"{config.origin}/join#{secret}")
-    typer.echo(
+        print_line(f"{config.origin}/join#{secret}")
+    print_line(
         f"Judging at {config.origin}; Ctrl-C ends it. Invite people: tether prefs invite {store} "
         f"NAME --address {config.origin}"
     )

@@ -15,7 +15,7 @@ from tether.core.glossary import CLOSE, EVERY, METRICS, meanings, near
 from tether.settings.stages import STAGES
 from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
 from tether.terminal.bars import starting
-from tether.terminal.console import Terminal
+from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import show_table
 
 BEGINNINGS = Path(__file__).resolve().parent.parent / "recipes" / "new"
@@ -36,8 +36,8 @@ def list_recipes(
         return
     heads = {title: _head(path) for title, path in sorted(packaged_recipes().items())}
     show_table(Terminal(), "recipes that come with tether", heads.items())
-    typer.echo("Print one: tether recipes NAME    Run it: tether run NAME")
-    typer.echo(
+    print_line("Print one: tether recipes NAME    Run it: tether run NAME")
+    print_line(
         "Begin your own: tether new "
         f"{' | '.join(sorted({*METHODS, *(path.stem for path in BEGINNINGS.glob('*.toml'))}))}"
     )
@@ -94,10 +94,10 @@ def new(
         raise ConfigError(
             f"{path} is there already, and is left as it is. Name another: tether new {method} FILE"
         ) from None
-    typer.echo(f"{path} is written. It runs as it is; put your own data into it then.")
-    typer.echo(f"  tether plan {path}      how much memory and time it needs")
-    typer.echo(f"  tether run {path}       train")
-    typer.echo(
+    print_line(f"{path} is written. It runs as it is; put your own data into it then.")
+    print_line(f"  tether plan {path}      how much memory and time it needs")
+    print_line(f"  tether run {path}       train")
+    print_line(
         f"  tether explain {section}{' ' * max(1, len(str(path)) - len(section) + 2)}every "
         "key of its section"
     )

@@ -17,7 +17,7 @@ from tether.core.errors import ConfigError
 from tether.core.rundir import read_json
 from tether.core.visible import visible
 from tether.terminal.bars import starting
-from tether.terminal.console import Terminal
+from tether.terminal.console import Terminal, print_line
 
 if TYPE_CHECKING:
     from tether.servers.http import JsonServer
@@ -278,5 +278,5 @@ def _announce(work: str, server: JsonServer) -> None:
     from tether.servers.http import TOKEN
 
     if TOKEN not in os.environ:
-        typer.echo(f"Runs that use it need its token: export {TOKEN}={server.token}")
-    typer.echo("{} at http://{}:{}; Ctrl-C ends it.".format(work, *server.server_address[:2]))
+        print_line(f"Runs that use it need its token: export {TOKEN}={server.token}")
+    print_line("{} at http://{}:{}; Ctrl-C ends it.".format(work, *server.server_address[:2]))

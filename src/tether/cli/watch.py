@@ -20,7 +20,7 @@ from rich.text import Text
 from tether.core.errors import MissingFileError, RunError
 from tether.core.types import Json
 from tether.terminal.bars import SHOWN, moves
-from tether.terminal.console import Terminal
+from tether.terminal.console import Terminal, print_line
 
 if TYPE_CHECKING:
     from tether.live.followed import FollowedRun, Stage
@@ -200,6 +200,6 @@ def dashboard(
             fg="yellow",
             err=True,
         )
-    typer.echo(f"{folder}: {settings.origin}/open?token={token}")
-    typer.echo("Open this address in a browser; Ctrl-C ends the dashboard, and the runs go on.")
+    print_line(f"{folder}: {settings.origin}/open?token={token}")
+    print_line("Open this address in a browser; Ctrl-C ends the dashboard, and the runs go on.")
     serve_board(folder, settings, socket, token)

@@ -1,8 +1,8 @@
 """The terminal of a program: texts of data, models, templates and rewards are shown there, and none
 of them may act.
 
-Everything that tether's commands print goes through `Terminal`, an error's sentence through
-`print_error`, and what is logged through the handler of `log_to_terminal`.
+Everything that tether's commands print goes through `Terminal` or `print_line`, an error's sentence
+through `print_error`, and what is logged through the handler of `log_to_terminal`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ def log_to_terminal() -> None:
         handler = _ToStandardError(logging.WARNING)
         handler.setFormatter(_Shown("%(message)s"))
         log.addHandler(handler)
+
+
+def print_line(text: str, *, err: bool = False) -> None:
+    """Write a line to standard output, or to standard error."""
+    print(visible(text), file=sys.stderr if err else sys.stdout)
 
 
 def print_error(message: str) -> None:
