@@ -211,7 +211,7 @@ NAMES = [
     (
         "nothing like it",
         "zzzz",
-        "no recipe named 'zzzz'. Packaged recipes: hh-helpful, .*or give the path of a .toml file",
+        "no recipe named 'zzzz'. Packaged recipes: .*hh-helpful, .*or give the path of a .toml file",
     ),
     (
         "a packaged name with an ending",

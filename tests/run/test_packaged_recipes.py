@@ -1,0 +1,110 @@
+"""Packaged recipes that people ask for: each runs to its end on the tiny model, and is planned."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from tether.cli import app
+from tether.core.rundir import read_json
+from tether.runner.run import run_recipe
+from tether.settings.reading import packaged_recipes
+from tether.settings.recipe import read_recipe
+from tether.settings.stages import STAGES
+
+LETTERS = "{ call = 'tether.quickstart.judges:letters' }"
+TINY = ["model={ source = 'tiny', dtype = 'float32' }"]
+SMALL = {
+    "sft": ["data.path=tether:demonstrations", "data.limit=12"],
+    "pairs": [
+        "data.path=tether:prompts", "data.limit=8", "max_new_tokens=8", f"judge={LETTERS}",
+    ],
+    "reward": ["data.path=tether:comparisons", "data.limit=16"],
+    "process": ["data.path=tether:steps", "data.limit=16", "heldout_fraction=0.3"],
+    "direct": ["data.path=tether:comparisons", "data.limit=16", "evaluate_every=0"],
+    "ppo": ["data.path=tether:prompts", "data.limit=24"],
+    "grpo": ["data.path=tether:prompts", "data.limit=24"],
+    "evaluate": [
+        "data.path=tether:heldout", "data.limit=8", "max_new_tokens=8", "temperatures=[]",
+        f"judge={LETTERS}",
+    ],
+}  # fmt: skip
+"""By section what makes a stage small, and gives it data that come with tether."""
+SHORT = ["steps=2", "prompts_per_step=4", "samples_per_prompt=2", "max_new_tokens=8"]
+PROBLEMS = [{"question": f"What is {n} + 1?", "answer": f"So.\n#### {n + 1}"} for n in range(24)]
+OWN = {
+    "support-bot": ("helpful", "compliant"),
+    "hh-helpful-harmless": ("helpful", "harmless"),
+}
+"""By recipe its objectives."""
+LOCAL = ["on=local", "learner={}", "grpo.max_staleness=0"]
+ASKED_FOR = (
+    *("cluster-70b", "constitutional", "gsm8k-grpo", "hh-helpful-harmless", "lora-7b-24gb"),
+    *("lora-7b-80gb", "process-grpo", "rlaif", "summarise-ppo", "support-bot"),
+    "ultrafeedback-dpo",
+)
+
+
+def small(name, folder):
+    """A packaged recipe on the tiny model, with little data and few steps."""
+    text = packaged_recipes()[name].read_text()
+    sections = [stage for stage in STAGES if re.search(rf"^\[{stage}\b", text, re.MULTILINE)]
+    words = [f"run={folder / name}", *TINY]
+    for section in sections:
+        words += [f"{section}.{word}" for word in SMALL[section]]
+        if section in ("ppo", "grpo"):
+            words += [f"{section}.{word}" for word in SHORT]
+            if "evaluate = " in text:
+                words += [f"{section}.evaluate={{ every = 2, prompts = 4, temperatures = [] }}"]
+    if name in OWN:
+        words = [word for word in words if not word.startswith("reward.data")]
+        words += [f"reward.objectives.{one}.path=tether:comparisons" for one in OWN[name]]
+        words += [f"reward.objectives.{one}.limit=24" for one in OWN[name]]
+        words += ["reward.heldout_fraction=0.4"]
+    if "verifiable" in text:
+        problems = folder / "problems.jsonl"
+        problems.write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
+        words += [f"grpo.data.path={problems}"]
+    if "[grpo.engine]" in text:
+        words += [*LOCAL, "grpo.engine={ kind = 'local' }", "grpo.importance=none"]
+    if "adamw8bit" in text:
+        words += [f"{section}.optimizer.kind=adamw" for section in sections]
+    if "[pairs]" in text:
+        words = [word for word in words if not word.startswith("reward.data")]
+    return read_recipe(name, words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ASKED_FOR)
+def test_a_recipe_runs_to_its_end_on_the_tiny_model(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("TETHER_DATA", str(tmp_path))
+    recipe = small(name, tmp_path)
+    summaries = run_recipe(recipe)
+    assert list(summaries) == list(recipe.stages)
+    for stage in recipe.stages:
+        assert read_json(tmp_path / name / stage / "summary.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "fits"),
+    [
+        ("lora-7b-24gb", ["--gpu-memory", "24", "--shape", "qwen2.5-7b"], True),
+        ("lora-7b-24gb", ["model.quantize=", "--gpu-memory", "16", "--shape", "qwen2.5-7b"], False),
+        ("lora-7b-80gb", ["--gpu", "h100", "--shape", "qwen2.5-7b"], True),
+        ("lora-7b-80gb", ["--gpu-memory", "16", "--shape", "qwen2.5-7b"], False),
+        ("cluster-70b", ["--gpu", "h100", "--shape", "llama-3.1-70b"], True),
+        ("cluster-70b", ["learner.shard=false", "--gpu", "h100", "--shape", "llama-3.1-70b"], False),
+    ],
+)  # fmt: skip
+def test_a_recipe_for_a_machine_fits_it_by_its_plan(name, options, fits, tmp_path):
+    planned = CliRunner().invoke(app, ["plan", name, f"run={tmp_path}", *options])
+    assert planned.exit_code == (0 if fits else 1), planned.output
+    assert ("It fits" in planned.output) == fits
+
+
+def test_every_recipe_says_in_its_first_sentence_what_it_is():
+    for name in ASKED_FOR:
+        first = packaged_recipes()[name].read_text().partition("\nrun =")[0]
+        assert first.startswith("# ") and ". " in first.replace("\n# ", " ") + " ", name
