@@ -294,6 +294,21 @@ def test_servers_are_planned_beside_the_learner(shallow):
     assert served["update"].bytes == local["update"].bytes
 
 
+def test_a_trunk_that_is_cut_over_ranks_and_cards_is_planned_by_its_parts(shallow):
+    """Of four layers in bfloat16 the one that runs is whole, the other three are cut in four."""
+    one = shallow("llama-3.2-1b")
+    engine = {"kind": "vllm", "servers": 2, "python": sys.executable}
+    cut = {"learner": {"ranks": 4, "shard": True}}
+    whole = served_phases(one, gpu(80), engine=engine)
+    shared = served_phases(one, gpu(80), cut, engine={**engine, "resources": {"GPU": 4}})
+    layer = 2 * 2048 * (2048 + 512) + 3 * 2048 * 8192 + 2 * 2048
+    less = whole["update"].bytes["trunk"] - shared["update"].bytes["trunk"]
+    assert less == 3 * layer * 2 * 3 // 4
+    for part in ("trunk", "cache"):
+        server, quarter = (phases["server, each of 2"].bytes[part] for phases in (whole, shared))
+        assert quarter == server // 4
+
+
 def test_whole_weights_of_servers_are_planned(shallow):
     """All parameters of Llama 3.2 1B but for twelve of its layers, in bfloat16, written once and
     read by each server.

@@ -123,7 +123,11 @@ class Planner:
             for layer in getattr(base.get_decoder(), "layers", ())
         ]
         # of a frozen model with `offload`
-        self.on_host = sum(layers) - max(layers, default=0) if device.gpu else 0
+        resting = sum(layers) - max(layers, default=0)
+        self.on_host = resting if device.gpu else 0
+        # on other ranks, of a learner's trunk: a layer is whole while it runs
+        learner = recipe.learner
+        self.elsewhere = resting - resting // learner.ranks if learner.shard else 0
         self.speeds = Speeds(device, self.parameters, self.head, self.tied, self.layers, self.trunk)
         # which has loaded as much
         self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss
@@ -335,7 +339,9 @@ class Planner:
             "trunk": self.trunk,
             **({f"{slots} adapters": slots * weights} if "policy adapter" in held else {}),
         }
-        own |= engine
+        # a server with several GPUs cuts its weights and its cache into equal parts
+        cards = max(1, int((section.engine.resources or {}).get("GPU", 1)))
+        own = {part: size // cards for part, size in {**own, **engine}.items()}
         server, there = self._servers("server", section.engine, own, held)
         count = len(section.engine.addresses) or section.engine.servers
         sending = (1 + count) * weights / DISK + count * LOADING
@@ -379,7 +385,7 @@ class Planner:
         """A role that learns, on a model of shapes, and what that holds."""
         model = planner.shape_model(self.config, self.dtype, self._attention)
         model.recompute = self.recipe.model.recompute
-        held = {"process": self.process, "trunk": self.trunk}
+        held = {"process": self.process, "trunk": self.trunk - self.elsewhere}
         role = (
             Role(model)
             if section.lora is False
