@@ -150,6 +150,9 @@ def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromi
         assert count.inner_text() == "1 rollouts"
         part.get_by_text("The 4 answers to this prompt").click()
         assert count.inner_text() == "The 4 answers to one prompt at step 7, side by side"
+        part.get_by_label("Tokens").select_option("kl")
+        assert count.inner_text().startswith("The 4 answers to one prompt at step 7")
+        part.get_by_label("Tokens").select_option("")
         part.get_by_text("Show all").click()
         part.get_by_label("Alarm").select_option(label="kl jump")
         assert count.inner_text() == "4 rollouts"

@@ -42,7 +42,7 @@ const shadedTokens = (tokens, name) => {
   order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
   const largest = order.slice(0, 5).map((at) => `“${tokens.texts[at].trim()}” ${shortNumber(values[at])}`).join(", ");
   const masked = tokens.texts.length - tokens.counted;
-  return [part, makeElement("p", "quiet", `Largest ${name}: ${largest}.${masked ? ` ${masked} tokens do not count.` : ""}`)];
+  return [part, makeElement("p", "quiet", `Largest ${name === "kl" ? "KL" : name}: ${largest}.${masked ? ` ${masked} tokens do not count.` : ""}`)];
 };
 
 class RolloutBrowser {
@@ -56,7 +56,7 @@ class RolloutBrowser {
       if (type) { input.type = type; input.autocomplete = "off"; }
       if (type === "number") input.inputMode = "decimal";
       label.append(input); controls.append(label);
-      input.addEventListener("input", () => { this.bin = this.group = null; this.shown = RolloutBrowser.SHOWN; this.list(); });
+      input.addEventListener("input", () => { if (input !== this.shade) this.bin = this.group = null; this.shown = RolloutBrowser.SHOWN; this.list(); });
       return input;
     };
     this.text = field("Text ", "input", "search");
@@ -126,7 +126,7 @@ class RolloutBrowser {
       long: (a, b) => (b.response || "").length - (a.response || "").length, new: (a, b) => b.step - a.step }[order];
     if (order === "high" || order === "low") rows = rows.filter((row) => Number.isFinite(row.proxy));
     rows = [...rows].sort(by);
-    if (this.shade.value) rows = rows.filter((row) => row.tokens && row.tokens[this.shade.value]);
+    if (this.shade.value && !this.group) rows = rows.filter((row) => row.tokens && row.tokens[this.shade.value]);
     const text = this.group ? `The ${rows.length} answers to one prompt at step ${this.group.step}, side by side` :
       rows.length ? `${rows.length.toLocaleString("en")} rollouts` : this.rows.length ? "No rollout fits." : this.empty;
     if (this.count.textContent !== text) this.count.textContent = text;
@@ -160,7 +160,7 @@ class RolloutBrowser {
     box.append(head);
     for (const [text, className] of [[row.prompt, "text prompt"], [answer, "text"]]) {
       if (!text && className !== "text") continue;
-      if (className === "text" && this.shade.value) { box.append(...shadedTokens(row.tokens, this.shade.value)); continue; }
+      if (className === "text" && this.shade.value && row.tokens && row.tokens[this.shade.value]) { box.append(...shadedTokens(row.tokens, this.shade.value)); continue; }
       box.append(longText(className, text));
     }
     if (row.stop === "length") box.append(makeElement("p", "quiet", "It was cut off at the greatest length."));
