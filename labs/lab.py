@@ -194,7 +194,7 @@ class Lab:
         return (shown for shown in self.shown if before < shown.line <= cell.last_line)
 
     def _keep(self, kind: str, value: Any) -> None:
-        """Note an output with the line of the lab that made it; show a plot in a notebook."""
+        """Note an output with the line of the lab that made it."""
         frame = sys._getframe(2)
         while frame.f_back and Path(frame.f_code.co_filename) != self.path:
             frame = frame.f_back
