@@ -34,12 +34,13 @@ check test test-slow test-processors: export TOKENIZERS_PARALLELISM = false
 # Each of the many processes that tests start would compile tether's files anew.
 check test test-slow test-processors: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help quickstart labs docs test test-slow test-processors check audit bench peers clean FORCE gpu
+.PHONY: help quickstart labs docs dist test test-slow test-processors check audit bench peers clean FORCE gpu
 
 help:
 	@echo 'make quickstart   the whole journey on this machine: preferences, reward model, PPO, a report   [ARGS=...]'
 	@echo 'make labs         all labs, each with its time; pages in runs/labs/'
 	@echo 'make docs         the manual as a website for reading without a network, in build/manual/site/'
+	@echo 'make dist         wheel and source archive, in dist/'
 	@echo 'make check        ruff, pyright, the floors of the house, the fast tests'
 	@echo 'make test         every test whose needs are met here, but the slow ones                  [PYTEST_ARGS=...]'
 	@echo 'make test-slow    the slow tests                                                          [PYTEST_ARGS=...]'
@@ -109,6 +110,12 @@ $(VENV)/.docs/.installed: locks/docs.txt
 	@$(PYTHON) -m venv $(VENV)/.docs
 	@$(VENV)/.docs/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@
+
+# An environment of its own, so that the archive holds nothing of a development install.
+dist: pyproject.toml
+	@test -x $(VENV)/.dist/bin/python || $(PYTHON) -m venv $(VENV)/.dist
+	@$(VENV)/.dist/bin/python -m pip install --quiet --disable-pip-version-check build
+	@$(VENV)/.dist/bin/python -m build --outdir dist .
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .
