@@ -20,6 +20,7 @@ from tether.stats.prediction_powered import prediction_powered_mean
 
 SIZES = tuple((prompts, each) for prompts in (20, 40, 150) for each in (1, 4))
 LEANING = 0.8
+DRAWS = 2000
 Generator = np.random.Generator
 
 
@@ -66,7 +67,7 @@ def lengths() -> Iterator[Row]:
                 wins.tolist(), own.tolist(), base.tolist(), prompts=owners
             ).controlled
 
-        draws = 200 if prompts < 50 else 100
+        draws = 400 if (prompts, each) == (150, 1) else 200
         truth = _expected(skill, spread)
         yield Row("win rate at equal length", _named(prompts, each), truth, draw, draws)
 
@@ -96,7 +97,8 @@ def rankings() -> Iterator[Row]:
     """Three policies that are half a nat apart, all compared on each prompt."""
     for prompts, each in SIZES:
         draw = partial(_tournament, prompts=prompts, each=each)
-        yield Row("difference of two policies", _named(prompts, each), _true_difference(), draw)
+        name, truth = _named(prompts, each), _true_difference()
+        yield Row("difference of two policies", name, truth, draw, DRAWS)
 
 
 def _answered(g: Generator, count: int, error: float) -> tuple[np.ndarray, np.ndarray]:
@@ -114,7 +116,8 @@ def choices() -> Iterator[Row]:
             def right(g: Generator, questions: int = questions, rate: float = rate) -> Estimate:
                 return grouped_share((g.random(questions) < rate).astype(float), None)
 
-            yield Row("right choices", f"{questions} questions, rate {rate}", rate, right)
+            name = f"{questions} questions, rate {rate}"
+            yield Row("right choices", name, rate, right, DRAWS)
         for error in (0.1, 0.4):
             # no bin is less sure than it is right, so gaps add up to their mean
             truth = error * 0.375
@@ -122,7 +125,8 @@ def choices() -> Iterator[Row]:
             def said(g: Generator, questions: int = questions, error: float = error) -> Estimate:
                 return calibration_estimate(*_answered(g, questions, error))
 
-            yield Row("calibration error", f"{questions} questions, error {truth:.3g}", truth, said)
+            name = f"{questions} questions, error {truth:.3g}"
+            yield Row("calibration error", name, truth, said, DRAWS)
 
 
 def judged_by_machine() -> Iterator[Row]:
@@ -142,9 +146,10 @@ def judged_by_machine() -> Iterator[Row]:
             return prediction_powered_mean(labels, machine.tolist(), owners).estimate
 
         truth = _expected(0.5, LEANING if each > 1 else 0.0)
-        yield Row("win rate judged by people and machine", _named(prompts, each), truth, draw)
+        kind = "win rate judged by people and machine"
+        yield Row(kind, _named(prompts, each), truth, draw, DRAWS)
 
 
 KINDS = (rankings, choices, judged_by_machine)
 SLOW = (lengths,)
-"""Kinds of which one draw takes a second and more: measured on demand, and not stored."""
+"""Kinds of which one draw takes a second and more: measured on demand."""

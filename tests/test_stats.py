@@ -116,9 +116,7 @@ def test_groups_that_are_alike_count_as_often_as_they_are_there():
 
 
 def test_a_share_of_independent_trials_is_nearly_wilsons():
-    """Of 400 trials in groups of their own the jackknife's G / (G − 1) and Student's quantile are
-    small change.
-    """
+    """Of 400 trials in groups of their own the jackknife's G / (G − 1) is small change."""
     wins = np.repeat([1.0, 0.0], [120, 280])
     influence = jackknife((wins.sum() - wins) / 399)
     assert share_interval(0.3, influence, 400) == pytest.approx(wilson_interval(120, 400), abs=1e-3)

@@ -72,7 +72,8 @@ class PolicyRanking(NamedTuple):
             )
         equal = float(self.sizes.sum() ** 2 / (self.sizes @ self.sizes))
         influence = Influence(self.influences @ contrast, np.ones(groups), equal)
-        return Estimate(value, *mean_interval(value, influence, self.confidence), count)
+        bounds = mean_interval(value, influence, self.confidence, skewed=False)
+        return Estimate(value, *bounds, count)
 
 
 def rank_policies(

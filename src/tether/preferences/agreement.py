@@ -28,6 +28,7 @@ from tether.stats import (
     share_interval,
     trials_interval,
 )
+from tether.stats.means import FEWEST_GROUPS
 
 Level = Literal["nominal", "ordinal", "interval"]
 LARGEST_DOMAIN = 128
@@ -343,6 +344,9 @@ def _figure(
     if not chance and _one_pair_each(table):
         low, high = trials_interval(round(value * number), number)
         return Coefficient(value, low, high, number, votes, reason)
+    if chance and not reason and number < FEWEST_GROUPS:
+        few = f"{TOO_FEW} items: {number}, and {FEWEST_GROUPS} are needed"
+        return Coefficient(value, None, None, number, votes, few)
     # The room is the share of pairs that would disagree by chance. 1 less the coefficient, times
     # the room, is the share that do disagree; the interval is made of that. Of n votes on an item n
     # − 1 are compared with another.

@@ -74,9 +74,10 @@ def prediction_powered_mean(
     means = np.bincount(numbers, weights=gaps) / np.bincount(numbers)
     if len(means) < FEWEST_GROUPS or unlike(means.round(12)) < FEWEST_UNLIKE or not weight[0]:
         return PredictionPowered(alone, alone, 0.0, int((~judged).sum()))
+    bounded = bounds is not None or bool(np.isin(labels[judged], (0.0, 1.0)).all())
     without, _ = _corrected(sums.sum(0) - sums)
     influence = jackknife(without, sums[:, 0] + sums[:, 5])
-    low, high = mean_interval(float(value[0]), influence, confidence)
+    low, high = mean_interval(float(value[0]), influence, confidence, skewed=not bounded)
     least, most = bounds or (-np.inf, np.inf)
     estimate = Estimate(float(value[0]), max(low, least), min(high, most), len(labels[judged]))
     return PredictionPowered(estimate, alone, float(weight[0]), int((~judged).sum()))
