@@ -2,6 +2,7 @@
 and what to do.
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -37,12 +38,43 @@ def made(tmp_path_factory):
     return make(tmp_path_factory.mktemp("folders"))
 
 
+def in_a_circle(folder: Path) -> None:
+    """The folder and another: adapters, each the other's base."""
+    other = folder.with_name("other")
+    other.mkdir(exist_ok=True)
+    (folder / "model.safetensors").unlink()
+    for one, base in ((folder, other), (other, folder)):
+        shutil.copy(folder / "config.json", other)
+        words = f'{{"peft_type": "LORA", "base_model_name_or_path": "{base}"}}'
+        (one / "adapter_config.json").write_text(words)
+
+
 MODEL = {
     "no config": (
         lambda f: (f / "config.json").unlink(),
         load,
         r"no config\.json\. Give a "
         r"transformers folder",
+    ),
+    "weights that are a pipe": (
+        lambda f: ((f / "model.safetensors").unlink(), os.mkfifo(f / "model.safetensors")),
+        load,
+        r"model\.safetensors is no file",
+    ),
+    "more layers than tensors": (
+        lambda f: edited(f / "config.json", num_hidden_layers=10**8),
+        load,
+        r"config\.json names 100,000,000 layers, and there are \d+ tensors",
+    ),
+    "an end that is text": (
+        lambda f: (f / "generation_config.json").write_text('{"eos_token_id": "x"}'),
+        load,
+        r"generation_config\.json: eos_token_id is 'x', not the number of a token",
+    ),
+    "adapters that lead in a circle": (
+        in_a_circle,
+        load,
+        r"holds an adapter alone, whose base leads back to",
     ),
     "config of no JSON": (
         lambda f: cut(f / "config.json"),

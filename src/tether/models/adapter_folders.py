@@ -62,13 +62,30 @@ def load_merged(
     return cast(_merged(model, folder), dtype), tokenizer, config.source
 
 
+def _is_alone(folder: Path) -> bool:
+    return all(path.name == WEIGHTS for path in folder.glob("*.safetensors"))
+
+
+def _check_bases(folder: Path) -> None:
+    """Refuse an adapter whose base is itself, or an adapter that leads back to it."""
+    base, seen = folder, set[Path]()
+    while holds_adapter(base) and _is_alone(base):
+        if base.resolve() in seen:
+            raise ModelError(
+                f"{folder} holds an adapter alone, whose base leads back to {base}. Write the "
+                f"folder or hub id of the base into {ADAPTER_FILE} (base_model_name_or_path)."
+            )
+        seen.add(base.resolve())
+        base = Path(str(read_json(base / ADAPTER_FILE).get("base_model_name_or_path")))
+
+
 @contextmanager
 def _bare(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
     """The settings that load the base alone: transformers would put the adapter on it, where no
     later adapter finds it.
     """
-    whole = [path for path in folder.glob("*.safetensors") if path.name != WEIGHTS]
-    if not whole:
+    if _is_alone(folder):
+        _check_bases(folder)
         base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
         if not base:
             raise ModelError(

@@ -278,6 +278,10 @@ def _check_folder(folder: Path) -> None:
                 raise _RefusalError(f"{path.name} is damaged ({error})") from error
     if not isinstance(values["config.json"], dict):
         raise _RefusalError("config.json holds no object")
+    for name, value in values.items():
+        ends = value.get("eos_token_id") if isinstance(value, dict) else None
+        if any(type(end) is not int for end in (ends if isinstance(ends, list) else [ends or 0])):
+            raise _RefusalError(f"{name}: eos_token_id is {ends!r}, not the number of a token")
     if not any(
         (folder / name).is_file()
         for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt")
@@ -292,16 +296,22 @@ def _check_folder(folder: Path) -> None:
             raise _RefusalError(
                 f"{len(missing)} of {len(names)} shards are missing ({', '.join(missing[:3])})"
             )
-    _check_weights(folder)
+    _check_weights(folder, values["config.json"].get("num_hidden_layers"))
 
 
-def _check_weights(folder: Path) -> None:
+def _check_weights(folder: Path, layers: object) -> None:
+    count = 0
     for path in (files := sorted(folder.glob("*.safetensors"))):
+        if not path.is_file():
+            raise _RefusalError(f"{path.name} is no file")
         try:
-            with safe_open(path, "pt"):
-                pass
+            with safe_open(path, "pt") as opened:
+                count += len(opened.keys())
         except SafetensorError as error:
             raise _RefusalError(f"{path.name} is damaged ({error})") from error
+    # to build so many layers would take hours
+    if files and isinstance(layers, int) and layers > 100 * count:
+        raise _RefusalError(f"config.json names {layers:,} layers, and there are {count:,} tensors")
     if files:
         return
     if pickles := sorted(
