@@ -189,6 +189,7 @@ def main() -> None:
         print(f"The manual: {BUILD / 'site' / 'index.html'}")
     else:
         prepare()
+        print(f"{BUILD}: pages and zensical.toml")
 
 
 if __name__ == "__main__":
