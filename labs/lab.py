@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
 from markdown_it import MarkdownIt
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
@@ -24,6 +24,8 @@ from tether.report.plotting import PALETTE, Trace, framed
 HERE = Path(__file__).resolve().parent
 HEIGHT = 300
 """Of a plot, in pixels."""
+MARGIN = 200
+"""Of a plot's title, legend and caption in a notebook, in pixels."""
 SEED = "TETHER_LAB_SEED"
 """The variable of the environment that holds another seed than 0."""
 MARKDOWN = MarkdownIt("commonmark").enable("table")
@@ -144,6 +146,8 @@ class Lab:
         plot = framed(frame, painted, height=HEIGHT)[0]
         print(f"[plot] {title}. {plot.caption}")
         self._keep("plot", plot)
+        if self.path is None:
+            self._show(plot)
 
     def expect(self, name: str, value: SupportsFloat, low: float, high: float, source: str) -> None:
         """Measure a number, and note the band that it must lie in.
@@ -170,7 +174,9 @@ class Lab:
     def write_page(self) -> Path:
         """Write one HTML page that needs no network, and give its path."""
         if self.path is None:
-            raise FileNotFoundError(f"{self.name} runs in a notebook, which is its own page")
+            raise FileNotFoundError(
+                f"{self.name} runs in a notebook: a page is written where it runs as a program"
+            )
         source = self.path.read_text(encoding="utf-8")
         cells = list(cells_of(source))
         seconds = time.perf_counter() - self.started
@@ -187,6 +193,19 @@ class Lab:
         with whole_file(path) as temporary:
             temporary.write_bytes(page.encode("utf-8", "replace"))
         return path.resolve()
+
+    def _show(self, plot: Any) -> None:
+        """Draw a plot below the cell of a notebook."""
+        notebook = sys.modules.get("IPython.display")
+        if notebook is None:
+            return
+        page = escape(fill_template(HERE / "plot.html", self.name, {}, [], plot=plot))
+        notebook.display(
+            notebook.HTML(
+                f'<div><iframe srcdoc="{page}" title="{escape(plot.title)}" '
+                f'style="width: 100%; height: {HEIGHT + MARGIN}px; border: 0"></iframe></div>'
+            )
+        )
 
     def _of(self, cell: Cell, cells: Sequence[Cell]) -> Iterator[Shown]:
         """The outputs that stand below a cell."""

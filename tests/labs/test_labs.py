@@ -1,7 +1,10 @@
 """Every lab holds its bands, and leaves them when the thing that it teaches is broken."""
 
+import html
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -166,3 +169,17 @@ def test_a_lab_has_all_parts(path):
     for part in ("**Question to try.**", "look_at=", "lab.expect("):
         assert part in source, part
     assert f'Lab("{path.stem}")' in source
+
+
+def test_a_notebook_shows_each_plot_below_its_cell(tmp_path, monkeypatch):
+    shown = []
+    notebook = SimpleNamespace(display=shown.append, HTML=str)
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
+    monkeypatch.chdir(tmp_path)
+    path = FOLDER / "01_bandit_and_clip.py"
+    source = path.read_text()
+    exec(compile(source, "cell", "exec"), {"__name__": "__main__"})
+    assert len(shown) == source.count("lab.plot(")
+    (drawn, *_) = re.findall(r'srcdoc="([^"]*)"', shown[0])
+    assert html.unescape(drawn).count("<figure") == 1
+    assert "The clipped objective" in drawn and not list(tmp_path.rglob("*.html"))
