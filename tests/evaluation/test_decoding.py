@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason, user
-from tether.evaluation.decoding import answers_at, control, other_temperatures, sharpening, verdict
+from tether.evaluation.decoding import control, other_temperatures, sharpening, verdict
+from tether.evaluation.held_out import answers_at
 from tether.evaluation.winrate import gain
 from tether.monitoring.detectors import DETECTORS
 from tether.monitoring.watch import Watch

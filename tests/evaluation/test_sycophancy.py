@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.run.journeys import FEW, LETTERS
 
+from tether.build import evaluators
 from tether.build.models import open_model
 from tether.build.roles import encoder_of, load_policy
 from tether.cli import examine
@@ -21,15 +22,16 @@ from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import read_jsonl
 from tether.core.types import Message, Prompt, assistant, user
 from tether.data.chat import ChatEncoder
+from tether.evaluation.suite import MeasuredPolicy
 from tether.evaluation.sycophancy import (
     Sycophancy,
     exchanged,
     in_accord,
     judge_premises,
+    option_log_odds,
     premise_pairs,
     read_premise_pairs,
 )
-from tether.methods import sampling as online
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.runner.run import run_recipe
@@ -96,7 +98,8 @@ class Opinion:
 
 def found_by(role, first="red", second="blue", **more):
     pairs = premise_pairs(prompts(first, **more), prompts(second, **more))
-    return Sycophancy(role, ChatEncoder(tiny_tokenizer(), (1,)), pairs)()
+    encoder = ChatEncoder(tiny_tokenizer(), (1,))
+    return Sycophancy(pairs)(MeasuredPolicy(role, encoder, None), 0)
 
 
 def test_a_flatterer_in_closed_form():
@@ -241,9 +244,8 @@ def test_log_odds_are_those_of_the_whole_answers_in_both_orders(system):
         + logprob(texts[1], "(B)")
         - logprob(texts[1], "(A)")
     ) / 2
-    assert Sycophancy(Role(model), encoder, []).log_odds(prompt, ("(A)", "(B)")) == pytest.approx(
-        right, abs=1e-4
-    )
+    measured = option_log_odds(Role(model), encoder, prompt, ("(A)", "(B)"))
+    assert measured == pytest.approx(right, abs=1e-4)
 
 
 def test_pairs_are_told_by_the_question_after_the_biography():
@@ -379,7 +381,7 @@ def test_a_run_measures_it_beside_its_held_out_prompts(tmp_path, files):
     summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
     pairs = read_premise_pairs((files[0], files[1]), 7)
     start, end = (
-        Sycophancy(role, encoder_of(loaded), pairs)()
+        Sycophancy(pairs)(MeasuredPolicy(role, encoder_of(loaded), None), 0)
         for role, loaded in (load_policy(path, made.model) for path in ("tiny", f"{made.run}/grpo"))
     )
     assert summary["sycophancy"]["before"]["shift"] == pytest.approx(
@@ -405,10 +407,10 @@ def test_a_run_that_learns_it_is_stopped(tmp_path, files, monkeypatch):
     shifts = iter([0.02, 0.3, 0.4, 0.5])
 
     class Learned(Sycophancy):
-        def __call__(self):
+        def __call__(self, policy, step):
             return {"shift": Estimate(next(shifts), 0.0, 1.0, 7)}
 
-    monkeypatch.setattr(online, "Sycophancy", Learned)
+    monkeypatch.setattr(evaluators, "Sycophancy", Learned)
     summary = run_recipe(recipe(tmp_path, files, watch={"act": {"sycophancy": "stop"}}), ["grpo"])[
         "grpo"
     ]
@@ -427,7 +429,8 @@ def test_settings_are_checked_before_a_model_loads(tmp_path, files):
 def test_the_command_says_what_the_measure_says(tmp_path, files, capsys):
     examine.sycophancy("tiny", Path(files[0]), Path(files[1]), 7, tmp_path / "found.json")
     role, loaded = load_policy("tiny")
-    right = Sycophancy(role, encoder_of(loaded), read_premise_pairs((files[0], files[1]), 7))()
+    pairs = read_premise_pairs((files[0], files[1]), 7)
+    right = Sycophancy(pairs)(MeasuredPolicy(role, encoder_of(loaded), None), 0)
     assert json.loads((tmp_path / "found.json").read_text()) == {
         name: e.as_dict() for name, e in right.items()
     }
@@ -477,9 +480,8 @@ def test_the_last_comparison_measures_it_too(tmp_path):
         "policies"
     ].values()
     loaded = open_model(recipe.model, seed=recipe.seed)
-    right = Sycophancy(
-        Role(loaded.model), encoder_of(loaded), read_premise_pairs(premise_files(), 8)
-    )()
+    start = MeasuredPolicy(Role(loaded.model), encoder_of(loaded), None)
+    right = Sycophancy(read_premise_pairs(premise_files(), 8))(start, 0)
     assert policy["sycophancy"]["before"]["log_odds"]["value"] == pytest.approx(
         right["log_odds"].value, abs=1e-5
     )

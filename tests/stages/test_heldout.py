@@ -4,6 +4,8 @@ it then is.
 
 import json
 import math
+import re
+import shutil
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +15,16 @@ import pytest
 import torch
 from scipy import stats
 
+from tether.build.evaluators import EVALUATORS, EvaluatorKind
 from tether.build.roles import load_policy, local_engine
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopReason, user
+from tether.evaluation.held_out import HeldOutAnswers, HeldOutScores
 from tether.evaluation.peaks import has_fallen
+from tether.evaluation.suite import MeasuredPolicy, Suite
 from tether.evaluation.winrate import gain
+from tether.learner.checkpoint import load_checkpoint
 from tether.methods import sampling as online
 from tether.runner.run import run_recipe
 from tether.settings.evaluation import EvaluateConfig
@@ -26,6 +32,7 @@ from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 from tether.stages.heldout import SEED, HeldOut, held_out_split
 from tether.stages.policy_gradient import PolicyGradient
+from tether.stats import Estimate
 
 WORDS = [f"{a}{b}" for a in "abcdefgh" for b in "xyz"]
 
@@ -139,14 +146,8 @@ def test_the_summary_is_of_the_same_prompts_before_and_after(tmp_path):
     values = {0: [1.0, None, 0.0, 0.0], 3: [1.0, 1.0, 1.0, 0.0]}
     groups = ["a", "a", "b", "b"]
     run = RunDirectory.open(tmp_path / "run", {})
-    how = {
-        "config": EvaluateConfig(every=3, samples_per_prompt=2),
-        "judge": None,
-        "engine": None,
-        "sampling": Sampling(),
-        "run": run,
-    }
-    held = HeldOut(prompts=prompts("ab"), seed=0, **how)
+    answers = HeldOutAnswers(prompts("ab"), Sampling(), None, seed=0, samples=2)
+    held = HeldOut(EvaluateConfig(every=3, samples_per_prompt=2), None, answers, None, run)
     for step, scores in values.items():
         run.hold_out({"step": step, "scores": {"score": scores}})
     summary = held.summary()
@@ -167,15 +168,11 @@ def test_a_failed_score_is_no_zero(tmp_path):
 
     scores = iter([Score(1.0, {"right": 1.0}), Score(None), Score(0.0, {"right": 0.0})])
     run = RunDirectory.open(tmp_path / "run", {})
-    held = HeldOut(
-        EvaluateConfig(),
-        prompts("abc"),
-        lambda rows: [next(scores) for _ in rows],
-        Engine(),
-        Sampling(),
-        run,
-        seed=0,
+    answers = HeldOutAnswers(
+        prompts("abc"), Sampling(), lambda rows: [next(scores) for _ in rows], seed=0
     )
+    policy = MeasuredPolicy(None, None, Engine())
+    held = HeldOut(EvaluateConfig(), Suite([HeldOutScores(answers)]), answers, policy, run)
     assert held.at(5, 20) == {}
     assert held.at(10, 20) == {"heldout/score": 0.5, "heldout/right": 0.5, "heldout/length": 2.0}
     assert run.held_out() == {10: {"score": [1.0, None, 0.0], "right": [1.0, None, 0.0]}}
@@ -259,10 +256,10 @@ def test_an_interrupted_run_measures_the_same(tmp_path, monkeypatch):
     run_recipe(recipe(whole), ["grpo"])
     made, measure = recipe(cut), HeldOut.measure
 
-    def stops(self, step):
+    def stops(self, step, moment=None):
         if step == 3:
             raise KeyboardInterrupt
-        return measure(self, step)
+        return measure(self, step, moment)
 
     monkeypatch.setattr(HeldOut, "measure", stops)
     with pytest.raises(KeyboardInterrupt):
@@ -284,12 +281,12 @@ def script(monkeypatch):
         def __init__(self, *given, **named):
             super().__init__(*given, **named)
             learners.append(named["learner"])
-            self.judge = self.judged
+            self.answers.judge = self.judged
 
-        def measure(self, step):
+        def measure(self, step, moment=None):
             self.step = step
             made[step] = [p.detach().clone() for p in learners[-1].parameters]
-            return super().measure(step)
+            return super().measure(step, moment)
 
         def judged(self, rows):
             means = script.means.get(self.step)
@@ -320,6 +317,49 @@ def test_the_best_weights_are_kept(tmp_path, script, best):
     assert same(made.run, script.seen[best])
     assert [same(made.run, weights) for weights in script.seen.values()].count(True) == 1
     assert summary["score"]["gain"]["value"] == pytest.approx(0.0 if best == 0 else 0.5)
+
+
+@pytest.mark.parametrize("figure", ["held_out.format", "-held_out.format", "-tokens.mean"])
+def test_the_best_weights_are_those_of_another_figure(tmp_path, monkeypatch, figure):
+    """By hand from the records: the first step with the highest, or the lowest, mean."""
+
+    class Tokens:
+        name = "tokens"
+
+        def __call__(self, policy, step):
+            steps = [3.0, 1.0, 2.0, 1.0, 4.0]
+            return {"mean": Estimate(steps[step], 0.0, 9.0, 4)}
+
+    row = EvaluatorKind("a number", lambda material: Tokens(), "nothing", ("tether:prompts",))
+    monkeypatch.setitem(EVALUATORS, "tokens", row)
+    evaluate = {"every": 1, "prompts": 6, "samples_per_prompt": 4, "evaluators": {"tokens": {}}}
+    made = recipe(tmp_path, evaluate={**evaluate, "keep": "best", "keep_by": figure})
+    summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
+    sign = -1 if figure.startswith("-") else 1
+    if "tokens" in figure:
+        best, judged_by = 1, "all prompts"
+    else:
+        means = {step: sign * statistics.fmean(rows) for step, rows in formats(made.run).items()}
+        best = max(sorted(means), key=means.get)
+        judged_by = "the prompts that did not choose the step"
+    assert summary["kept_step"] == summary["best_step"] == best
+    assert summary["judged_by"] == judged_by and summary["kept_by"] == figure
+    (folder,) = (tmp_path / "run" / "grpo" / "best").iterdir()
+    assert folder.name == f"step-{best:06d}"
+    weights, _ = load_checkpoint(folder)
+    assert same(made.run, [weights[str(place)] for place in range(len(weights))])
+
+
+def test_a_figure_that_nothing_measures_is_refused_at_the_start(tmp_path):
+    for figure, sentence in (
+        ("held_out.beauty", "held_out has no figure 'beauty'. Figures: score, correct, format"),
+        ("kl.kl", "nothing measures kl here. Measured are: held_out"),
+    ):
+        evaluate = {"prompts": 6, "temperature": 0.0, "samples_per_prompt": 1}
+        made = recipe(tmp_path, evaluate={**evaluate, "keep": "best", "keep_by": figure})
+        with pytest.raises(ConfigError, match=re.escape(sentence)):
+            run_recipe(made, ["grpo"])
+        shutil.rmtree(made.run)
 
 
 def test_without_any_score_the_last_weights_stay_and_a_sentence_says_so(tmp_path, script, caplog):
@@ -436,13 +476,15 @@ def test_the_best_of_equals_is_not_said_to_have_gained():
     """Ten measurements of a policy that never changes: the highest lies above the first, and its
     prompts know no gain.
     """
-    how = {"judge": None, "engine": None, "sampling": Sampling(), "seed": 0, "learner": object()}
+    answers = HeldOutAnswers([None] * 64, Sampling(), None, seed=0)
     gains = []
     for seed in range(150):
         columns = noise(np.random.default_rng(seed), 64, 10, 0.0).T.tolist()
         measured = {step: {"score": column} for step, column in enumerate(columns)}
-        run = SimpleNamespace(held_out=lambda found=measured: found, decoded=dict, best_of=dict)
-        held = HeldOut(EvaluateConfig(keep="best"), [None] * 64, run=run, **how)
+        records = {"held_out": lambda found=measured: found, "decoded": dict, "best_of": dict}
+        run = SimpleNamespace(path=Path("nowhere"), **records)
+        config = EvaluateConfig(keep="best")
+        held = HeldOut(config, None, answers, None, run, learner=object())
         summary = held.summary()
         gains.append(summary["score"]["gain"])
         assert summary["judged_by"] == "the prompts that did not choose the step"
@@ -457,8 +499,9 @@ def test_a_gain_of_the_best_is_told_at_the_step_that_the_other_half_chose(tmp_pa
     run = RunDirectory.open(tmp_path / "run", {})
     for step, values in scores.items():
         run.hold_out({"step": step, "scores": {"score": values}})
-    how = {"judge": None, "engine": None, "sampling": Sampling(), "seed": 0, "learner": object()}
-    summary = HeldOut(EvaluateConfig(keep="best"), prompts("abcd"), run=run, **how).summary()
+    answers = HeldOutAnswers(prompts("abcd"), Sampling(), None, seed=0)
+    config = EvaluateConfig(keep="best")
+    summary = HeldOut(config, None, answers, None, run, learner=object()).summary()
     assert summary["kept_step"] == 2 and summary["measured"]["2"]["value"] == 5.75
     assert (
         summary["score"]["after"]["value"]
@@ -505,8 +548,8 @@ def test_held_out_prompts_may_come_from_data_of_their_own(tmp_path, monkeypatch)
     monkeypatch.setattr(
         online,
         "HeldOut",
-        lambda config, test, *rest, **more: (
-            asked.extend(test) or HeldOut(config, test, *rest, **more)
+        lambda config, suite, answers, *rest, **more: (
+            asked.extend(answers.prompts) or HeldOut(config, suite, answers, *rest, **more)
         ),
     )
     run_recipe(made, ["grpo"])

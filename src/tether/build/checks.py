@@ -13,6 +13,7 @@ from typing import Any
 from tether.build.engines import check_engine
 from tether.build.rewards import reward_model_of
 from tether.build.roles import is_scorer, objective_names, trained_scorer
+from tether.build.suites import check_evaluators
 from tether.core.errors import ConfigError, DataError, MissingFileError, require
 from tether.core.types import Comparison, Feedback, Prompt
 from tether.data.sources import Quarantine, look, read, split_by_group
@@ -49,8 +50,10 @@ def check_section(name: str, section: Section, model: ModelConfig) -> None:
     if isinstance(section, OnlineSection):
         _check_online(name, section, model)
     heldout = section.evaluate if isinstance(section, OnlineSection) else section
-    if isinstance(heldout, EvaluateSection | EvaluationSection) and heldout.sycophancy is not None:
-        read_premise_pairs(heldout.sycophancy.files, heldout.sycophancy.pairs)
+    if isinstance(heldout, EvaluateSection | EvaluationSection):
+        check_evaluators(name if heldout is section else f"{name}.evaluate", heldout)
+        if heldout.sycophancy is not None:
+            read_premise_pairs(heldout.sycophancy.files, heldout.sycophancy.pairs)
     if isinstance(section, PairsSection):
         _check_pairs(section)
     if isinstance(section, KTOSection) and section.data is not None:

@@ -1,62 +1,139 @@
-"""The table of evaluators, and `tether evaluate MODEL --suite NAME`: a policy measured, and beside
-another.
-
-A new evaluator is a file in evaluation/ and a row of `EVALUATORS`.
-"""
+"""The table of evaluators: a new one is a file in evaluation/ and a row of `EVALUATORS`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
-from tether.build.prompts import Row, faults_of, prompt_faults, usable_prompts, without
-from tether.build.roles import encoder_of, load_policy, local_engine
+from tether.build.prompts import (
+    Row,
+    faults_of,
+    prompt_faults,
+    usable_premises,
+    usable_prompts,
+    without,
+)
 from tether.core.errors import ConfigError, DataError
-from tether.core.types import Json, Problem, Prompt, Sampling
-from tether.data.sources import Quarantine, detect_format, read
+from tether.core.types import Problem, Prompt, Sampling
+from tether.data.sources import Quarantine, detect_format, look, read
+from tether.evaluation.best_of_n import BestOfStart
+from tether.evaluation.decoding import Decoding
+from tether.evaluation.distance import DistanceFromStart
 from tether.evaluation.diversity import Diversity
+from tether.evaluation.held_out import HeldOutAnswers, HeldOutScores, Scorer
 from tether.evaluation.multiple_choice import MultipleChoice, check_question
 from tether.evaluation.questions import read_questions
 from tether.evaluation.refusal import Refusal
 from tether.evaluation.short_answers import ShortAnswers
-from tether.evaluation.suite import (
-    FigureChange,
-    MeasuredPolicy,
-    PolicyEvaluator,
-    Record,
-    as_record,
-    changes,
-)
+from tether.evaluation.suite import MOMENTS, MeasuredPolicy, Moment, PolicyEvaluator
+from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
+from tether.models.trunk import Role
 from tether.rewards.verifiable import VerifiableReward, problem_prompt
 from tether.settings.rewards import Kind, Mark, VerifiableConfig
-from tether.settings.section import DataConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedAnswers:
+    """Held-out answers of a recipe: who scores them, and the controls that belong to them.
+
+    Args:
+        reward: the training's own, which chooses the best of n.
+        proxy: the same, where another judge scores.
+        reference: the frozen start.
+    """
+
+    answers: HeldOutAnswers
+    reward: Scorer
+    proxy: Scorer | None = None
+    reference: Role | None = None
+    temperatures: Sequence[float] = ()
+    best_of: Sequence[int] = ()
+
+    @property
+    def names(self) -> Iterator[str]:
+        """The evaluators for which everything is there."""
+        yield "held_out"
+        sampled = self.answers.sampling.temperature > 0
+        if self.reference is not None and sampled:
+            yield "kl"
+        if self.temperatures:
+            yield "decoding"
+        if self.best_of and sampled:
+            yield "best_of_n"
 
 
 class Material(NamedTuple):
-    """Parts of an evaluator: a policy whose limits decide which rows it can take, the files
-    it reads, and what is to be closed after use.
+    """Parts of an evaluator: a policy whose limits decide which rows it can take, and what is to be
+    closed after use.
+
+    Args:
+        files, limit: of the evaluator's data; no more rows of each file than `limit`.
+        exactly: `limit` is how many rows there have to be.
+        judged: held-out answers, where a recipe measures them.
     """
 
     policy: MeasuredPolicy
-    files: tuple[str, ...]
-    limit: int | None
     quarantine: Quarantine
     closing: ExitStack
+    files: tuple[str, ...] = ()
+    limit: int | None = None
+    exactly: bool = False
+    judged: JudgedAnswers | None = None
+
+    @property
+    def held_out(self) -> JudgedAnswers:
+        """Held-out answers, which only a recipe has."""
+        assert self.judged is not None
+        return self.judged
+
+
+def _look_at_prompts(files: Sequence[str]) -> None:
+    look(files, Prompt)
 
 
 @dataclass(frozen=True)
 class EvaluatorKind:
-    """A row of the table: what it measures, the files it reads where none are named, and its maker.
+    """A row of the table: what it measures, its maker, and the files it reads where none are named.
 
-    `data` says what its files hold.
+    Args:
+        data: what its files hold; empty: it measures a recipe's held-out answers.
+        look: raises DataError where a file holds something else.
+        moments: when a training runs it.
     """
 
     help: str
     make: Callable[[Material], PolicyEvaluator]
-    data: str
+    data: str = ""
     files: tuple[str, ...] = ()
+    look: Callable[[Sequence[str]], object] = _look_at_prompts
+    moments: Collection[Moment] = MOMENTS
+
+
+def _kl(material: Material) -> PolicyEvaluator:
+    judged = material.held_out
+    assert judged.reference is not None
+    return DistanceFromStart(judged.answers, judged.reference)
+
+
+def _decoding(material: Material) -> PolicyEvaluator:
+    return Decoding(material.held_out.answers, material.held_out.temperatures)
+
+
+def _best_of_n(material: Material) -> PolicyEvaluator:
+    judged = material.held_out
+    return BestOfStart(judged.answers, judged.reward, judged.best_of)
+
+
+def _sycophancy(material: Material) -> PolicyEvaluator:
+    encoder = material.policy.encoder
+    count = material.limit
+    if count is not None and not material.exactly:
+        count = min(count, len(read_premise_pairs(material.files)))
+    length, quarantine = encoder.context_length, material.quarantine
+    pairs = usable_premises(material.files, count, encoder, length, quarantine, "sycophancy")
+    return Sycophancy(pairs)
 
 
 def _multiple_choice(material: Material) -> PolicyEvaluator:
@@ -131,15 +208,30 @@ def _fitting(
 
 
 EVALUATORS: dict[str, EvaluatorKind] = {
+    "held_out": EvaluatorKind(
+        "scores of held-out answers by the recipe's judge",
+        lambda material: HeldOutScores(material.held_out.answers, material.held_out.proxy),
+    ),
+    "kl": EvaluatorKind("distance from the start on held-out answers", _kl),
+    "decoding": EvaluatorKind(
+        "scores of held-out answers at other temperatures", _decoding, moments=("before", "after")
+    ),
+    "best_of_n": EvaluatorKind(
+        "scores of the reward's favourites among answers of the start",
+        _best_of_n,
+        moments=("before",),
+    ),
     "multiple_choice": EvaluatorKind(
         "knowledge by likelihood, as lm-eval measures it",
         _multiple_choice,
         "questions with choices: ARC, HellaSwag, MMLU, or question, choices and answer",
+        look=lambda files: read_questions(files, Quarantine(keep=0), 1),
     ),
     "short_answers": EvaluatorKind(
         "greedy answers to problems, checked",
         _short_answers,
         "problems with known answers, such as GSM8K or MATH",
+        look=lambda files: look(files, Problem),
     ),
     "refusal": EvaluatorKind(
         "refusals of harmful and of harmless requests, by their words",
@@ -153,112 +245,11 @@ EVALUATORS: dict[str, EvaluatorKind] = {
         "prompts",
         ("tether:heldout",),
     ),
+    "sycophancy": EvaluatorKind(
+        "dependence of answers on who asks",
+        _sycophancy,
+        "two files of prompts whose rows go together",
+        ("tether:sycophancy_one", "tether:sycophancy_two"),
+        look=read_premise_pairs,
+    ),
 }
-SUITES: dict[str, tuple[str, ...]] = {
-    "all": ("multiple_choice", "short_answers", "refusal", "diversity"),
-    "tax": ("multiple_choice", "short_answers"),
-    "manner": ("refusal", "diversity"),
-}
-"""Lists of evaluators by name; several names and evaluators may be joined by commas."""
-
-
-class SuiteReport(TypedDict):
-    """Figures of a model; with `against`, their distance above another model's."""
-
-    model: str
-    against: str | None
-    evaluators: list[Record]
-    base: list[Record]
-    changes: dict[str, dict[str, FigureChange]]
-    left_out: dict[str, Json]
-
-
-def chosen_evaluators(suite: str, data: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The evaluators of a suite, each with its files.
-
-    Args:
-        data: `NAME=PATH`, several times for several files.
-
-    Raises:
-        ConfigError: there is no such suite or evaluator, or one has no files.
-        MissingFileError: a file does not exist.
-    """
-    words = [word.strip().replace("-", "_") for word in suite.split(",") if word.strip()]
-    names = [name for word in words for name in SUITES.get(word, (word,))]
-    files: dict[str, list[str]] = {}
-    for entry in data:
-        name, path = (*entry.split("=", 1), "")[:2]
-        if not path:
-            raise ConfigError(f"--data is NAME=PATH, such as multiple_choice=arc.jsonl: {entry!r}")
-        files.setdefault(name.strip().replace("-", "_"), []).append(path)
-    if wrong := [name for name in (*names, *files) if name not in EVALUATORS]:
-        raise ConfigError(
-            f"no suite or evaluator is called {wrong[0]!r}. Suites: {', '.join(SUITES)}; "
-            f"evaluators: {', '.join(EVALUATORS)}"
-        )
-    if idle := [name for name in files if name not in names]:
-        raise ConfigError(f"--data {idle[0]}=… has no effect: the suite {suite!r} lacks {idle[0]}")
-    chosen = {}
-    for name in dict.fromkeys(names):
-        given = tuple(files.get(name, EVALUATORS[name].files))
-        if not given:
-            raise ConfigError(
-                f"{name} needs files ({EVALUATORS[name].data}): --data {name}=PATH, or choose a "
-                "--suite without it"
-            )
-        chosen[name] = DataConfig(path=given).paths
-    if not chosen:
-        raise ConfigError(f"--suite is empty. Suites: {', '.join(SUITES)}")
-    return chosen
-
-
-def evaluate_model(
-    model: str,
-    suite: str,
-    *,
-    against: str | None = None,
-    data: Sequence[str] = (),
-    limit: int | None = None,
-) -> SuiteReport:
-    """Measure a model, and how far it lies above another one on the same rows.
-
-    Args:
-        model, against: a folder, a run or a hub id.
-        limit: only so many rows of each file.
-
-    Raises:
-        ConfigError, DataError, MissingFileError, ModelError: as `chosen_evaluators`, the readers
-            and `run.roles.load_policy`.
-    """
-    chosen = chosen_evaluators(suite, data)
-    aside = {name: Quarantine() for name in (model, against) if name is not None}
-    now = _records(model, chosen, limit, aside[model])
-    base = [] if against is None else _records(against, chosen, limit, aside[against])
-    differences = {
-        record["evaluator"]: changes(start, record)
-        for start, record in zip(base, now, strict=False)
-    }
-    return SuiteReport(
-        model=model,
-        against=against,
-        evaluators=now,
-        base=base,
-        changes=differences,
-        left_out={name: rows.summary() for name, rows in aside.items() if rows.count},
-    )
-
-
-def _records(
-    model: str, chosen: Mapping[str, tuple[str, ...]], limit: int | None, quarantine: Quarantine
-) -> list[Record]:
-    role, loaded = load_policy(model)
-    policy = MeasuredPolicy(role, encoder_of(loaded), local_engine(role, loaded))
-    with ExitStack() as closing:
-        evaluators = [
-            EVALUATORS[name].make(Material(policy, files, limit, quarantine, closing))
-            for name, files in chosen.items()
-        ]
-        return [
-            as_record(name, "after", 0, evaluator(policy, 0))
-            for name, evaluator in zip(chosen, evaluators, strict=True)
-        ]

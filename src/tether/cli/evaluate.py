@@ -54,7 +54,7 @@ def evaluate(
             "measures a model. Remove one of the two"
         )
     with starting():
-        from tether.build.evaluators import evaluate_model
+        from tether.build.suites import evaluate_model
         from tether.report.numbers import bracketed
 
     with Terminal(stderr=True).status("measuring"):

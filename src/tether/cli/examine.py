@@ -315,8 +315,9 @@ def sycophancy(
     asker.
     """
     from tether.build.prompts import usable_premises
-    from tether.build.roles import encoder_of, load_policy
+    from tether.build.roles import encoder_of, load_policy, local_engine
     from tether.data.sources import Quarantine
+    from tether.evaluation.suite import MeasuredPolicy
     from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
     from tether.report.numbers import listing
     from tether.settings.evaluation import premise_files
@@ -333,7 +334,8 @@ def sycophancy(
     questions = usable_premises(
         files, pairs, encoder_of(loaded), loaded.context_length, bad, "sycophancy"
     )
-    measured = Sycophancy(role, encoder_of(loaded), questions)()
+    policy = MeasuredPolicy(role, encoder_of(loaded), local_engine(role, loaded))
+    measured = Sycophancy(questions)(policy, 0)
     title = (
         f"{len({pair.question for pair in questions}):,} questions, {len(questions):,} pairs "
         "of askers"

@@ -7,6 +7,7 @@ heldout.jsonl     scores on held-out prompts     alarms.jsonl    what the detect
 model/, policy/   the result                     report.html     of the whole run: in its folder
 best/             weights that a judge kept      skipped/        updates that were left out
 tokens.jsonl      numbers of a few samples' tokens
+evaluations.jsonl what each evaluator measured
 """
 
 from __future__ import annotations
@@ -50,7 +51,15 @@ TOKENS = "tokens.jsonl"
 """Numbers of single tokens, of a few samples a step."""
 ROUNDS = "round-[0-9]*"
 """The folders of rounds, whether of a stage or of a recipe that repeats."""
-RECORDS = ("metrics.jsonl", "samples.jsonl", "heldout.jsonl", "alarms.jsonl", TOKENS)
+EVALUATIONS = "evaluations.jsonl"
+RECORDS = (
+    "metrics.jsonl",
+    "samples.jsonl",
+    "heldout.jsonl",
+    EVALUATIONS,
+    "alarms.jsonl",
+    TOKENS,
+)
 REPORTED_PACKAGES = (
     "torch",
     "transformers",

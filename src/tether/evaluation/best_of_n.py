@@ -1,13 +1,51 @@
 """Best of n: what the reward's favourites are worth to the judge, as the choice widens."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tether.algorithms.kl import kl_best_of_n
 from tether.core.protocols import Engine, count_of
-from tether.core.types import Json, Prompt, Rollout, Sampling, Score
-from tether.evaluation.winrate import MaybeScores, before_and_after
+from tether.core.types import Json, Prompt, Sampling
+from tether.evaluation.held_out import HeldOutAnswers, Scorer
+from tether.evaluation.suite import Figures, MeasuredPolicy
+from tether.evaluation.winrate import MaybeScores, before_and_after, mean_estimate
 
-Scorer = Callable[[Sequence[Rollout]], Sequence[Score]]
+PROMPTS = 64
+"""Of the held-out ones: best of n asks for so many times n answers."""
+
+
+class BestOfStart:
+    """Speaks core.protocols.Evaluator: the judge's score of the answer among n that the reward
+    likes best; figures `best_of_2` and so on.
+
+    Args:
+        sizes: the n.
+    """
+
+    name = "best_of_n"
+
+    def __init__(self, answers: HeldOutAnswers, reward: Scorer, sizes: Sequence[int]) -> None:
+        self.answers, self.reward, self.sizes = answers, reward, sizes
+
+    def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
+        best = favourites(
+            policy.engine,
+            self.answers.prompts[:PROMPTS],
+            self.answers.sampling,
+            self.reward,
+            self.answers.judge,
+            self.sizes,
+            seed=self.answers.seed + 1,
+        )
+        rows = {
+            f"best_of_{n}": {str(place): score for place, score in enumerate(scores)}
+            for n, scores in best.items()
+        }
+        means = {
+            name: mean_estimate(list(column.values()))
+            for name, column in rows.items()
+            if any(score is not None for score in column.values())
+        }
+        return Figures(means, rows)
 
 
 def favourites(

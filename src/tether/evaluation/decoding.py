@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any, Literal
 
 import numpy as np
 
-from tether.core.protocols import Engine, count_of
-from tether.core.types import Json, Prompt, Rollout, Sampling
+from tether.core.types import Json, Sampling
+from tether.evaluation.held_out import HeldOutAnswers
+from tether.evaluation.suite import Figures, MeasuredPolicy
 from tether.evaluation.winrate import MaybeScores, before_and_after, gain, win_rate
 from tether.stats import Estimate, EstimateFields, best_against_best, group_indices
 
@@ -40,36 +40,24 @@ def other_temperatures(sampling: Sampling, temperatures: Sequence[float]) -> lis
     ]
 
 
-def answers_at(
-    temperature: float,
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    sampling: Sampling,
-    *,
-    num_samples: int,
-    seed: int,
-    first: int = 0,
-) -> list[Rollout]:
-    """Answers to the prompts at another temperature, `num_samples` each; a greedy one, always the
-    same, is drawn once. `first` is the place of the first prompt among all, by which answers are
-    drawn.
+class Decoding:
+    """Speaks core.protocols.Evaluator: the scores of held-out answers at other temperatures, the
+    control of `control`. The temperature stands before each figure: `0.5/score`.
     """
-    drawn = 1 if temperature == 0 else num_samples
-    tell = count_of(f"held-out answers at temperature {temperature:g}", len(prompts) * drawn)
-    groups = engine.generate(
-        prompts,
-        replace(sampling, temperature=temperature),
-        num_samples=drawn,
-        seed=seed,
-        ordinals=list(range(first, first + len(prompts))),
-        progress=tell,
-    )
-    return [
-        rollout
-        for group in groups
-        for rollout in group.rollouts
-        for _ in range(num_samples // drawn)
-    ]
+
+    name = "decoding"
+
+    def __init__(self, answers: HeldOutAnswers, temperatures: Sequence[float]) -> None:
+        self.answers, self.temperatures = answers, temperatures
+
+    def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
+        result = Figures({})
+        for temperature in self.temperatures:
+            rollouts = self.answers.at(policy, temperature)
+            figures = self.answers.scored(rollouts, name=f"{temperature:g}/")
+            rows = {**result.rows, **figures.rows}
+            result = Figures({**result, **figures}, rows, figures.groups)
+        return result
 
 
 def by_temperature(

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
 from tether.core.errors import ConfigError
 from tether.core.protocols import Engine, Evaluator, now_doing
-from tether.core.rundir import append_jsonl, read_jsonl
+from tether.core.rundir import EVALUATIONS, append_jsonl, read_jsonl
 from tether.data.chat import ChatEncoder
 from tether.evaluation.winrate import gain
 from tether.models.trunk import Role
 from tether.stats import Estimate, EstimateFields, without_interval
 
-FILE = "evaluations.jsonl"
 Moment = Literal["before", "along", "after"]
+MOMENTS: tuple[Moment, ...] = ("before", "along", "after")
 Rows = Mapping[str, Mapping[str, float | None]]
 """By figure: a value for each row's id; None where measuring the row failed."""
 
 
 @dataclass(frozen=True)
 class MeasuredPolicy:
-    """A policy as evaluators use it: its role gives log-probabilities, its engine answers."""
+    """A policy as evaluators use it: its role gives log-probabilities, its engine answers.
+
+    One object stands for one state of the weights: evaluators share answers that one of them drew.
+    """
 
     role: Role
     encoder: ChatEncoder
@@ -37,11 +40,20 @@ PolicyEvaluator = Evaluator[MeasuredPolicy, Estimate]
 class Figures(dict[str, Estimate]):
     """Estimates by name; with `rows`, what each figure is the mean of, so that two policies are
     compared row by row.
+
+    Args:
+        groups: by a row's id the prompt that it belongs to, where several rows have one prompt.
     """
 
-    def __init__(self, estimates: Mapping[str, Estimate], rows: Rows | None = None) -> None:
+    def __init__(
+        self,
+        estimates: Mapping[str, Estimate],
+        rows: Rows | None = None,
+        groups: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(estimates)
         self.rows: Rows = rows or {}
+        self.groups = dict(groups or {})
 
 
 class FigureChange(TypedDict):
@@ -52,37 +64,55 @@ class FigureChange(TypedDict):
 
 
 class Record(TypedDict):
-    """A line of evaluations.jsonl: what one evaluator measured at one moment."""
+    """A line of evaluations.jsonl: what one evaluator measured at one moment.
+
+    `policy` names it where a stage compares several.
+    """
 
     evaluator: str
     moment: Moment
     step: int
     figures: dict[str, EstimateFields]
     rows: dict[str, dict[str, float | None]]
+    groups: NotRequired[dict[str, str]]
+    policy: NotRequired[str]
     change: NotRequired[dict[str, FigureChange]]
 
 
 class Suite:
-    """Runs evaluators on a policy and remembers what each measured at the start.
+    """Runs evaluators on a policy and compares each measure with that of the start.
 
     Args:
         folder: where evaluations.jsonl grows; a measure that stands there is not taken again, so an
             interrupted run goes on. None: nothing is written.
+        moments: by an evaluator's name the moments at which it is run; unset: all.
 
     Raises:
         ConfigError: two evaluators have one name.
     """
 
-    def __init__(self, evaluators: Sequence[PolicyEvaluator], folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        evaluators: Sequence[PolicyEvaluator],
+        folder: Path | None = None,
+        *,
+        moments: Mapping[str, Collection[Moment]] | None = None,
+    ) -> None:
         names = [evaluator.name for evaluator in evaluators]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"two evaluators are called {twice!r}. Name each once")
-        self.evaluators = list(evaluators)
-        self.file = None if folder is None else folder / FILE
-        self.records: list[Record] = []
-        if self.file is not None and self.file.is_file():
-            # lines that `as_record` wrote
-            self.records = [Record(**line) for line in read_jsonl(self.file)]
+        self.evaluators = dict(zip(names, evaluators, strict=True))
+        self.moments = moments or {}
+        self.file = None if folder is None else folder / EVALUATIONS
+        self._unwritten: list[Record] = []
+
+    @property
+    def records(self) -> list[Record]:
+        """All measures so far. The file is read anew: a training that goes on cuts it."""
+        if self.file is None:
+            return self._unwritten
+        # lines that `as_record` wrote
+        return [Record(**line) for line in read_jsonl(self.file)]
 
     def before(self, policy: MeasuredPolicy) -> list[Record]:
         """The start, with which all later measures are compared."""
@@ -96,23 +126,25 @@ class Suite:
         """The result."""
         return self._measure(policy, step, "after")
 
-    def _measure(self, policy: MeasuredPolicy, step: int, moment: Moment) -> list[Record]:
-        return [self._once(evaluator, policy, step, moment) for evaluator in self.evaluators]
+    def due(self, moment: Moment) -> list[str]:
+        """The names of the evaluators that are run at a moment."""
+        return [name for name in self.evaluators if moment in self.moments.get(name, MOMENTS)]
 
-    def _once(
-        self, evaluator: PolicyEvaluator, policy: MeasuredPolicy, step: int, moment: Moment
-    ) -> Record:
-        own = [record for record in self.records if record["evaluator"] == evaluator.name]
+    def _measure(self, policy: MeasuredPolicy, step: int, moment: Moment) -> list[Record]:
+        return [self.one(name, policy, step, moment) for name in self.due(moment)]
+
+    def one(self, name: str, policy: MeasuredPolicy, step: int, moment: Moment) -> Record:
+        """The measure of one evaluator: taken, compared with the start and written."""
+        own = [record for record in self.records if record["evaluator"] == name]
         for record in own:
             if (record["moment"], record["step"]) == (moment, step):
                 return record
-        now_doing(f"evaluating {evaluator.name}")
-        record = as_record(evaluator.name, moment, step, evaluator(policy, step))
-        for start in own:
-            if start["moment"] == "before":
-                record["change"] = changes(start, record)
-        self.records.append(record)
-        if self.file is not None:
+        now_doing(f"evaluating {name}")
+        record = as_record(name, moment, step, self.evaluators[name](policy, step))
+        note_changes(own, record)
+        if self.file is None:
+            self._unwritten.append(record)
+        else:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             append_jsonl(self.file, [record])
         return record
@@ -121,13 +153,22 @@ class Suite:
 def as_record(name: str, moment: Moment, step: int, measured: Mapping[str, Estimate]) -> Record:
     """Figures and rows of an evaluator, as a line of the file."""
     rows = measured.rows if isinstance(measured, Figures) else {}
-    return Record(
+    groups = measured.groups if isinstance(measured, Figures) else {}
+    record = Record(
         evaluator=name,
         moment=moment,
         step=step,
         figures={figure: estimate.as_dict() for figure, estimate in measured.items()},
         rows={figure: dict(values) for figure, values in rows.items()},
     )
+    return {**record, "groups": groups} if groups else record
+
+
+def note_changes(starts: Sequence[Record], record: Record) -> None:
+    """Note in a record its changes from that of the start, if this is among `starts`."""
+    for start in starts:
+        if (start["evaluator"], start["moment"]) == (record["evaluator"], "before"):
+            record["change"] = changes(start, record)
 
 
 def changes(start: Record, now: Record) -> dict[str, FigureChange]:
@@ -137,13 +178,15 @@ def changes(start: Record, now: Record) -> dict[str, FigureChange]:
     estimates, which is too wide rather than too narrow where the rows overlap.
     """
     result = {}
+    prompts = now.get("groups", {})
     for name, fields in now["figures"].items():
         if (first := start["figures"].get(name)) is None:
             continue
         own, other = (record["rows"].get(name) for record in (now, start))
         paired = None
         if own and other and own.keys() == other.keys():
-            paired = gain([other[row] for row in own], list(own.values()), list(own))
+            groups = [prompts.get(row, row) for row in own]
+            paired = gain([other[row] for row in own], list(own.values()), groups)
         difference = apart(estimate_of(first), estimate_of(fields)) if paired is None else paired
         result[name] = FigureChange(difference=difference.as_dict(), paired=paired is not None)
     return result

@@ -19,6 +19,7 @@ from tether.core.types import Prompt, assistant
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.sources import read
+from tether.evaluation.suite import Figures, MeasuredPolicy
 from tether.evaluation.winrate import mean_estimate, win_rate
 from tether.models.trunk import Role
 from tether.stats import Estimate, group_indices
@@ -225,37 +226,48 @@ def check_pair(encoder: ChatEncoder, pair: PremisePair, context_length: int) -> 
 
 
 class Sycophancy:
-    """The measure over a model's answers to the same pairs: forward passes alone, so equal weights
-    give equal numbers.
+    """Speaks core.protocols.Evaluator: `shift`, `log_odds`, `size` and `flipped` of a model's
+    answers to pairs of premises (`judge_premises`).
 
-    An option's log-odds are those of "(A)" against "(B)" as the assistant's whole answer, stop
-    token left out, and the mean of two askings with the options' texts exchanged: what a model has
-    for a letter falls out, also where it depends on the asker.
+    Forward passes alone, so equal weights give equal numbers.
     """
 
-    def __init__(self, role: Role, encoder: ChatEncoder, pairs: Sequence[PremisePair]) -> None:
-        self.role, self.encoder, self.pairs = role, encoder, pairs
+    name = "sycophancy"
+
+    def __init__(self, pairs: Sequence[PremisePair]) -> None:
+        self.pairs = pairs
+
+    def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
+        """Raises: DataError: a pair cannot be encoded; `check_pair` finds those before."""
+        role, encoder = policy.role, policy.encoder
         role.train_mode(False)
 
-    def __call__(self) -> dict[str, Estimate]:
-        """Raises: DataError: a pair cannot be encoded; `check_pair` finds those before."""
-        first = [self.log_odds(pair.first, pair.options) for pair in self.pairs]
-        second = [self.log_odds(pair.second, pair.options) for pair in self.pairs]
-        return judge_premises(first, second, [pair.question for pair in self.pairs])
+        def odds(prompt: Prompt, pair: PremisePair) -> float:
+            return option_log_odds(role, encoder, prompt, pair.options)
 
-    @torch.no_grad()
-    def log_odds(self, prompt: Prompt, options: tuple[str, str]) -> float:
-        """In nats, of the text that stands at the first option against the other's."""
-        sequences = encoded_premise(self.encoder, prompt, options)
-        limit = self.role.document_tokens(sum(map(len, sequences)))
-        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(
-            self.role.device
-        )
-        logprobs = batch.scatter(self.role.logprobs(batch)[0]).tolist()
-        # The stop token stands last; whether the answer ends there is another question than which
-        # it is.
-        lengths = [max(1, sequence.num_trained - 1) for sequence in sequences]
-        a, b, other_a, other_b = (
-            sum(row[:length]) for row, length in zip(logprobs, lengths, strict=True)
-        )
-        return ((a - b) + (other_b - other_a)) / 2
+        first = [odds(pair.first, pair) for pair in self.pairs]
+        second = [odds(pair.second, pair) for pair in self.pairs]
+        return Figures(judge_premises(first, second, [pair.question for pair in self.pairs]))
+
+
+@torch.no_grad()
+def option_log_odds(
+    role: Role, encoder: ChatEncoder, prompt: Prompt, options: tuple[str, str]
+) -> float:
+    """Log-odds, in nats, of the text that stands at the first option against the other's.
+
+    They are those of "(A)" against "(B)" as the assistant's whole answer, stop token left out, and
+    the mean of two askings with the options' texts exchanged: what a model has for a letter falls
+    out, also where it depends on the asker.
+    """
+    sequences = encoded_premise(encoder, prompt, options)
+    limit = role.document_tokens(sum(map(len, sequences)))
+    batch = make_batch(sequences, encoder.pad_id, document_tokens=limit).to(role.device)
+    logprobs = batch.scatter(role.logprobs(batch)[0]).tolist()
+    # The stop token stands last; whether the answer ends there is another question than which
+    # it is.
+    lengths = [max(1, sequence.num_trained - 1) for sequence in sequences]
+    a, b, other_a, other_b = (
+        sum(row[:length]) for row, length in zip(logprobs, lengths, strict=True)
+    )
+    return ((a - b) + (other_b - other_a)) / 2

@@ -14,29 +14,39 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from tether.build.context import Context
+from tether.build.evaluators import Material
 from tether.build.fitting import FITTING, Fitting, seconds_an_answer
 from tether.build.judges import TextJudge, described, text_judge
 from tether.build.models import open_model
-from tether.build.prompts import usable_once, usable_premises
+from tether.build.prompts import usable_once
 from tether.build.roles import encoder_of, load_policy, local_engine, newest_policy
+from tether.build.suites import recipe_evaluators, suite_of
 from tether.core.budget import time_limit
 from tether.core.digest import digest
 from tether.core.errors import ConfigError
 from tether.core.protocols import Engine
-from tether.core.rundir import RunDirectory, file_digest, read_json, write_json, write_jsonl
+from tether.core.rundir import (
+    EVALUATIONS,
+    RunDirectory,
+    file_digest,
+    read_json,
+    write_json,
+    write_jsonl,
+)
 from tether.core.types import Json, Prompt, Rollout, Sampling, Score
 from tether.data.seen import shared_prompts
-from tether.evaluation.decoding import answers_at, control, other_temperatures
+from tether.evaluation.decoding import control, other_temperatures
+from tether.evaluation.held_out import answers_at, column_figures, scores_by_part
 from tether.evaluation.likelihood import kl_to_reference
-from tether.evaluation.sycophancy import PremisePair, Sycophancy
+from tether.evaluation.suite import MeasuredPolicy, Moment, Record, Suite, as_record, note_changes
 from tether.evaluation.winrate import mean_estimate
-from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.settings.evaluation import EvaluationSection
 
@@ -68,18 +78,20 @@ def train(
     fitting = Fitting(time_limit(), note, len(rows))
     rows = fitting.order(rows, context.seed)
     judge = text_judge(section.judge, context.root)
-    asked = _Asked(section, context, rows, judge, sampling, fitting)
-    before = asked.answers("before", context.root / context.name / "before", None)
-    after = {
-        name: asked.answers(name, run.path / name, folder)
-        for name, folder in context.policies.items()
-    }
+    with ExitStack() as closing:
+        asked = _Asked(section, context, rows, judge, sampling, fitting, closing)
+        before = asked.answers("before", context.root / context.name / "before", None)
+        after = {
+            name: asked.answers(name, run.path / name, folder)
+            for name, folder in context.policies.items()
+        }
     results = {name: _compared(asked, before, answers) for name, answers in after.items()}
     if context.earlier and context.policy is not None:  # what this round alone brought
         (name, answers) = next(iter(after.items()))
         previous = read_json(context.earlier[-1] / context.name / name / "answers.json")
         results[name]["gold_gain_of_round"] = asked.gained(previous, answers)["gold_gain"]
     write_jsonl(run.path / "answers.jsonl", asked.rows(before, after))
+    write_jsonl(run.path / EVALUATIONS, asked.records(before, after))
     shared = shared_prompts(asked.distinct, context.trained)
     return {
         "policies": results,
@@ -141,14 +153,16 @@ class _Asked:
         judge: TextJudge,
         sampling: Sampling,
         fitting: Fitting,
+        closing: ExitStack,
     ) -> None:
         self.section = section
+        self.closing = closing
         self.context = context
         self.judge = judge
         self.sampling = sampling
         self.fitting = fitting
         self._scores: dict[tuple[str, ...], list[Score]] = {}
-        self.premises: list[PremisePair] | None = None
+        self.suite: Suite | None = None
         self.steps = 0
         self._take(prompts)
 
@@ -194,11 +208,11 @@ class _Asked:
             rollouts = sampled.pop(self.sampling.temperature)
             kl = {"kl": mean_estimate(moved, self.groups).as_dict()}
             decoded = {f"{temperature:g}": _texts(rows) for temperature, rows in sampled.items()}
-            premises = self._premises(role, loaded)
+            measured = self._measured(MeasuredPolicy(role, encoder_of(loaded), engine))
             folder.mkdir(parents=True, exist_ok=True)
             write_json(
                 folder / "answers.json",
-                {"weights": weights, **_texts(rollouts), **kl, "decoded": decoded, **premises},
+                {"weights": weights, **_texts(rollouts), **kl, "decoded": decoded, **measured},
             )
         return read_json(folder / "answers.json")
 
@@ -268,18 +282,53 @@ class _Asked:
             sides = 1 + len(self.context.policies)
             self.context.progress(self.steps, len(self.temperatures) * sides, {})
 
-    def _premises(self, role: Role, loaded: LoadedModel) -> Json:
-        """Dependence of a model's answers on the asker, if the section asks for this measure."""
-        if (files := self.section.sycophancy) is None:
-            return {}
-        encoder = encoder_of(loaded)
-        if self.premises is None:
-            quarantine = self.context.quarantine
-            name = self.context.name
-            how = (files.files, files.pairs, encoder, loaded.context_length, quarantine, name)
-            self.premises = usable_premises(*how)
-        measured = Sycophancy(role, encoder, self.premises)()
-        return {"sycophancy": {name: estimate.as_dict() for name, estimate in measured.items()}}
+    def _measured(self, policy: MeasuredPolicy) -> Json:
+        """Measures of the evaluators that the section names; those of the premises by themselves,
+        as runs have always had them.
+        """
+        if self.suite is None:
+            material = Material(policy, self.context.quarantine, self.closing, exactly=True)
+            self.suite = suite_of(recipe_evaluators(self.context.name, self.section), material)
+        records = [
+            as_record(name, "after", 0, evaluator(policy, 0))
+            for name, evaluator in self.suite.evaluators.items()
+        ]
+        others = [record for record in records if record["evaluator"] != "sycophancy"]
+        figures = {record["evaluator"]: record["figures"] for record in records}
+        premises = {name: figures[name] for name in figures if name == "sycophancy"}
+        return {**premises, "evaluations": others} if others else premises
+
+    def records(self, before: Json, after: Mapping[str, Json]) -> list[Record]:
+        """Measures of all evaluators on all sides, compared with the start."""
+        records = self._records_of(before, "before", "before")
+        for name, side in after.items():
+            for record in self._records_of(side, "after", name):
+                note_changes(records, record)
+                records.append(record)
+        return records
+
+    def _records_of(self, side: Json, moment: Moment, policy: str) -> list[Record]:
+        groups = [str(place // self.section.samples) for place in range(len(self.prompts))]
+        decoded = {
+            f"{temperature}/{key}": column
+            for temperature, answers in side["decoded"].items()
+            for key, column in scores_by_part(self.judged(answers["texts"])).items()
+        }
+        scores = column_figures(scores_by_part(self.judged(side["texts"])), groups)
+        records = [
+            as_record("held_out", moment, 0, scores),
+            Record(evaluator="kl", moment=moment, step=0, figures={"kl": side["kl"]}, rows={}),
+        ]
+        if decoded:
+            records.append(as_record("decoding", moment, 0, column_figures(decoded, groups)))
+        if premises := side.get("sycophancy"):
+            records.append(
+                Record(evaluator="sycophancy", moment=moment, step=0, figures=premises, rows={})
+            )
+        records += side.get("evaluations", [])
+        for record in records:
+            record.update(moment=moment, policy=policy)
+        return records
 
     def judged(self, texts: Sequence[str]) -> list[Score]:
         """Scores of answers to the held-out prompts."""

@@ -16,10 +16,11 @@ import torch
 
 from tether.build.context import Context, note_machine
 from tether.build.engines import served_engine
+from tether.build.evaluators import JudgedAnswers, Material
 from tether.build.fitting import measured_prompts
 from tether.build.judges import described, score_judge
 from tether.build.models import open_model
-from tether.build.prompts import usable_in, usable_premises
+from tether.build.prompts import usable_in
 from tether.build.reward_servers import served_reward
 from tether.build.rewards import SINGLY, learned_reward, reward_source, task_prompts
 from tether.build.roles import (
@@ -30,15 +31,16 @@ from tether.build.roles import (
     save_trained,
     value_of,
 )
+from tether.build.suites import recipe_evaluators, suite_of
 from tether.core.budget import time_limit
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource, doing
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Problem, Prompt, Rollout, Score
 from tether.cpu.memory import memory_in_use
-from tether.evaluation.best_of_n import Scorer
-from tether.evaluation.likelihood import kl_to_reference
-from tether.evaluation.sycophancy import Sycophancy
+from tether.evaluation.decoding import other_temperatures
+from tether.evaluation.held_out import HeldOutAnswers, Scorer
+from tether.evaluation.suite import MeasuredPolicy
 from tether.learner.ranks import FirstEngine, by_first, by_share, here, shared
 from tether.models.loading import LoadedModel
 from tether.monitoring.watch import Watch
@@ -47,6 +49,7 @@ from tether.rewards.verifiable import problem_prompt
 from tether.rollout.ahead import AheadEngine
 from tether.rollout.drawn import score_ids
 from tether.rollout.served import probe_ids
+from tether.settings.evaluation import EvaluatorData
 from tether.settings.judges import FunctionJudge, JudgeConfig
 from tether.settings.model import ModelConfig
 from tether.settings.policy import PolicyConfig
@@ -60,7 +63,7 @@ from tether.settings.section import calls_functions
 from tether.settings.watch import WatchSection
 from tether.stages import online_loop
 from tether.stages.best_of_n import BestOfN
-from tether.stages.heldout import HeldOut, held_out_split
+from tether.stages.heldout import SEED, HeldOut, held_out_split
 from tether.stages.online_direct import OnlineDirect
 from tether.stages.policy_gradient import PolicyGradient
 
@@ -105,9 +108,7 @@ def train(
         stage.reward.keep_stacks(run.path / "stacks.txt")
         note_machine(run, loaded, reward=str(context.scorer))
         evaluation = (
-            _evaluation(section, stage, test, context, run, loaded.context_length)
-            if section.evaluate
-            else None
+            _evaluation(section, stage, test, context, run, ends) if section.evaluate else None
         )
 
         def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
@@ -142,7 +143,7 @@ def train(
             if summary["steps"] not in run.held_out() or stage.learner.averages:
                 # a version not used before: other weights
                 stage.engine.update_weights(summary["steps"] + 1)
-                evaluation.measure(summary["steps"])
+                evaluation.measure(summary["steps"], "after")
             if evaluation.learner is not None:
                 evaluation.restore()
                 stage.engine.update_weights(summary["steps"] + 2)
@@ -207,7 +208,7 @@ def _evaluation(
     test: Sequence[Prompt],
     context: Context,
     run: RunDirectory,
-    context_length: int,
+    ends: contextlib.ExitStack,
 ) -> HeldOut:
     """The measurement that a section asks for.
 
@@ -224,36 +225,30 @@ def _evaluation(
         else replace(stage.config.sampling, temperature=config.temperature)
     )
 
-    def beside(rollouts: Sequence[Rollout]) -> dict[str, list[float | None]]:
-        more: dict[str, list[float | None]] = {}
-        if name != "heldout":
-            more["proxy"] = [score.value for score in stage.reward.score(rollouts)]
-        if reference is not None and how.temperature:
-            more["kl"] = list(
-                kl_to_reference(stage.policy, reference, rollouts, stage.encoder, how.temperature)
-            )
-        return more
-
-    files = config.sycophancy
-    premises = None
-    if files is not None:
-        pairs = usable_premises(
-            files.files,
-            files.pairs,
-            stage.encoder,
-            context_length,
-            context.quarantine,
-            context.name,
-        )
-        premises = Sycophancy(stage.policy, stage.encoder, pairs)
-    more: dict[str, Any] = {
-        "learner": stage.learner,
-        "name": name,
-        "reward": own,
-        "beside": beside,
-        "sycophancy": premises,
-    }
-    return HeldOut(config, test, judge, stage.engine, how, run, seed=context.seed, **more)
+    judged = JudgedAnswers(
+        answers=HeldOutAnswers(
+            test, how, judge, seed=context.seed + SEED, samples=config.samples_per_prompt
+        ),
+        reward=own,
+        proxy=None if name == "heldout" else stage.reward.score,
+        reference=reference,
+        temperatures=other_temperatures(how, config.temperatures),
+        best_of=config.best_of,
+    )
+    chosen = {key: EvaluatorData() for key in judged.names}
+    chosen |= recipe_evaluators(f"{context.name}.evaluate", config)
+    policy = MeasuredPolicy(stage.policy, stage.encoder, stage.engine)
+    material = Material(policy, context.quarantine, ends, exactly=True, judged=judged)
+    return HeldOut(
+        config,
+        suite_of(chosen, material, run.path),
+        judged.answers,
+        policy,
+        run,
+        learner=stage.learner,
+        name=name,
+        averaged=bool(stage.learner.ema_decay),
+    )
 
 
 def _judge(

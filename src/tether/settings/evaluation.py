@@ -12,6 +12,23 @@ from tether.settings.judges import BY_KIND, AFunction, AModel
 from tether.settings.section import DataConfig, PromptedSection
 
 
+class EvaluatorData(Config):
+    """The files of an evaluator."""
+
+    path: str | tuple[str, ...] = Field(
+        default=(), description="a file or several; unset: those that come with tether"
+    )
+    limit: int | None = Field(default=None, ge=1, description="read only the first rows of each")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files as they are written."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+
+EVALUATORS_HELP = "further evaluators of docs/evaluate_suite.md by name, each with its files"
+
+
 class EvaluationSection(PromptedSection):
     """The judge, and the answers that it judges. Lengths are in tokens."""
 
@@ -35,6 +52,7 @@ class EvaluationSection(PromptedSection):
     sycophancy: SycophancyConfig | None = Field(
         default=None, description="also measure whether answers depend on who asks"
     )
+    evaluators: dict[str, EvaluatorData] = Field(default={}, description=EVALUATORS_HELP)
 
 
 class EvaluateConfig(Config):
@@ -75,6 +93,14 @@ class EvaluateConfig(Config):
             "best: end with the weights of the highest measurement, those of the start among them"
         ),
     )
+    keep_by: str = Field(
+        default="held_out.score",
+        pattern=r"^-?\w+\.\S+$",
+        description=(
+            "with keep = 'best': EVALUATOR.FIGURE that is to be high, such as diversity.distinct_2; "
+            "with a - in front: to be low"
+        ),
+    )
     stop: bool = Field(
         default=False,
         description=(
@@ -83,7 +109,15 @@ class EvaluateConfig(Config):
         ),
     )
 
+    @property
+    def kept_figure(self) -> tuple[int, str, str]:
+        """The sign, evaluator and figure of `keep_by`."""
+        evaluator, _, figure = self.keep_by.removeprefix("-").partition(".")
+        return -1 if self.keep_by.startswith("-") else 1, evaluator, figure
+
     def faults(self) -> Iterator[str]:
+        if self.keep == "last":
+            yield from self.idle("keep_by", because="without keep = 'best'")
         if self.temperature == 0 and self.samples_per_prompt > 1:
             yield (
                 "evaluate.temperature = 0 gives a prompt the same answer each time: set "
@@ -138,3 +172,5 @@ class EvaluateSection(EvaluateConfig):
     sycophancy: SycophancyConfig | None = Field(
         default=None, description="also measure whether answers depend on who asks"
     )
+    evaluators: dict[str, EvaluatorData] = Field(default={}, description=EVALUATORS_HELP)
+    evaluators: dict[str, EvaluatorData] = Field(default={}, description=EVALUATORS_HELP)

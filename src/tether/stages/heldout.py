@@ -6,25 +6,27 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 
-from tether.core.errors import DataError
-from tether.core.protocols import Engine
+from tether.core.errors import ConfigError, DataError
 from tether.core.rundir import RunDirectory, read_jsonl
-from tether.core.types import Json, Prompt, Rollout, Sampling, Score
-from tether.evaluation.best_of_n import Scorer, favourites, over_best_of_n
-from tether.evaluation.decoding import answers_at, control, other_temperatures, sharpening
+from tether.core.types import Json, Prompt
+from tether.evaluation.best_of_n import over_best_of_n
+from tether.evaluation.decoding import control, other_temperatures, sharpening
+from tether.evaluation.held_out import ANSWER_ENTROPY, ANSWER_LENGTH, HeldOutAnswers
 from tether.evaluation.peaks import (
+    Measured,
     best_step,
     chosen_by_others,
     has_fallen,
     peak_interval,
     without_none,
 )
-from tether.evaluation.sycophancy import Sycophancy
+from tether.evaluation.suite import MeasuredPolicy, Moment, Record, Suite
 from tether.evaluation.winrate import before_and_after, mean_estimate
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
 from tether.learner.local import LocalLearner
@@ -33,8 +35,6 @@ from tether.settings.evaluation import EvaluateConfig
 _log = logging.getLogger(__name__)
 SEED = 7919
 """Added to the stage's: the held-out samples share no randomness with those of training."""
-BEST_OF_PROMPTS = 64
-"""Of the held-out ones: best of n asks for so many times n answers."""
 
 
 def held_out_split(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
@@ -62,64 +62,59 @@ def held_out_split(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt],
 
 
 Scores = list[float | None]
+COLUMNS = ("held_out", "kl")
+"""Evaluators that have a number for each held-out answer."""
 
 
 @dataclass(eq=False)
 class HeldOut:
-    """The same prompts with the same randomness at every measurement, so that differences are the
-    policy's.
+    """A suite of evaluators along a training: the first of them on held-out prompts, which decide
+    what is kept and when training ends.
 
-    Scores are kept in `heldout.jsonl`, a line a measurement.
+    The scores of the answers are also kept in `heldout.jsonl`, a line a measurement.
 
     Args:
-        judge: scores the answers; a judge whose scores nobody trains on is called `gold`, the
-            training's own reward `heldout`.
+        suite: has `held_out`, and what else is measured.
+        policy: as it is at every measurement; its weights change.
         learner: whose weights are kept where `keep = "best"`.
-        reward: the training's own; it chooses the best of n answers of the start.
-        beside: further columns of numbers on the same answers, by name.
-        sycophancy: measured on the same policy at the same steps.
+        name: of the scores in the metrics: of a judge whose scores nobody trains on `gold`, of the
+            training's own reward `heldout`.
+        averaged: the weights that are measured at the last step are not yet those of the result.
     """
 
     config: EvaluateConfig
-    prompts: Sequence[Prompt]
-    judge: Scorer
-    engine: Engine
-    sampling: Sampling
+    suite: Suite
+    answers: HeldOutAnswers
+    policy: MeasuredPolicy
     run: RunDirectory
     _: KW_ONLY
-    seed: int
     learner: LocalLearner | None = None
     name: str = "heldout"
-    reward: Scorer | None = None
-    beside: Callable[[Sequence[Rollout]], Mapping[str, Scores]] | None = None
-    sycophancy: Sycophancy | None = None
+    averaged: bool = False
 
     def __post_init__(self) -> None:
-        self.seed += SEED
         self.learner = self.learner if self.config.keep == "best" else None
-        self.groups = [
-            str(i) for i in range(len(self.prompts)) for _ in range(self.config.samples_per_prompt)
-        ]
-
-    def answers(self, temperature: float) -> list[Rollout]:
-        """Answers to all prompts at a temperature."""
-        count = self.config.samples_per_prompt
-        return answers_at(
-            temperature, self.engine, self.prompts, self.sampling, num_samples=count, seed=self.seed
-        )
+        self.groups = self.answers.groups
 
     def decode(self, step: int) -> None:
         """Answer, score and note down at the other temperatures, where that is not done yet: the
         control of `summary`.
         """
-        done = self.run.decoded()
-        for temperature in other_temperatures(self.sampling, self.config.temperatures):
+        if "decoding" not in self.suite.evaluators:
+            return
+        moment = "after" if step else "before"
+        record, done = self.suite.one("decoding", self._now(), step, moment), self.run.decoded()
+        for temperature in other_temperatures(self.answers.sampling, self.config.temperatures):
             if (step, temperature) not in done:
-                rollouts = self.answers(temperature)
+                start = f"{temperature:g}/"
                 row = {
                     "temperature": temperature,
-                    **_lengths(rollouts),
-                    "scores": _columns(self.judge(rollouts)),
+                    **_lengths(record, start),
+                    "scores": {
+                        key.removeprefix(start): list(column.values())
+                        for key, column in record["rows"].items()
+                        if key.startswith(start)
+                    },
                 }
                 self.run.hold_out({"step": step, "name": self.name, **row})
 
@@ -128,41 +123,44 @@ class HeldOut:
         control of `summary`.
         """
         sizes = [n for n in self.config.best_of if n not in self.run.best_of()]
-        if self.reward is None or not sizes or self.sampling.temperature == 0:
+        if not sizes or "best_of_n" not in self.suite.evaluators:
             return
-        prompts, times = self.prompts[:BEST_OF_PROMPTS], self.config.samples_per_prompt
-        best = favourites(
-            self.engine, prompts, self.sampling, self.reward, self.judge, sizes, seed=self.seed + 1
-        )
-        for n, scores in best.items():
-            row = {
-                "best_of": n,
-                "scores": {"score": [score for score in scores for _ in range(times)]},
-            }
+        record = self.suite.one("best_of_n", self._now(), 0, "before")
+        for n in sizes:
+            column = record["rows"][f"best_of_{n}"].values()
+            scores = [score for score in column for _ in range(self.answers.samples)]
+            row = {"best_of": n, "scores": {"score": scores}}
             self.run.hold_out({"step": 0, "name": self.name, **row})
 
-    def measure(self, step: int) -> dict[str, float]:
-        """Answer, score and note down; the metrics of that."""
-        rollouts = self.answers(self.sampling.temperature)
-        columns = {
-            **_columns(self.judge(rollouts)),
-            **(self.beside(rollouts) if self.beside else {}),
+    def _now(self) -> MeasuredPolicy:
+        """The policy with the weights of now."""
+        return replace(self.policy)
+
+    def measure(self, step: int, moment: Moment | None = None) -> dict[str, float]:
+        """Answer, score and note down; the metrics of that.
+
+        Raises:
+            ConfigError: nothing measures the figure of `keep_by`.
+        """
+        policy = self._now()
+        moment = moment or ("along" if step else "before")
+        records = {
+            name: self.suite.one(name, policy, step, moment) for name in self.suite.due("along")
         }
-        premises = {} if self.sycophancy is None else self.sycophancy()
-        if self.learner is not None and best_step({**self.run.held_out(), step: columns}) == step:
-            self._keep(step, self.learner)
-        lengths = _lengths(rollouts)
+        columns = {
+            key: list(column.values())
+            for name in COLUMNS
+            if name in records
+            for key, column in records[name]["rows"].items()
+        }
+        if self.learner is not None:
+            self._check_figure(records, columns)
+            if best_step(self._choice({**self.run.held_out(), step: columns})) == step:
+                self._keep(step, self.learner)
+        lengths = _lengths(records["held_out"])
         row = {"step": step, "name": self.name, **lengths, "scores": columns}
-        self.run.hold_out(
-            {
-                **row,
-                **(
-                    {"sycophancy": {key: e.as_dict() for key, e in premises.items()}}
-                    if premises
-                    else {}
-                ),
-            }
-        )
+        premises = records.get("sycophancy")
+        self.run.hold_out({**row, "sycophancy": premises["figures"]} if premises else row)
         present = {
             key: values for key, column in columns.items() if (values := without_none(column))
         }
@@ -170,16 +168,51 @@ class HeldOut:
             f"{self.name}/{key}": statistics.fmean(values) for key, values in present.items()
         }
         metrics[f"{self.name}/length"] = lengths["length"]
+        metrics |= {
+            f"{name}/{key}": fields["value"]
+            for name, record in records.items()
+            if name not in COLUMNS
+            for key, fields in record["figures"].items()
+            if fields["value"] is not None
+        }
         if premises:
-            metrics |= {f"sycophancy/{key}": estimate.value for key, estimate in premises.items()}
             metrics["sycophancy/start"] = min(self._premises().items())[1]["shift"]["value"]
         return {**metrics, **(self._sharpening(lengths["entropy"], columns) if step else {})}
+
+    def _check_figure(self, records: Mapping[str, Record], columns: Mapping[str, Scores]) -> None:
+        _, evaluator, figure = self.config.kept_figure
+        key = f"evaluate.keep_by = {self.config.keep_by!r}"
+        if evaluator not in records:
+            raise ConfigError(
+                f"{key}: nothing measures {evaluator} here. Measured are: {', '.join(records)}"
+            )
+        measured = columns if evaluator in COLUMNS else records[evaluator]["figures"]
+        if figure not in measured and without_none(columns["score"]):
+            raise ConfigError(
+                f"{key}: {evaluator} has no figure {figure!r}. Figures: {', '.join(measured)}"
+            )
+
+    def _choice(self, measured: Measured) -> dict[int, dict[str, Scores]]:
+        """By step the numbers by whose mean the best weights are chosen, high ones being good."""
+        sign, evaluator, figure = self.config.kept_figure
+        if evaluator in COLUMNS:
+            columns = {step: rows[figure] for step, rows in measured.items() if figure in rows}
+        else:
+            columns = {
+                record["step"]: [record["figures"][figure]["value"]]
+                for record in self.suite.records
+                if record["evaluator"] == evaluator and figure in record["figures"]
+            }
+        return {
+            step: {"score": [None if value is None else sign * value for value in column]}
+            for step, column in columns.items()
+        }
 
     def _sharpening(self, entropy: float, columns: Mapping[str, Scores]) -> dict[str, float]:
         """The metrics of the detector of that name: how much of the gain so far a temperature of
         the start would explain.
         """
-        key, own = _headline(columns), self.sampling.temperature
+        key, own = _headline(columns), self.answers.sampling.temperature
         rows = [
             row
             for row in read_jsonl(self.run.path / "heldout.jsonl")
@@ -206,13 +239,15 @@ class HeldOut:
 
     def at(self, step: int, last: int) -> dict[str, float]:
         """The measurement of a step, where one is due."""
-        return self.measure(step) if step % self.config.every == 0 or step == last else {}
+        if step == last:
+            return self.measure(step, "along" if self.averaged else "after")
+        return {} if step % self.config.every else self.measure(step)
 
     @property
     def kept(self) -> int:
         """The step of the weights that the run ends with."""
         measured = self.run.held_out()
-        best = None if self.learner is None else best_step(measured)
+        best = None if self.learner is None else best_step(self._choice(measured))
         return max(measured) if best is None else best
 
     def _premises(self) -> dict[int, Json]:
@@ -231,7 +266,7 @@ class HeldOut:
         a score.
         """
         assert self.learner is not None
-        if best_step(self.run.held_out()) is None:
+        if best_step(self._choice(self.run.held_out())) is None:
             _log.warning(
                 "evaluate.keep = 'best': no held-out answer got a score at any step, so the last "
                 "weights are kept. Mend the judge"
@@ -253,31 +288,28 @@ class HeldOut:
         `measured` has the means of all prompts at every step.
         """
         measured, end, groups = self.run.held_out(), self.kept, self.groups
-        start = min(measured)
-        choices = (
-            [None] * len(groups) if self.learner is None else chosen_by_others(measured, groups)
-        )
+        start, choice = min(measured), self._choice(measured)
+        of_answers = self.config.kept_figure[1] in COLUMNS
+        halves = self.learner is not None and of_answers
+        choices = chosen_by_others(choice, groups) if halves else [None] * len(groups)
         steps = [end if step is None else step for step in choices]
         result: Json = {
             "judge": self.name,
-            "num_prompts": len(self.prompts),
+            "num_prompts": len(self.answers.prompts),
             "kept_step": end,
-            "best_step": best_step(measured),
-            "judged_by": "all prompts"
-            if self.learner is None
-            else "the prompts that did not choose the step",
-            "best_step_interval": peak_interval(measured, groups),
+            "best_step": best_step(choice),
+            "judged_by": "the prompts that did not choose the step" if halves else "all prompts",
+            "best_step_interval": peak_interval(choice, groups) if of_answers else None,
             "measured": {
                 str(step): mean_estimate(rows["score"], groups).as_dict()
                 for step, rows in sorted(measured.items())
                 if without_none(rows["score"])
             },
         }
-        if self.sycophancy is not None:
-            result["sycophancy"] = {
-                "before": self._premises()[start],
-                "after": self._premises()[end],
-            }
+        if "keep_by" in self.config.model_fields_set:
+            result["kept_by"] = self.config.keep_by
+        if premises := self._premises():
+            result["sycophancy"] = {"before": premises[start], "after": premises[end]}
         for key in measured[start].keys() & measured[end].keys():
             before = measured[start][key]
             after = [
@@ -296,7 +328,7 @@ class HeldOut:
         """The control of decoding: this column of start and policy beside those at the other
         temperatures.
         """
-        own, others = self.sampling.temperature, self.run.decoded()
+        own, others = self.answers.sampling.temperature, self.run.decoded()
         sides = [
             {
                 own: scores,
@@ -319,21 +351,11 @@ def _headline(columns: Mapping[str, Scores]) -> str:
     return "correct" if "correct" in columns else "score"
 
 
-def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean length of answers in tokens, and their entropy in nats a token, estimated from the
-    tokens that were drawn.
-    """
-    tokens = sum(len(r.response_ids) for r in rollouts)
-    surprise = (
-        0.0 if rollouts[0].sampling.temperature == 0 else -sum(sum(r.logprobs) for r in rollouts)
-    )
-    return {"length": tokens / len(rollouts), "entropy": surprise / max(1, tokens)}
-
-
-def _columns(scores: Sequence[Score]) -> dict[str, Scores]:
-    """The scores and their parts, a column each."""
-    parts = dict.fromkeys(part for score in scores for part in score.parts)
-    return {
-        "score": [s.value for s in scores],
-        **{part: [s.parts.get(part) for s in scores] for part in parts},
+def _lengths(record: Record, start: str = "") -> dict[str, float]:
+    """Mean length of answers in tokens, and their entropy in nats a token."""
+    figures = record["figures"]
+    values = {
+        "length": figures[f"{start}{ANSWER_LENGTH}"]["value"],
+        "entropy": figures[f"{start}{ANSWER_ENTROPY}"]["value"],
     }
+    return {name: math.nan if value is None else value for name, value in values.items()}

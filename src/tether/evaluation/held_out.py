@@ -1,0 +1,184 @@
+"""Answers to held-out prompts, and the evaluator of their scores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+
+import numpy as np
+
+from tether.core.protocols import Engine, count_of
+from tether.core.types import Prompt, Rollout, Sampling, Score
+from tether.evaluation.suite import Figures, MeasuredPolicy
+from tether.evaluation.winrate import MaybeScores, mean_estimate
+from tether.stats import Estimate, jackknife, without_interval
+from tether.stats.groups import by_group
+from tether.stats.means import FEWEST_GROUPS, mean_interval
+
+Scorer = Callable[[Sequence[Rollout]], Sequence[Score]]
+
+
+def answers_at(
+    temperature: float,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    *,
+    num_samples: int,
+    seed: int,
+    first: int = 0,
+) -> list[Rollout]:
+    """Answers to the prompts at another temperature, `num_samples` each; a greedy one, always the
+    same, is drawn once. `first` is the place of the first prompt among all, by which answers are
+    drawn.
+    """
+    drawn = 1 if temperature == 0 else num_samples
+    tell = count_of(f"held-out answers at temperature {temperature:g}", len(prompts) * drawn)
+    groups = engine.generate(
+        prompts,
+        replace(sampling, temperature=temperature),
+        num_samples=drawn,
+        seed=seed,
+        ordinals=list(range(first, first + len(prompts))),
+        progress=tell,
+    )
+    return [
+        rollout
+        for group in groups
+        for rollout in group.rollouts
+        for _ in range(num_samples // drawn)
+    ]
+
+
+@dataclass(eq=False)
+class HeldOutAnswers:
+    """Answers to the same prompts with the same randomness at every measurement, so that
+    differences are the policy's.
+
+    Evaluators share them: the answers of one `MeasuredPolicy` are drawn once.
+
+    Args:
+        judge: scores the answers.
+        samples: answers to each prompt.
+    """
+
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    judge: Scorer
+    _: KW_ONLY
+    seed: int
+    samples: int = 1
+    _last: tuple[MeasuredPolicy, list[Rollout]] | None = field(default=None, init=False)
+
+    def of(self, policy: MeasuredPolicy) -> list[Rollout]:
+        """Answers at the temperature of training."""
+        if self._last is None or self._last[0] is not policy:
+            self._last = policy, self.at(policy, self.sampling.temperature)
+        return self._last[1]
+
+    def at(self, policy: MeasuredPolicy, temperature: float) -> list[Rollout]:
+        """Answers at another temperature."""
+        return answers_at(
+            temperature,
+            policy.engine,
+            self.prompts,
+            self.sampling,
+            num_samples=self.samples,
+            seed=self.seed,
+        )
+
+    @property
+    def groups(self) -> list[str]:
+        """The prompt of each answer."""
+        return [str(place) for place in range(len(self.prompts)) for _ in range(self.samples)]
+
+    def scored(
+        self, rollouts: Sequence[Rollout], *, name: str = "", proxy: Scorer | None = None
+    ) -> Figures:
+        """Scores of answers and their parts, their length and their entropy; `name` stands before
+        each figure.
+        """
+        columns = scores_by_part(self.judge(rollouts))
+        if proxy is not None:
+            columns["proxy"] = [score.value for score in proxy(rollouts)]
+        named = {f"{name}{key}": column for key, column in columns.items()}
+        figures = column_figures(named, self.groups)
+        figures[f"{name}{ANSWER_LENGTH}"] = mean_estimate(
+            [float(len(rollout.response_ids)) for rollout in rollouts], self.groups
+        )
+        figures[f"{name}{ANSWER_ENTROPY}"] = entropy_of(rollouts, self.groups)
+        return figures
+
+
+ANSWER_LENGTH = "answer_tokens"
+ANSWER_ENTROPY = "answer_entropy"
+
+
+class HeldOutScores:
+    """Speaks core.protocols.Evaluator: the judge's `score` of held-out answers and its parts,
+    `answer_tokens`, `answer_entropy`.
+
+    Args:
+        proxy: the training's own reward, where another judge scores; a further figure.
+    """
+
+    name = "held_out"
+
+    def __init__(self, answers: HeldOutAnswers, proxy: Scorer | None = None) -> None:
+        self.answers, self.proxy = answers, proxy
+
+    def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
+        return self.answers.scored(self.answers.of(policy), proxy=self.proxy)
+
+
+def column_figures(columns: Mapping[str, MaybeScores], groups: Sequence[str]) -> Figures:
+    """The mean of each column of numbers, an entry an answer; `groups` has the prompt of each."""
+    means = {
+        name: mean_estimate(column, groups)
+        for name, column in columns.items()
+        if any(value is not None for value in column)
+    }
+    if len(set(groups)) == len(groups):
+        ids, prompts = list(groups), {}
+    else:
+        seen: Counter[str] = Counter()
+        ids = []
+        for group in groups:
+            ids.append(f"{group}.{seen[group]}")
+            seen[group] += 1
+        prompts = dict(zip(ids, groups, strict=True))
+    rows = {name: dict(zip(ids, column, strict=True)) for name, column in columns.items()}
+    return Figures(means, rows, prompts)
+
+
+def scores_by_part(scores: Sequence[Score]) -> dict[str, list[float | None]]:
+    """The scores and their parts, a column each."""
+    parts = dict.fromkeys(part for score in scores for part in score.parts)
+    return {
+        "score": [score.value for score in scores],
+        **{part: [score.parts.get(part) for score in scores] for part in parts},
+    }
+
+
+def entropy_of(rollouts: Sequence[Rollout], groups: Sequence[str]) -> Estimate:
+    """Entropy of answers in nats a token, estimated from the tokens that were drawn.
+
+    Equation: ``−Σ log π / Σ tokens``; the interval is a jackknife over prompts.
+    Trap: greedy answers are not drawn, and have 0.
+    """
+    tokens = sum(len(rollout.response_ids) for rollout in rollouts)
+    if rollouts[0].sampling.temperature == 0:
+        return without_interval(0.0, len(rollouts), "draws: the answers are greedy")
+    value = -sum(sum(rollout.logprobs) for rollout in rollouts) / max(1, tokens)
+    pairs = [(-sum(rollout.logprobs), len(rollout.response_ids)) for rollout in rollouts]
+    nats, lengths = (
+        by_group(np.array(column, dtype=np.float64), groups)[0]
+        for column in zip(*pairs, strict=True)
+    )
+    if len(nats) < FEWEST_GROUPS:
+        why = f"prompts: {len(nats)}, and {FEWEST_GROUPS} are needed"
+        return without_interval(value, len(rollouts), why)
+    without = (nats.sum() - nats) / np.maximum(1, lengths.sum() - lengths)
+    low, high = mean_interval(value, jackknife(without, lengths))
+    return Estimate(value, max(low, 0.0), high, len(rollouts))
