@@ -111,6 +111,7 @@ def reward(
     members: int = 1,
     average: bool = False,
     distill: Literal["mean", "worst", "uncertainty"] | None = None,
+    teacher: str | None = None,
 ) -> Run:
     """Train a reward model on comparisons."""
 
@@ -261,7 +262,7 @@ def ppo(
     kl: Mapping[str, Any] = ...,
     budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
-        "learned", "process", "verifiable", "classifier", "function", "random"
+        "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -343,7 +344,7 @@ def grpo(
     kl: Mapping[str, Any] = ...,
     budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
-        "learned", "process", "verifiable", "classifier", "function", "random"
+        "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -425,7 +426,7 @@ def reinforce(
     kl: Mapping[str, Any] = ...,
     budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
-        "learned", "process", "verifiable", "classifier", "function", "random"
+        "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -480,7 +481,7 @@ def best_of_n(
     report_kl: bool = True,
     budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
-        "learned", "process", "verifiable", "classifier", "function", "random"
+        "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -534,7 +535,7 @@ def online_direct(
     likelihood_weight: float | None = None,
     budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
-        "learned", "process", "verifiable", "classifier", "function", "random"
+        "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -570,7 +571,7 @@ def rounds(
     progress: bool = True,
     budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
-        "learned", "process", "verifiable", "classifier", "function", "random"
+        "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -608,7 +609,8 @@ def evaluate(
     temperature: float | None = None,
     temperatures: Sequence[Any] = ...,
     engine_rows: int = 64,
-    sycophancy: Mapping[str, Any] | None = None,
+    sycophancy: Any = None,
+    evaluators: Mapping[str, Any] = ...,
 ) -> Run:
     """Compare policies with their start on held-out prompts."""
 
@@ -789,7 +791,7 @@ def dr_grpo(
     kl: Mapping[str, Any] = ...,
     budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
-        "learned", "process", "verifiable", "classifier", "function", "random"
+        "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -870,7 +872,7 @@ def dapo(
     kl: Mapping[str, Any] = ...,
     budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
-        "learned", "process", "verifiable", "classifier", "function", "random"
+        "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -951,7 +953,7 @@ def gspo(
     kl: Mapping[str, Any] = ...,
     budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
-        "learned", "process", "verifiable", "classifier", "function", "random"
+        "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -1032,7 +1034,7 @@ def cispo(
     kl: Mapping[str, Any] = ...,
     budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
-        "learned", "process", "verifiable", "classifier", "function", "random"
+        "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
@@ -1113,7 +1115,7 @@ def rloo(
     kl: Mapping[str, Any] = ...,
     budget: float | Mapping[str, Any] | None = None,
     reward_source: Literal[
-        "learned", "process", "verifiable", "classifier", "function", "random"
+        "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
     reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,

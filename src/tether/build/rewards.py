@@ -24,7 +24,7 @@ from tether.models.loading import LoadedModel, pick_device
 from tether.models.saving import OBJECTIVES, read_versioned
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierReward
-from tether.rewards.control import RandomReward
+from tether.rewards.control import CheckedControl, RandomReward
 from tether.rewards.function import reward_function
 from tether.rewards.learned import (
     EnsembleReward,
@@ -33,6 +33,7 @@ from tether.rewards.learned import (
     ProcessReward,
     TextReward,
 )
+from tether.rewards.majority import MajorityReward
 from tether.rewards.verifiable import VerifiableReward, reasoning_gym_prompts
 from tether.settings.model import ModelConfig
 from tether.settings.policy import PolicyConfig
@@ -95,10 +96,17 @@ def reward_source(
     Raises:
         ModelError: it has, and what the section asks for goes by the policy's tokens.
     """
+    if section.verifiable is not None:
+        check = VerifiableReward(section.verifiable)
+        if section.reward_source == "majority":
+            return CheckedControl(MajorityReward(section.verifiable, check), check)
+        return (
+            check
+            if section.reward_source != "random"
+            else CheckedControl(RandomReward(seed), check)
+        )
     if section.reward_source == "random":
         return RandomReward(seed)
-    if section.verifiable is not None:
-        return VerifiableReward(section.verifiable)
     if section.classifier is not None:
         return ClassifierReward.load(section.classifier, device)
     if (own := section.function) is not None:

@@ -95,12 +95,17 @@ class RewardSource(Protocol):
 
 
 @runtime_checkable
-class AdaptiveReward(RewardSource, Stateful, Protocol):
+class JudgingReward(RewardSource, Protocol):
+    """A reward whose `judge` scores for measurements, other than `score` does for the training."""
+
+    def judge(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
+
+
+@runtime_checkable
+class AdaptiveReward(JudgingReward, Stateful, Protocol):
     """A reward that follows the training: `score` changes with what `learn` was given, `judge`
     means the same at every step.
     """
-
-    def judge(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
 
     def learn(self, scores: Sequence[Score]) -> dict[str, float]:
         """Take in what a step of training scored; returns metrics."""

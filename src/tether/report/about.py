@@ -218,3 +218,13 @@ def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[
         for part in names
         if part in PARTS and name.startswith("tether.quickstart.")
     ]
+
+
+def control_lines(arms: Sequence[SubRun]) -> list[str]:
+    """A sentence for each arm that is a control: what it takes away."""
+    says = SENTENCES["controls"]
+    return [
+        says[source].format(arm=arm.name)
+        for arm in arms
+        if (source := str(arm.settings.get("reward_source"))) in says
+    ]

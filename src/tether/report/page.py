@@ -127,6 +127,7 @@ def _journey_page(journey: Journey, run: Path) -> str:
             [*map(wording.label, tiles.ARM_COLUMNS)],
             tiles.arm_table(journey.compared),
         ),
+        controls=about.control_lines(journey.compared),
         groups_text=groups_text,
         groups=groups,
         samples=[] if groups else training_samples(journey.stage("policy")),

@@ -27,6 +27,8 @@ LONGEST_TEXT = 4000
 SHOWN_PAIRS = 4
 KINDS = {name: kind.makes for name, kind in STAGES.items()}
 """Result kind of each section's stage."""
+OWN = ("function", "verifiable", "majority")
+"""Rewards of the user's own, and the control in their place."""
 ROUND = {"labels", "asked", "labels_so_far", "gold_gain", "gold_after", "kl", "alarms"}
 """Entries of a loop's summary for every round."""
 SUPERVISED = tuple(
@@ -134,9 +136,7 @@ class Journey:
 
         Beside gold, such a reward would be a proxy.
         """
-        own = bool(self.arms) and all(
-            arm.settings.get("reward_source") in ("function", "verifiable") for arm in self.arms
-        )
+        own = bool(self.arms) and all(arm.settings.get("reward_source") in OWN for arm in self.arms)
         return own and not any(arm.judged_by_gold for arm in self.arms)
 
     @property

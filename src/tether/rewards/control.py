@@ -5,11 +5,14 @@ random.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from tether.core.protocols import RewardSource
 from tether.core.types import Rollout, Score
 from tether.data.formats.fields import short_hash
+from tether.rewards.verifiable import VerifiableReward
 
 
 @dataclass
@@ -27,3 +30,20 @@ class RandomReward:
     def _draw(self, rollout: Rollout) -> float:
         number = short_hash(repr((self.seed, rollout.prompt_ids, rollout.response_ids)))
         return NormalDist().inv_cdf((number + 0.5) / 2**64)
+
+
+class CheckedControl(AbstractContextManager["CheckedControl"]):
+    """A control in the place of checked answers: the control trains, the check judges."""
+
+    def __init__(self, control: RewardSource, check: VerifiableReward) -> None:
+        self.control, self.check, self.name = control, check, control.name
+
+    def __exit__(self, *_: object) -> None:
+        self.check.__exit__()
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return self.control.score(rollouts)
+
+    def judge(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """Scores by the known answers."""
+        return self.check.score(rollouts)

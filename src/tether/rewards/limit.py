@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import RewardError
-from tether.core.protocols import AdaptiveReward, RewardSource, Stateful
+from tether.core.protocols import AdaptiveReward, JudgingReward, RewardSource, Stateful
 from tether.core.types import Json, Rollout, Score
 from tether.rewards.function import FunctionReward
 
@@ -75,7 +75,7 @@ class FailureLimit:
         """Scores that mean the same at every step, for measurements."""
         return (
             self.ask(self.source.judge, rollouts)
-            if isinstance(self.source, AdaptiveReward)
+            if isinstance(self.source, JudgingReward)
             else self.score(rollouts)
         )
 

@@ -142,7 +142,7 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
         correct = share if self.config.credit == "share" else float(share == 1.0)
         if program is None:
             correct, reason = 0.0, f"no program found (looked for: {', '.join(self.config.marks)})"
-        return {"correct": correct, **_format_part(self.config.pattern, text)}, reason
+        return {"correct": correct, **format_part(self.config.pattern, text)}, reason
 
     def _score(self, reply: CheckResult, outcome: Callable[[Any], _Outcome]) -> Score:
         if reply.failure:
@@ -217,7 +217,7 @@ def _metadata(prompt: Prompt, needed: Sequence[str]) -> Json:
     return {name: prompt.metadata[name] for name in needed}
 
 
-def _format_part(pattern: str | None, text: str) -> dict[str, float]:
+def format_part(pattern: str | None, text: str) -> dict[str, float]:
     """The part of a score for following a regular expression as a whole; nothing without one."""
     return (
         {}
@@ -254,7 +254,7 @@ def make_check(
             if given is None
             else f"answered {given[:80]!r}"
         )
-        return {"correct": correct, **_format_part(pattern, text)}, "" if correct >= 1 else reason
+        return {"correct": correct, **format_part(pattern, text)}, "" if correct >= 1 else reason
 
     return check
 

@@ -114,12 +114,12 @@ class RewardedSection(TimedSection):
     """Keys of every stage whose answers a reward scores."""
 
     reward_source: Literal[
-        "learned", "process", "verifiable", "classifier", "function", "random"
+        "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = Field(
         default="learned",
         description="the [reward] stage's model, the [process] stage's, checked answers, a "
-        "sequence classifier, your function, "
-        "or no information",
+        "sequence classifier, your function; as controls no information, or agreement with "
+        "most answers to the prompt",
     )
     reward_model: str | None = Field(
         default=None,
@@ -178,12 +178,25 @@ class RewardedSection(TimedSection):
         return {"reward_source": tables[0], **values} if len(tables) == 1 else values
 
     def faults(self) -> Iterator[str]:
+        checked = {"verifiable": ("verifiable", "majority")}
         for name in TABLES:
-            if (self.reward_source == name) != (getattr(self, name) is not None):
+            there = getattr(self, name) is not None
+            if name == "verifiable" and there and self.reward_source == "random":
+                continue  # a control in the place of checked answers
+            if (self.reward_source in checked.get(name, (name,))) != there:
                 yield (
                     f"reward_source = {name!r} and a table named {name} belong together: give "
                     "both or neither"
+                    if self.reward_source != "majority"
+                    else "reward_source = 'majority' compares checked answers: give a table named "
+                    "verifiable, and no other"
                 )
+        programs = self.verifiable is not None and self.verifiable.kind == "code"
+        if self.reward_source == "majority" and programs:
+            yield (
+                "reward_source = 'majority' compares answers, and two programs cannot be "
+                "compared: choose another control"
+            )
         for key, source in OF_SOURCE.items():
             if self.reward_source != source and getattr(self, key) is not None:
                 yield from self.idle(key, because=f"without reward_source = {source!r}")
@@ -257,6 +270,15 @@ class OnlineSection(RewardedSection):
                 "watch.act = 'raise_kl' has no effect in a stage without a KL coefficient: use "
                 "'stop'"
             )
+        if (
+            self.reward_source == "majority"
+            and isinstance(self, SampledConfig)
+            and self.samples_per_prompt < 3
+        ):
+            yield (
+                "reward_source = 'majority' needs answers that can disagree: set "
+                "samples_per_prompt = 3 or more"
+            )
         yield from self._objective_faults()
         yield from self._prompt_faults()
         yield from self._server_faults()
@@ -278,10 +300,10 @@ class OnlineSection(RewardedSection):
     def _server_faults(self) -> Iterator[str]:
         if (servers := self.reward_servers) is None:
             return
-        if self.reward_source == "random" or self.objectives is not None:
+        if self.reward_source in ("random", "majority") or self.objectives is not None:
             yield (
                 "reward_servers give each response the score of one reward: not a random one, "
-                "nor that of objectives"
+                "nor the majority's, nor that of objectives"
             )
         if self.function is not None:
             if any(call.startswith(GIVEN) for call in self.function.calls):

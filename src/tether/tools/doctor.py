@@ -36,7 +36,7 @@ from tether.monitoring.doctor import Finding, Healthy, Result, Unexamined
 from tether.monitoring.doctor_log import check_movement, check_rows, check_samples
 from tether.monitoring.trends import HELD_PRICE
 from tether.report.reading import SubRun, finite, mapping, read_journey
-from tether.rewards.control import RandomReward
+from tether.rewards.control import CheckedControl, RandomReward
 from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectivesReward, ProcessReward
 from tether.rewards.limit import FailureLimit
 from tether.rewards.verifiable import VerifiableReward
@@ -137,9 +137,9 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
     """
     reward = source(stage)
     odd_name = "empty or endless answers"
-    if isinstance(reward, RandomReward):
+    if isinstance(reward, RandomReward | CheckedControl):
         return [
-            Unexamined(name, "the reward is random") for name in ("encoding", "scores", odd_name)
+            Unexamined(name, "the reward is a control") for name in ("encoding", "scores", odd_name)
         ]
     if trained is None:
         encoding: Result = Unexamined("encoding", "the reward is no model of this run")

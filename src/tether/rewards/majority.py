@@ -1,0 +1,122 @@
+"""A control for checked answers: agreement with the plurality of a prompt's answers, in place of the
+known one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from tether.core.protocols import RewardSource
+from tether.core.types import Rollout, Score
+from tether.data.formats.fields import fold
+from tether.rewards.verifiable import find_answer, format_part, parsed_number
+from tether.settings.rewards import VerifiableConfig
+
+Answer = Fraction | str
+_PLAIN = re.compile(r"[-+]?\d+(?:\.\d+)?")
+
+
+class MajorityReward:
+    """Speaks core.protocols.RewardSource: 1 for the answer that most answers to the prompt give,
+    0 otherwise, plus `format_weight` for the format.
+
+    The known answer is never read, so what a policy gains is self-consistency. A response without
+    an answer gets 0. Of several answers that are equally frequent each counts as the plurality.
+    Paper: TTRL, https://arxiv.org/abs/2504.16084; as a control: https://arxiv.org/abs/2606.05932.
+
+    Args:
+        check: tells whether two answers in LaTeX are equal, as it would for a known one.
+    """
+
+    name = "majority"
+
+    def __init__(self, config: VerifiableConfig, check: RewardSource) -> None:
+        self.config, self.check = config, check
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score a rollout, in their order; one call has all answers to a prompt."""
+        groups: defaultdict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+        for place, rollout in enumerate(rollouts):
+            groups[rollout.prompt.id, tuple(rollout.prompt_ids)].append(place)
+        answers = [self._answer(rollout.text) for rollout in rollouts]
+        alike = self._alike(rollouts, answers, list(groups.values()))
+        agreed = [0.0] * len(rollouts)
+        for places in groups.values():
+            counts = Counter(alike[place] for place in places if place in alike)
+            most = max(counts.values(), default=0)
+            for place in places:
+                agreed[place] = float(place in alike and counts[alike[place]] == most)
+        return [
+            self._score(rollout.text, value)
+            for rollout, value in zip(rollouts, agreed, strict=True)
+        ]
+
+    def _score(self, text: str, agreed: float) -> Score:
+        parts = {"agreement": agreed, **format_part(self.config.pattern, text)}
+        weight = self.config.format_weight * parts.get("format", 0.0)
+        return Score(agreed + weight, parts, "" if agreed else "another answer, or none")
+
+    def _answer(self, text: str) -> Answer | None:
+        """The answer, as a number where the check compares numbers."""
+        if (answer := find_answer(text, self.config.marks)) is None:
+            return None
+        match self.config.kind:
+            case "numeric":
+                return parsed_number(answer)
+            case "gsm8k" if "\\" not in answer:
+                return parsed_number(answer) or fold(answer)
+            case "math" | "gsm8k":
+                return answer.strip()
+            case _:
+                plain = _PLAIN.fullmatch(answer.strip().rstrip("."))
+                return fold(answer) if plain is None else Fraction(plain[0])
+
+    def _alike(
+        self, rollouts: Sequence[Rollout], answers: Sequence[Answer | None], groups: list[list[int]]
+    ) -> dict[int, int]:
+        """By the place of a rollout with an answer: the first of its group with an equal one."""
+        firsts: list[list[int]] = []
+        alike: dict[int, int] = {}
+        for places in groups:
+            own: list[int] = []
+            for place in places:
+                answer = answers[place]
+                if answer is None:
+                    continue
+                equal = (first for first in own if self._same(answers[first], answer))
+                alike[place] = next(equal, place)
+                if alike[place] == place:
+                    own.append(place)
+            firsts.append(own)
+        if self.config.kind in ("math", "gsm8k"):
+            merged = self._equal_in_latex(rollouts, firsts)
+            alike = {place: merged.get(first, first) for place, first in alike.items()}
+        return alike
+
+    def _same(self, first: Answer | None, second: Answer) -> bool:
+        if isinstance(first, Fraction) and isinstance(second, Fraction):
+            reach = self.config.tolerance if self.config.kind == "numeric" else 0
+            return abs(first - second) <= reach * max(1, abs(first))
+        return first == second
+
+    def _equal_in_latex(
+        self, rollouts: Sequence[Rollout], firsts: Sequence[Sequence[int]]
+    ) -> dict[int, int]:
+        """By place: the first answer of its group that the check calls equal to it."""
+        pairs = [(a, b) for own in firsts for k, b in enumerate(own) for a in own[:k]]
+        questions = []
+        for a, b in pairs:
+            prompt = rollouts[b].prompt
+            known = {"answer": find_answer(rollouts[a].text, self.config.marks)}
+            question = replace(prompt, metadata={**prompt.metadata, **known})
+            questions.append(replace(rollouts[b], prompt=question))
+        scores = self.check.score(questions) if questions else []
+        merged: dict[int, int] = {}
+        for (a, b), score in zip(pairs, scores, strict=True):
+            if score.parts.get("correct") == 1:
+                merged.setdefault(b, merged.get(a, a))
+        return merged
