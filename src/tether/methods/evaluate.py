@@ -295,8 +295,10 @@ class _Asked:
         ]
         others = [record for record in records if record["evaluator"] != "sycophancy"]
         figures = {record["evaluator"]: record["figures"] for record in records}
-        premises = {name: figures[name] for name in figures if name == "sycophancy"}
-        return {**premises, "evaluations": others} if others else premises
+        premises: Json = {name: figures[name] for name in figures if name == "sycophancy"}
+        if others:
+            premises["evaluations"] = others
+        return premises
 
     def records(self, before: Json, after: Mapping[str, Json]) -> list[Record]:
         """Measures of all evaluators on all sides, compared with the start."""
@@ -317,7 +319,13 @@ class _Asked:
         scores = column_figures(scores_by_part(self.judged(side["texts"])), groups)
         records = [
             as_record("held_out", moment, 0, scores),
-            Record(evaluator="kl", moment=moment, step=0, figures={"kl": side["kl"]}, rows={}),
+            Record(
+                evaluator="kl",
+                moment=moment,
+                step=0,
+                figures={"kl": side["kl"]},
+                rows={},
+            ),
         ]
         if decoded:
             records.append(as_record("decoding", moment, 0, column_figures(decoded, groups)))

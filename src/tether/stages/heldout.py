@@ -103,7 +103,8 @@ class HeldOut:
         if "decoding" not in self.suite.evaluators:
             return
         moment = "after" if step else "before"
-        record, done = self.suite.one("decoding", self._now(), step, moment), self.run.decoded()
+        record = self.suite.one("decoding", self._now(), step, moment)
+        done = self.run.decoded()
         for temperature in other_temperatures(self.answers.sampling, self.config.temperatures):
             if (step, temperature) not in done:
                 start = f"{temperature:g}/"
@@ -116,7 +117,13 @@ class HeldOut:
                         if key.startswith(start)
                     },
                 }
-                self.run.hold_out({"step": step, "name": self.name, **row})
+                self.run.hold_out(
+                    {
+                        "step": step,
+                        "name": self.name,
+                        **row,
+                    }
+                )
 
     def choose(self) -> None:
         """Let the reward choose among answers of the start, where that is not done yet: the other
@@ -129,8 +136,17 @@ class HeldOut:
         for n in sizes:
             column = record["rows"][f"best_of_{n}"].values()
             scores = [score for score in column for _ in range(self.answers.samples)]
-            row = {"best_of": n, "scores": {"score": scores}}
-            self.run.hold_out({"step": 0, "name": self.name, **row})
+            row = {
+                "best_of": n,
+                "scores": {"score": scores},
+            }
+            self.run.hold_out(
+                {
+                    "step": 0,
+                    "name": self.name,
+                    **row,
+                }
+            )
 
     def _now(self) -> MeasuredPolicy:
         """The policy with the weights of now."""
@@ -309,7 +325,10 @@ class HeldOut:
         if "keep_by" in self.config.model_fields_set:
             result["kept_by"] = self.config.keep_by
         if premises := self._premises():
-            result["sycophancy"] = {"before": premises[start], "after": premises[end]}
+            result["sycophancy"] = {
+                "before": premises[start],
+                "after": premises[end],
+            }
         for key in measured[start].keys() & measured[end].keys():
             before = measured[start][key]
             after = [
