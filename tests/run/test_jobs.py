@@ -1,5 +1,6 @@
 """Jobs of a recipe: their order, their folders, and what each depends on."""
 
+import json
 import subprocess
 import sys
 
@@ -8,7 +9,9 @@ from typer.testing import CliRunner
 
 from tether.cli import app
 from tether.core.errors import ConfigError, MissingFileError
-from tether.runner.jobs import expand
+from tether.core.rundir import read_json
+from tether.runner.jobs import before, expand, with_parts
+from tether.runner.run import run_recipe
 from tether.settings.reading import build, packaged_recipes
 from tether.settings.recipe import Recipe, read_recipe
 from tether.settings.stages import STAGES
@@ -64,6 +67,79 @@ def test_rounds_learn_from_the_pairs_of_all_rounds_so_far(tmp_path):
     assert by_name(jobs)["ppo 2"].scorer == places[1] / "reward" / "model"
 
 
+def parts_in(tmp_path, **sections):
+    jobs = with_parts(expand(made(tmp_path, **sections)))
+    return {str(job.folder.relative_to(tmp_path)): job for job in jobs}
+
+
+def test_members_a_student_and_a_test_model_are_jobs_before_their_whole(tmp_path):
+    reward = {"members": 2, "distill": "mean", "test_share": 0.3}
+    jobs = parts_in(tmp_path, reward=reward)
+    names = ["test", "member-0", "member-1", "student"]
+    assert [*jobs][2:7] == [*(f"reward/{name}" for name in names), "reward"]
+    test = jobs["reward/test"].settings
+    assert (test.members, test.distill, test.test_share) == (1, None, 0.0)
+    numbers = [jobs[f"reward/{name}"].part.number for name in names]
+    assert numbers == [None, 0, 1, None]
+    assert jobs["reward/student"].part.needs == ("member-0", "member-1")
+    assert all(jobs[f"reward/{name}"].pairs == (tmp_path / "pairs",) for name in names)
+    assert [job.title for job in jobs["reward"].parts] == [f"reward/{name}" for name in names]
+    assert jobs["reward/member-0"].parts == ()
+
+
+def test_each_objective_is_a_job_with_rows_of_its_own(tmp_path):
+    sources = {"short": "tether:prompts", "kind": "tether:heldout"}
+    objectives = {name: {"path": path} for name, path in sources.items()}
+    jobs = parts_in(tmp_path, reward={"objectives": objectives}, ppo=None)
+    for name, path in sources.items():
+        settings = jobs[f"reward/{name}"].settings
+        assert settings.data.path == path and settings.objectives is None
+    assert jobs["reward"].settings.data is None
+
+
+def test_each_of_the_rounds_is_a_job_that_starts_from_the_one_before(tmp_path):
+    jobs = parts_in(tmp_path, rounds={"data": PROMPTS, "rounds": 3}, repeat=2, ppo=None)
+    rounds = [name for name in jobs if "rounds/round" in name]
+    assert rounds == [
+        f"round-0{again}/rounds/round-0{number}" for again in (1, 2) for number in (1, 2, 3)
+    ]
+    assert [jobs[name].part.needs for name in rounds[:3]] == [(), ("round-01",), ("round-02",)]
+    assert jobs[rounds[4]].title == "rounds 2/round-02"
+
+
+def test_the_folders_of_a_run_are_those_of_the_list(tmp_path):
+    """Every training writes into the folder that the list names, with the settings from there."""
+    prompts = {"path": "tether:prompts", "limit": 8}
+    sampled = {"data": prompts, "max_new_tokens": 4}
+    recipe = build(
+        Recipe,
+        {
+            "run": str(tmp_path),
+            "model": {"source": "tiny"},
+            "pairs": {**sampled, "judge": JUDGE},
+            "reward": {"members": 2, "test_share": 0.3},
+            "rounds": {**sampled, "rounds": 2, "samples_per_prompt": 2},
+        },
+    )
+    run_recipe(recipe)
+    jobs = with_parts(expand(recipe))
+    folders = {path.parent for path in tmp_path.rglob("summary.json")} - {tmp_path}
+    assert folders == {job.folder for job in jobs}
+    for job in jobs:
+        config = read_json(job.folder / "config.json")
+        assert config[job.kind.name] == json.loads(job.settings.model_dump_json())
+        number = config.keys() - {job.kind.name, "model", "seed"}
+        assert number == ({*job.part.noted} if job.part else set())
+
+
+def test_what_a_job_depends_on_is_followed_to_its_first_stage(tmp_path):
+    jobs = expand(made(tmp_path))
+    named = by_name(jobs)
+    assert [job.name for job in before(named["ppo"], jobs)] == ["sft", "pairs", "reward"]
+    assert [job.name for job in before(named["pairs"], jobs)] == ["sft"]
+    assert before(named["sft"], jobs) == []
+
+
 def test_stages_that_are_named_run_alone_and_in_that_order(tmp_path):
     assert [job.name for job in expand(made(tmp_path), ["ppo", "sft"])] == ["ppo", "sft"]
     with pytest.raises(ConfigError, match=r"no \[kto\] section"):
@@ -87,7 +163,8 @@ def test_the_list_is_made_without_torch_and_without_a_file():
     program = f"""
 import builtins, sys
 from pathlib import Path
-from tether.runner.jobs import expand
+from tether.core.rundir import read_json
+from tether.runner.jobs import before, expand, with_parts
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 
@@ -117,13 +194,16 @@ source = "tiny"
 data = {{ path = "tether:prompts", limit = 16 }}
 judge = {{ call = "tether.quickstart.judges:friendly" }}
 [direct]
+[reward]
+members = 2
 """
     )
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["run", str(recipe), "--dry-run"])
     assert result.exit_code == 0, result.output
     rows = [line for line in result.output.splitlines() if "round-0" in line]
     assert [line.split("│")[1].strip() for line in rows] == [
-        "pairs 1", "direct 1", "pairs 2", "direct 2",
+        "pairs 1", "reward 1/member-0", "reward 1/member-1", "reward 1 (2 members)", "direct 1",
+        "pairs 2", "reward 2/member-0", "reward 2/member-1", "reward 2 (2 members)", "direct 2",
     ]  # fmt: skip
     assert "round-01/pairs, round-02/pairs" in rows[-1]
     assert not (tmp_path / "run").exists()

@@ -119,11 +119,11 @@ def _run(recipe: str, words: list[str], method: str = "", *, dry_run: bool = Fal
 
 
 def _show_jobs(console: Console, config: BaseRecipe, chosen: Sequence[str] | None = None) -> None:
-    """Print the jobs of a recipe in the order in which they run."""
-    from tether.runner.jobs import expand, job_row
+    """Print the jobs of a recipe and their parts, in the order in which they end."""
+    from tether.runner.jobs import expand, job_row, with_parts
 
     root = Path(config.run)
-    jobs = expand(config, chosen)
+    jobs = with_parts(expand(config, chosen))
     rows = [
         (*job_row(job, root), "finished" if (job.folder / "summary.json").is_file() else "")
         for job in jobs

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from tether.build.context import Context
@@ -33,16 +32,16 @@ from tether.data.seen import write_seen
 from tether.data.sources import split_by_group
 from tether.learner.loop import Progress
 from tether.learner.ranks import here
-from tether.methods.stage import drop_checkpoint, run_stage
+from tether.methods.stage import drop_checkpoint, open_part, run_part
 from tether.models.average import average_roles
 from tether.models.loading import LoadedModel
 from tether.models.saving import save_ensemble
 from tether.preferences.annotators import true_orders
 from tether.rollout.conversations import as_rollout
 from tether.settings.model import LoraConfig
+from tether.settings.parts import Part, parts_of
 from tether.settings.reward import RewardSection
 from tether.settings.rewards import Combine
-from tether.settings.section import DataConfig
 from tether.stages.reward import Distillation, RewardModeling, evaluate_members, heldout_summary
 
 COUNTS = ("heldout_ties", "updates", "num_prompts", "num_pairs", "num_heldout_pairs", "skipped")
@@ -62,29 +61,22 @@ def train(
     Held-out pairs whose true order is known, those of simulated annotators, are also ranked against
     that.
     """
+    parts = parts_of(section)
     if section.objectives is not None:
-        return _objectives(section, section.objectives, context)
+        return _objectives(parts, context)
     tests = _tests(section, context)
     test_model: dict[str, Any] = {}
-    if section.test_share:
+    for part in (part for part in parts if part.kind == "test model"):
         rows, others = split_by_group(rows, section.test_share, context.seed + TEST_SEED)
-        plain = {
-            "data": None,
-            "test": {},
-            "test_share": 0.0,
-            "members": 1,
-            "average": False,
-            "distill": None,
-            "teacher": None,
-        }
         tell = lambda done, total, _: now_doing("training the test model", done, total)  # noqa: E731
-        own = replace(context, folder=context.folder / "test", rows=others, progress=tell)
         with shared_time(0, 2):
-            test_model = {"test_model": run_stage(section.model_copy(update=plain), own)}
-        free_memory()
+            own = replace(context, rows=others, progress=tell)
+            test_model = {"test_model": run_part(part, own)}
     loaded = context.load(run)
-    if section.members > 1:
-        stage = RewardMembers(section, context, loaded, run.path)
+    members = [part for part in parts if part.kind == "member"]
+    if members:
+        student = next((part for part in parts if part.kind == "student"), None)
+        stage = RewardMembers(section, context, loaded, members, student)
         summary = {**stage.train(rows), **test_model}
     elif section.teacher:
         stage, learned = _student_of(section.teacher, section, context, loaded, rows)
@@ -110,8 +102,8 @@ def train(
     }
     if isinstance(stage, RewardMembers):
         stage.save()
-        if section.distill:
-            drop_checkpoint(RunDirectory(run.path / "student"))
+        if stage.student is not None:
+            drop_checkpoint(RunDirectory(run.path / stage.student.name))
     else:
         save_trained(stage.role, loaded, run.path / "model", kind="reward")
     if here().first:
@@ -173,9 +165,7 @@ def _tests(section: RewardSection, context: Context) -> dict[str, list[Compariso
     return tests
 
 
-def _objectives(
-    section: RewardSection, objectives: dict[str, DataConfig], context: Context
-) -> dict[str, Any]:
+def _objectives(parts: Sequence[Part], context: Context) -> dict[str, Any]:
     """Train several reward models on one base, each an ordinary stage in `NAME`, and name them in
     `model`.
 
@@ -186,17 +176,10 @@ def _objectives(
         TrainingError: a model gives every held-out response the same score, or none was held out.
     """
     summaries: dict[str, dict[str, Any]] = {}
-    for number, (name, data) in enumerate(objectives.items()):
-        own = replace(
-            context,
-            folder=context.folder / name,
-            progress=_part(context.progress, number, len(objectives)),
-        )
-        with shared_time(number, len(objectives)):
-            summaries[name] = run_stage(
-                section.model_copy(update={"data": data, "objectives": None}), own
-            )
-        free_memory()
+    for number, part in enumerate(parts):
+        name, progress = part.name, _part(context.progress, number, len(parts))
+        with shared_time(number, len(parts)):
+            summaries[name] = run_part(part, replace(context, progress=progress))
         if not summaries[name].get("score_std"):
             raise TrainingError(
                 f"the reward model of {name!r} tells no two held-out responses apart. Train "
@@ -218,8 +201,8 @@ def _objectives(
 
 @dataclass
 class RewardMembers:
-    """Speaks as `RewardModeling` does, for `section.members` of them: one after another, each in a
-    run directory in `folder`.
+    """Has the interface of `RewardModeling`, for several of them: one after another, each in a
+    folder of its own.
 
     Member 0 starts as the model that `members = 1` would train. The others have other weights and
     see the rows in another order; what is held out is the same. In an ensemble the scores of each
@@ -229,7 +212,8 @@ class RewardMembers:
     section: RewardSection
     context: Context
     loaded: LoadedModel
-    folder: Path
+    members: Sequence[Part]
+    student: Part | None
     stages: list[RewardModeling] = field(default_factory=list)
     one: RewardModeling | None = None
     """The model that the members became, averaged or distilled."""
@@ -238,33 +222,30 @@ class RewardMembers:
         """Train the members that are not complete; returns the summary of what they are
         together.
         """
-        split, summaries, count = None, [], self.section.members
-        bars = [
-            _part(self.context.progress, n, count + (self.section.distill is not None))
-            for n in range(count + 1)
-        ]
-        for number in range(count):
-            manifest = {"source": self.loaded.source, "digest": self.loaded.digest}
-            one = RunDirectory.open(
-                self._member(number), {**self._settings, "member": number}, model=manifest
-            )
+        split, summaries = None, []
+        count = len(self.members) + (self.student is not None)
+        bars = [_part(self.context.progress, number, count) for number in range(count)]
+        manifest = {"source": self.loaded.source, "digest": self.loaded.digest}
+        for number, member in enumerate(self.members):
+            one = open_part(member, self.context, model=manifest)
             stage = self._stage(one, number)
             split = split or stage.split(comparisons)
             if one.complete:
                 drop_checkpoint(one)
             else:
-                with shared_time(number, len(bars) if self.section.distill else count):
+                with shared_time(number, count):
                     self._train(stage, split, one, bars[number])
             summaries.append(one.summary())
         assert split is not None
         if self.section.average:
             self._average(split)
-        elif self.section.distill is not None:
-            summaries.append(self._distill(split, self.section.distill, bars[-1]))
+        elif self.student is not None and self.section.distill is not None:
+            run = open_part(self.student, self.context)
+            summaries.append(self._distill(split, self.section.distill, run, bars[-1]))
         for stage in filter(None, (*self.stages, self.one)):
             stage.frozen = None
         return {
-            **self._summary(split, summaries[:count]),
+            **self._summary(split, summaries[: len(self.members)]),
             "seconds": sum(one["seconds"] for one in summaries),
         }
 
@@ -279,20 +260,12 @@ class RewardMembers:
 
     def save(self) -> None:
         """Save the scorer in `model/`: one role, or the names of the members' folders."""
+        folder = self.context.folder
         if self.one is not None:
-            save_trained(self.one.role, self.loaded, self.folder / "model", kind="reward")
+            save_trained(self.one.role, self.loaded, folder / "model", kind="reward")
         else:
-            save_ensemble(
-                self.folder / "model",
-                [self._member(n) / "model" for n in range(self.section.members)],
-            )
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        return {"reward": self.section, "model": self.context.model, "seed": self.context.seed}
-
-    def _member(self, number: int) -> Path:
-        return self.folder / f"member-{number}"
+            models = [folder / member.name / "model" for member in self.members]
+            save_ensemble(folder / "model", models)
 
     def _stage(self, run: RunDirectory, number: int) -> RewardModeling:
         """A member as its run left it, or one that has yet to learn."""
@@ -336,11 +309,10 @@ class RewardMembers:
             stage.standardize(split.train)
 
     def _distill(
-        self, split: Split[Ranking], combine: Combine, progress: Progress | None
+        self, split: Split[Ranking], combine: Combine, run: RunDirectory, progress: Progress | None
     ) -> dict[str, Any]:
         """One more model, which learns what the members say together; its summary."""
-        run = RunDirectory.open(self.folder / "student", self._settings)
-        role = reward_role(self.loaded, self.section, self.context.seed, self.section.members)
+        role = reward_role(self.loaded, self.section, self.context.seed, len(self.members))
         self.one = student = Distillation(self.section, role, encoder_of(self.loaded))
         student.frozen = self.stages[-1].frozen
         student.taught(self.stages, split.train, combine)

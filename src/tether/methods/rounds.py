@@ -45,7 +45,7 @@ from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking, Split
 from tether.data.sources import group_of, split_by_group
 from tether.learner.loop import endless
-from tether.methods.stage import drop_checkpoint
+from tether.methods.stage import drop_checkpoint, open_part
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.preferences.rows import turn_rows
@@ -54,6 +54,7 @@ from tether.rewards.verifiable import problem_prompt
 from tether.rollout.conversations import as_rollout
 from tether.rollout.drawn import prompt_ids
 from tether.rollout.local import LocalEngine
+from tether.settings.parts import parts_of
 from tether.settings.rounds import RoundsSection
 from tether.stages.direct import Direct
 from tether.stages.online_direct import best_and_worst
@@ -72,7 +73,6 @@ def train(
     Raises:
         DataError: a round's samples give no pair.
     """
-    config = {"rounds": section, "model": context.model, "seed": context.seed}
     rows = [problem_prompt(row) if isinstance(row, Problem) else row for row in rows]
     if section.method == "iterative":
         load = partial(open_model, context.model, seed=context.seed)
@@ -80,26 +80,24 @@ def train(
         rows = usable_once(context, rows, section.max_new_tokens, note, load)
     manifest = read_json(run.path / "manifest.json")
     noted = {key: manifest[key] for key in ("data", "rows") if key in manifest}
-    summaries, previous, limit = [], None, time_limit()
-    for number in range(section.rounds):
-        one = RunDirectory.open(
-            run.path / f"round-{number + 1:02d}", {**config, "round": number + 1}, **noted
-        )
+    summaries, limit, parts = [], time_limit(), parts_of(section)
+    for number, part in enumerate(parts):
+        one = open_part(part, context, **noted)
         if number and not one.complete and limit.over():
             break
         if one.complete:
             drop_checkpoint(one)
             limit.before += one.summary()["seconds"]
         else:
+            start = context.folder / part.needs[0] / "policy" if part.needs else None
             with limited_by(TimeLimit()):  # a round is whole
-                _Round(section, context, one, number, previous).play(rows)
+                _Round(section, context, one, number, start).play(rows)
         summaries.append(one.summary())
         limit.pace.add(summaries[-1]["seconds"])
-        limit.begin(number + 1, section.rounds)
-        previous = one.path / "policy"
+        limit.begin(number + 1, len(parts))
     return {
         "rounds": summaries,
-        "policy": f"round-{len(summaries):02d}/policy",
+        "policy": f"{parts[len(summaries) - 1].name}/policy",
         **_totals(summaries),
     }
 

@@ -20,7 +20,7 @@ from tether.core.protocols import showing
 from tether.core.records import CHANGED
 from tether.core.rundir import RunDirectory, file_digest, read_json
 from tether.core.types import Alarm, Comparison, Json
-from tether.cpu.memory import peak_memory
+from tether.cpu.memory import free_memory, peak_memory
 from tether.data.formats.containers import left_out
 from tether.data.inspection import longer_chosen
 from tether.data.sources import Quarantine
@@ -28,6 +28,7 @@ from tether.learner.checkpoint import complete_checkpoints
 from tether.learner.ranks import here
 from tether.monitoring.doctor import Finding
 from tether.monitoring.doctor_log import check_movement
+from tether.settings.parts import Part
 from tether.settings.section import Section, calls_functions
 from tether.settings.stages import STAGES, StageKind
 
@@ -51,6 +52,23 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         return _trained(section, context, original)
     finally:
         release(context.folder)
+
+
+def run_part(part: Part, context: Context) -> Json:
+    """Run a part as a stage of its own in the folder of its whole; returns its summary.
+
+    Args:
+        context: of the whole, with the rows and the progress of the part.
+    """
+    summary = run_stage(part.settings, replace(context, folder=context.folder / part.name))
+    free_memory()
+    return summary
+
+
+def open_part(part: Part, context: Context, **manifest: Any) -> RunDirectory:
+    """The folder of a part that differs from its whole by a number, or as a student."""
+    whole = {context.name: part.settings, "model": context.model, "seed": context.seed}
+    return RunDirectory.open(context.folder / part.name, {**whole, **part.noted}, **manifest)
 
 
 def _trained(section: Section, context: Context, original: RunDirectory) -> Json:

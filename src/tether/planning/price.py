@@ -27,6 +27,7 @@ from tether.planning.speeds import RowSizes
 from tether.report.numbers import duration, gigabytes
 from tether.settings.evaluation import EvaluationSection
 from tether.settings.pairs import PairsSection
+from tether.settings.parts import parts_of
 from tether.settings.recipe import BaseRecipe
 from tether.settings.reward import RewardSection
 from tether.settings.rounds import RoundsSection
@@ -412,8 +413,7 @@ def _temperatures(recipe: BaseRecipe, section: EvaluationSection) -> int:
     return len({next((t for t in own if t is not None), None), *section.temperatures})
 
 
-def _trainings(section: Any) -> int:
+def _trainings(section: Section) -> int:
     """Models that a stage trains one after another."""
-    if not isinstance(section, RewardSection):
-        return 1
-    return len(section.objectives or ()) or section.members + (section.distill is not None)
+    trained = ("objective", "member", "student")
+    return sum(part.kind in trained for part in parts_of(section)) or 1

@@ -1,13 +1,15 @@
 """Jobs of a recipe: each stage to run, in order, with everything that it depends on.
 
 The list is made from the recipe alone: nothing is loaded, and no file is read. Arms, rounds and the
-combinations of a sweep become jobs here and nowhere else.
+combinations of a sweep become jobs here and nowhere else. A job has parts where its stage is made
+of several trainings (`settings.parts`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,10 +17,9 @@ from tether.core.digest import digest
 from tether.core.errors import ConfigError
 from tether.core.types import Comparison, Feedback, Json, Prompt
 from tether.runner.folder import round_folder
+from tether.settings.parts import Part, parts_of
 from tether.settings.reading import build
 from tether.settings.recipe import BaseRecipe
-from tether.settings.reward import RewardSection
-from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import RewardedSection
 from tether.settings.section import Section
 from tether.settings.stages import StageKind
@@ -42,6 +43,7 @@ class Job:
         scorer: folder, or run, of the trained model that scores its answers.
         policies: folders, by name, of the policies that it compares with their start.
         seed: of everything random.
+        part: of a training within a stage, its difference from the stage.
     """
 
     recipe: BaseRecipe
@@ -56,6 +58,30 @@ class Job:
     scorer: Path | None = None
     policies: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0
+    part: Part | None = None
+
+    @property
+    def parts(self) -> tuple[Job, ...]:
+        """The trainings within this stage, in their order: members, objectives, a test model, a
+        student, or rounds. The stage runs them itself, on one base and in one lock.
+        """
+        return tuple(
+            replace(
+                self,
+                name=f"{self.name}/{part.name}",
+                settings=part.settings,
+                folder=self.folder / part.name,
+                part=part,
+            )
+            for part in (parts_of(self.settings) if self.part is None else ())
+        )
+
+    @property
+    def needs(self) -> tuple[Path, ...]:
+        """Folders of the jobs on which this one depends."""
+        scorers = () if self.scorer is None else (self.scorer.parent,)
+        starts = () if self.start is None else (self.start,)
+        return (*starts, *self.pairs, *self.policies.values(), *scorers)
 
     @property
     def place(self) -> Path:
@@ -65,7 +91,8 @@ class Job:
     @property
     def title(self) -> str:
         """Name for people, with the round."""
-        return self.name if self.round is None else f"{self.name} {self.round}"
+        stage, slash, part = self.name.partition("/")
+        return self.name if self.round is None else f"{stage} {self.round}{slash}{part}"
 
 
 def expand(recipe: BaseRecipe, stages: Sequence[str] | None = None) -> list[Job]:
@@ -84,6 +111,21 @@ def expand(recipe: BaseRecipe, stages: Sequence[str] | None = None) -> list[Job]
     once = [_job(recipe, name, None) for name in names if name not in again]
     rounds = range(1, (recipe.repeat or 0) + 1)
     return [*once, *(_job(recipe, name, number) for number in rounds for name in again)]
+
+
+def with_parts(jobs: Iterable[Job]) -> list[Job]:
+    """All jobs with their parts, each part before the job that needs it."""
+    return [each for job in jobs for each in (*job.parts, job)]
+
+
+def before(job: Job, jobs: Sequence[Job]) -> list[Job]:
+    """The jobs on which a job depends, directly or through others, in their order."""
+    needs, chosen = {*job.needs}, list[Job]()
+    for other in reversed(jobs):
+        if other.folder in needs and other.folder != job.folder:
+            chosen.insert(0, other)
+            needs |= {*other.needs}
+    return chosen
 
 
 def _job(recipe: BaseRecipe, name: str, number: int | None) -> Job:
@@ -183,10 +225,8 @@ def _identified(recipe: BaseRecipe) -> Iterator[tuple[str, Job]]:
     above = recipe.model.model_dump_json() + str(recipe.deterministic)
     identities: dict[Path, str] = {}
     for job in expand(recipe):
-        before = [job.start, *job.pairs, *job.earlier, *job.policies.values()]
-        before += [] if job.scorer is None else [job.scorer.parent]
         parts = [above, job.title, str(job.seed), job.settings.model_dump_json(exclude_unset=True)]
-        parts += [identities.get(path, str(path)) for path in before if path is not None]
+        parts += [identities.get(path, str(path)) for path in (*job.needs, *job.earlier)]
         identities[job.folder] = digest(parts)
         yield identities[job.folder], job
 
@@ -234,12 +274,14 @@ def job_row(job: Job, root: Path) -> tuple[str, str, str, str]:
 
     needs = [short(path) for path in (job.start, job.scorer) if path is not None]
     needs += map(short, job.policies.values())
+    needs += [short(job.place / name) for name in job.part.needs] if job.part else []
     rows = ", ".join(map(short, job.pairs)) or _named(job.settings)
-    parts = ", ".join(_parts(job.settings))
+    counts = Counter(part.part.kind for part in job.parts if part.part)
+    parts = ", ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in counts.items())
     return (
         f"{job.title} ({parts})" if parts else job.title,
         ", ".join(needs),
-        rows,
+        rows or (short(job.place) if job.part else ""),
         short(job.folder),
     )
 
@@ -250,16 +292,3 @@ def _named(settings: Section) -> str:
         return ""
     path = settings.data.path
     return path if isinstance(path, str) else ", ".join(path)
-
-
-def _parts(settings: Section) -> Iterator[str]:
-    """Trainings within a stage."""
-    if isinstance(settings, RewardSection):
-        if settings.objectives:
-            yield f"{len(settings.objectives)} objectives"
-        if settings.members > 1:
-            yield f"{settings.members} members"
-        if settings.test_share:
-            yield "a test model"
-    if isinstance(settings, RoundsSection):
-        yield f"{settings.rounds} rounds"

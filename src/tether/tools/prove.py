@@ -21,7 +21,7 @@ from tether.learner.determinism import deterministic
 from tether.methods.stage import run_stage
 from tether.models.loading import pick_device
 from tether.runner.by_device import by_device
-from tether.runner.jobs import expand
+from tether.runner.jobs import before, expand
 from tether.runner.run import context_of
 from tether.settings.recipe import BaseRecipe
 from tether.settings.stages import STAGES
@@ -87,11 +87,12 @@ def prove(
             if recipe.deterministic or pick_device(recipe.model.device).type != "cpu"
             else contextlib.nullcontext()
         ):
-            context, whole, cut = (
-                _standing(ground, name),
-                folder / f"{name}-whole",
-                folder / f"{name}-cut",
-            )
+            (job,) = expand(ground, [name])
+            for needed in before(job, expand(ground)):
+                run_stage(needed.settings, context_of(needed))
+                free_memory()
+            context = context_of(job)
+            whole, cut = folder / f"{name}-whole", folder / f"{name}-cut"
             _start(section, replace(context, folder=whole), sum(cuts))
             for done in range(1, len(cuts) + 1):
                 _start(section, replace(context, folder=cut), sum(cuts[:done]))
@@ -109,21 +110,7 @@ def _ground(recipe: BaseRecipe, folder: Path) -> BaseRecipe:
             (folder / name).symlink_to(
                 (Path(recipe.run) / name).resolve(), target_is_directory=True
             )
-    return recipe.model_copy(update={"run": str(folder), "repeat": None})
-
-
-def _standing(recipe: BaseRecipe, name: str) -> Context:
-    """Context of a stage. Stages that it depends on are run first if they are not finished."""
-    section = recipe.section(name)
-    for needed in (
-        "sft",
-        "pairs" if section.data is None and section.kind else None,
-        section.scorer,
-    ):
-        if needed is not None and needed != name and recipe.section(needed) is not None:
-            run_stage(recipe.section(needed), _standing(recipe, needed))
-            free_memory()
-    return context_of(expand(recipe, [name])[0])
+    return recipe.model_copy(update={"run": str(folder), "repeat": None, "sweep": None})
 
 
 def _start(section: Any, context: Context, last: int) -> None:
