@@ -422,8 +422,10 @@ def test_a_run_that_learns_it_is_stopped(tmp_path, files, monkeypatch):
 def test_settings_are_checked_before_a_model_loads(tmp_path, files):
     with pytest.raises(ConfigError, match="one file twice"):
         recipe(tmp_path, [files[0], files[0]])
+    missing = recipe(tmp_path, [files[0], str(tmp_path / "other.jsonl")])
     with pytest.raises(MissingFileError, match=r"other\.jsonl"):
-        recipe(tmp_path, [files[0], str(tmp_path / "other.jsonl")])
+        run_recipe(missing)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_command_says_what_the_measure_says(tmp_path, files, capsys):

@@ -12,6 +12,7 @@ from tether.core.errors import ConfigError, MissingFileError
 from tether.core.rundir import read_json
 from tether.runner.jobs import before, expand, with_parts
 from tether.runner.run import run_recipe
+from tether.runner.start import start_run
 from tether.settings.reading import build, packaged_recipes
 from tether.settings.recipe import Recipe, read_recipe
 from tether.settings.stages import STAGES
@@ -90,7 +91,7 @@ def test_members_a_student_and_a_test_model_are_jobs_before_their_whole(tmp_path
 def test_each_objective_is_a_job_with_rows_of_its_own(tmp_path):
     sources = {"short": "tether:prompts", "kind": "tether:heldout"}
     objectives = {name: {"path": path} for name, path in sources.items()}
-    jobs = parts_in(tmp_path, reward={"objectives": objectives}, ppo=None)
+    jobs = parts_in(tmp_path, reward={"objectives": objectives}, ppo=None, evaluate=None)
     for name, path in sources.items():
         settings = jobs[f"reward/{name}"].settings
         assert settings.data.path == path and settings.objectives is None
@@ -116,7 +117,7 @@ def test_the_folders_of_a_run_are_those_of_the_list(tmp_path):
         {
             "run": str(tmp_path),
             "model": {"source": "tiny"},
-            "pairs": {**sampled, "judge": JUDGE},
+            "pairs": {**sampled, "judge": {"call": "tether.quickstart.judges:letters"}},
             "reward": {"members": 2, "test_share": 0.3},
             "rounds": {**sampled, "rounds": 2, "samples_per_prompt": 2},
         },
@@ -148,10 +149,7 @@ def test_stages_that_are_named_run_alone_and_in_that_order(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(packaged_recipes()))
 def test_every_packaged_recipe_has_jobs_in_the_order_of_the_table(name, tmp_path):
-    try:
-        recipe = read_recipe(name, [f"run={tmp_path}"])
-    except MissingFileError as error:
-        pytest.skip(str(error))
+    recipe = read_recipe(name, [f"run={tmp_path}"])
     jobs = expand(recipe)
     assert {job.name for job in jobs} == set(recipe.stages)
     first_round = [job.kind.name for job in jobs if job.round in (None, 1)]
@@ -159,27 +157,69 @@ def test_every_packaged_recipe_has_jobs_in_the_order_of_the_table(name, tmp_path
     assert len({job.folder for job in jobs}) == len(jobs)
 
 
-def test_the_list_is_made_without_torch_and_without_a_file():
+def test_recipe_and_list_are_made_without_torch_and_without_a_file():
     program = f"""
-import builtins, sys
+import builtins, os, sys
 from pathlib import Path
 from tether.core.rundir import read_json
 from tether.runner.jobs import before, expand, with_parts
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 
-recipe = build(Recipe, {{"run": "/nowhere/run", **{WHOLE!r}}})
-
 def refuse(*_, **__):
     raise AssertionError("a file is read")
 
-builtins.open = Path.open = Path.is_file = Path.exists = Path.iterdir = Path.glob = refuse
+for name in ("open", "is_file", "is_dir", "exists", "iterdir", "glob", "stat"):
+    setattr(Path, name, refuse)
+builtins.open = os.stat = os.path.exists = os.path.isfile = os.listdir = os.scandir = refuse
+values = {{"run": "/nowhere/run", **{WHOLE!r}}}
+values["model"] = {{"source": "/nowhere/model", "chat_template": "/nowhere/template.jinja"}}
+values["sft"] = {{"data": {{"path": "/nowhere/rows.jsonl"}}}}
+recipe = build(Recipe, values)
 print(len(expand(recipe)), "torch" in sys.modules)
 """
     finished = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert finished.stdout.split() == ["5", "False"], finished.stderr
+
+
+MISSING = {
+    "data": ({"sft": {"data": {"path": "nowhere.jsonl"}}}, "data not found: nowhere.jsonl. Give"),
+    "prompts": (
+        {"ppo": {"data": PROMPTS, "evaluate": {"data": {"path": "later.jsonl"}, "judge": JUDGE}}},
+        "data not found: later.jsonl",
+    ),
+    "an arm": (
+        {"arms": {"other": {"ppo": {"data": {"path": "arm.jsonl"}}}}},
+        "data not found: arm.jsonl",
+    ),
+    "an objective": (
+        {
+            "reward": {"objectives": {"a": PROMPTS, "b": {"path": "b.jsonl"}}},
+            "ppo": None,
+            "evaluate": None,
+        },
+        "data not found: b.jsonl",
+    ),
+    "a model": ({"model": {"source": "./none"}}, "model folder './none' has no config.json"),
+    "a name": ({"model": {"source": "neither-nor"}}, "'neither-nor' is neither an existing folder"),
+    "a template": (
+        {"model": {"source": "tiny", "chat_template": "no.jinja"}},
+        "chat template not found: no.jinja",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_a_missing_source_is_one_sentence_before_anything_is_written(case, tmp_path):
+    sections, sentence = MISSING[case]
+    recipe = made(tmp_path / "run", **sections)
+    for start in (run_recipe, lambda recipe: start_run(recipe, recipe.stages, None, began=0.0)):
+        with pytest.raises((MissingFileError, ConfigError)) as refusal:
+            start(recipe)
+        assert sentence in str(refusal.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_dry_run_prints_the_jobs_and_makes_nothing(tmp_path):

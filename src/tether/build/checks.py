@@ -19,6 +19,7 @@ from tether.core.types import Comparison, Feedback, Prompt
 from tether.data.sources import Quarantine, look, read, split_by_group
 from tether.evaluation.sycophancy import read_premise_pairs
 from tether.models.saving import ENSEMBLE
+from tether.models.sources import check_model_source
 from tether.preferences.constitution import read_rubric
 from tether.rewards.loading import load_function
 from tether.rewards.verifiable import PACKAGES
@@ -91,7 +92,7 @@ def _check_judge(judge: Any, *, scores: bool) -> None:
         require("openai", "asking a server", "judge")
         judge.server.key()
     elif not Path(str(judge.model)).expanduser().exists():
-        build(ModelConfig, {"source": judge.model}, where="judge.model")
+        check_model_source(build(ModelConfig, {"source": judge.model}, where="judge.model"))
 
 
 def _check_reward(name: str, section: RewardedSection) -> None:

@@ -11,6 +11,7 @@ from typing import TypedDict
 
 from tether.build.evaluators import EVALUATORS, Material
 from tether.build.roles import encoder_of, load_policy, local_engine
+from tether.build.sources import check_data_paths
 from tether.core.errors import ConfigError
 from tether.core.types import Json
 from tether.data.sources import Quarantine
@@ -63,7 +64,9 @@ def with_files(chosen: Chosen, key: str, remedy: str) -> Chosen:
         if not (files := data.files or row.files):
             name_it = key.replace("NAME", name)
             raise ConfigError(f"{name} needs files ({row.data}): {name_it}, or {remedy}")
-        result[name] = data.model_copy(update={"path": DataConfig(path=files).paths})
+        source = DataConfig(path=files)
+        check_data_paths(source)
+        result[name] = data.model_copy(update={"path": source.paths})
     return result
 
 

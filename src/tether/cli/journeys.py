@@ -92,6 +92,7 @@ def run(
 def _run(recipe: str, words: list[str], method: str = "", *, dry_run: bool = False) -> None:
     began = time.monotonic()
     with starting():
+        from tether.build.sources import check_sources
         from tether.settings.recipe import read_recipe
 
         names = [word for word in words if "=" not in word]
@@ -104,6 +105,7 @@ def _run(recipe: str, words: list[str], method: str = "", *, dry_run: bool = Fal
                 f"{recipe} has no section of a stage, so there is nothing to do. "
                 "Add one, such as [sft]."
             )
+        check_sources(config)
     if dry_run:
         _show_jobs(Terminal(), config, chosen)
         return
@@ -273,6 +275,7 @@ def plan(
     1).
     """
     with starting():
+        from tether.build.sources import check_sources
         from tether.methods.overlaps import overlap_of
         from tether.planning import devices
         from tether.planning import plan as planner
@@ -282,6 +285,7 @@ def plan(
         from tether.settings.recipe import read_recipe
 
         config = read_recipe(recipe, overrides or ())
+        check_sources(config)
     console = Terminal()
     _show_jobs(console, config)
     device = (

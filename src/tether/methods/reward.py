@@ -39,7 +39,7 @@ from tether.models.saving import save_ensemble
 from tether.preferences.annotators import true_orders
 from tether.rollout.conversations import as_rollout
 from tether.settings.model import LoraConfig
-from tether.settings.parts import Part, parts_of
+from tether.settings.parts import StagePart, parts_of
 from tether.settings.reward import RewardSection
 from tether.settings.rewards import Combine
 from tether.stages.reward import Distillation, RewardModeling, evaluate_members, heldout_summary
@@ -165,7 +165,7 @@ def _tests(section: RewardSection, context: Context) -> dict[str, list[Compariso
     return tests
 
 
-def _objectives(parts: Sequence[Part], context: Context) -> dict[str, Any]:
+def _objectives(parts: Sequence[StagePart], context: Context) -> dict[str, Any]:
     """Train several reward models on one base, each an ordinary stage in `NAME`, and name them in
     `model`.
 
@@ -212,8 +212,8 @@ class RewardMembers:
     section: RewardSection
     context: Context
     loaded: LoadedModel
-    members: Sequence[Part]
-    student: Part | None
+    members: Sequence[StagePart]
+    student: StagePart | None
     stages: list[RewardModeling] = field(default_factory=list)
     one: RewardModeling | None = None
     """The model that the members became, averaged or distilled."""

@@ -28,7 +28,7 @@ from tether.learner.checkpoint import complete_checkpoints
 from tether.learner.ranks import here
 from tether.monitoring.doctor import Finding
 from tether.monitoring.doctor_log import check_movement
-from tether.settings.parts import Part
+from tether.settings.parts import StagePart
 from tether.settings.section import Section, calls_functions
 from tether.settings.stages import STAGES, StageKind
 
@@ -54,7 +54,7 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         release(context.folder)
 
 
-def run_part(part: Part, context: Context) -> Json:
+def run_part(part: StagePart, context: Context) -> Json:
     """Run a part as a stage of its own in the folder of its whole; returns its summary.
 
     Args:
@@ -65,7 +65,7 @@ def run_part(part: Part, context: Context) -> Json:
     return summary
 
 
-def open_part(part: Part, context: Context, **manifest: Any) -> RunDirectory:
+def open_part(part: StagePart, context: Context, **manifest: Any) -> RunDirectory:
     """The folder of a part that differs from its whole by a number, or as a student."""
     whole = {context.name: part.settings, "model": context.model, "seed": context.seed}
     return RunDirectory.open(context.folder / part.name, {**whole, **part.noted}, **manifest)

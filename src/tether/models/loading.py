@@ -31,6 +31,7 @@ from tether.models.older_readers import write_for_older_readers
 from tether.models.precision import cast
 from tether.models.pretrained import from_pretrained, quiet
 from tether.models.quantized import LIBRARY, quantize
+from tether.models.sources import check_model_source
 from tether.models.speech import Speech, declare_ends, eos_ids, read_speech
 from tether.models.targets import kept_layers, target_names
 from tether.models.trunk import Role
@@ -100,8 +101,10 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
             `keep_on_host` comes next.
 
     Raises:
+        MissingFileError, ConfigError: see `check_model_source`.
         ModelError: it cannot be found or loaded; the message says what was tried.
     """
+    check_model_source(config)
     dtype, device = pick_dtype(config.dtype, config.device), pick_device(config.device)
     if config.quantize:
         require(LIBRARY, "model.quantize", "quantize")

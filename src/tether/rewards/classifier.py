@@ -13,6 +13,7 @@ from tether.core.errors import ModelError
 from tether.core.types import Conversation, Rollout, Score, assistant
 from tether.models.loading import pick_dtype
 from tether.models.pretrained import from_pretrained
+from tether.models.sources import check_model_source
 from tether.models.trunk import setting
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
@@ -67,6 +68,7 @@ class ClassifierReward:
             else pick_dtype(config.dtype, str(device))
         )
         settings = build(ModelConfig, {"source": config.source}, where="classifier")
+        check_model_source(settings)
         model, tokenizer, _ = from_pretrained("SequenceClassification", settings, dtype)
         return cls(model.to(device), tokenizer, config)
 

@@ -17,7 +17,7 @@ from tether.core.digest import digest
 from tether.core.errors import ConfigError
 from tether.core.types import Comparison, Feedback, Json, Prompt
 from tether.runner.folder import round_folder
-from tether.settings.parts import Part, parts_of
+from tether.settings.parts import StagePart, parts_of
 from tether.settings.reading import build
 from tether.settings.recipe import BaseRecipe
 from tether.settings.sampling import RewardedSection
@@ -58,7 +58,7 @@ class Job:
     scorer: Path | None = None
     policies: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0
-    part: Part | None = None
+    part: StagePart | None = None
 
     @property
     def parts(self) -> tuple[Job, ...]:

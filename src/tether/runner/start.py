@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.build.checks import check_scorers
+from tether.build.sources import check_sources
 from tether.core.locks import release
 from tether.core.protocols import doing
 from tether.learner.loop import Progress
@@ -36,9 +37,13 @@ def start_run(
 
     Returns:
         The summaries, and the path of the page.
+
+    Raises:
+        MissingFileError: data or a model that the recipe names is not there.
     """
     root = Path(recipe.run)
     for variant in variants(recipe):
+        check_sources(variant)
         check_scorers(variant)
     remember(root, recipe, stages)
     try:

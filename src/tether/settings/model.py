@@ -9,7 +9,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from tether.core.errors import MissingFileError
 from tether.settings.config import Config
 
 TINY = "tiny"
@@ -109,35 +108,6 @@ class ModelConfig(Config):
     )
 
     def faults(self) -> Iterator[str]:
-        from pathlib import Path
-
-        looks_local = self.source.startswith((".", "/", "~")) or Path(self.source).exists()
-        folder = Path(self.source).expanduser()
-        is_gguf = folder.suffix == ".gguf" and folder.is_file()
-        if (
-            looks_local
-            and not is_gguf
-            and not any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE))
-        ):
-            raise MissingFileError(
-                f"model folder {self.source!r} has no config.json. Give a transformers folder, a "
-                ".gguf file, a hub id or `tiny`."
-            )
-        if self.chat_template is not None and not Path(self.chat_template).is_file():
-            raise MissingFileError(
-                f"chat template not found: {self.chat_template}. Give the path of a Jinja file."
-            )
-        if (
-            not looks_local
-            and not self.source.startswith(PACKAGE_PREFIX)
-            and self.source != TINY
-            and self.source.count("/") != 1
-        ):
-            yield (
-                f"model source {self.source!r} is neither an existing folder, nor a hub id like "
-                "owner/name, "
-                "nor package:NAME==VERSION, nor `tiny`"
-            )
         if self.attention == "grouped" and not self.cpu_kernels:
             yield (
                 "attention = 'grouped' is one of the kernels that cpu_kernels = false leaves "

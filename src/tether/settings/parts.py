@@ -19,7 +19,7 @@ PartKind = Literal["objective", "test model", "member", "student", "round"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StagePart:
     """One training within a stage.
 
     Args:
@@ -41,37 +41,37 @@ class Part:
         return {} if self.number is None else {self.kind: self.number}
 
 
-def parts_of(section: Section) -> tuple[Part, ...]:
+def parts_of(section: Section) -> tuple[StagePart, ...]:
     """The parts of a stage, in the order in which they run; empty where it is one training."""
     if isinstance(section, RewardSection):
         return tuple(_objectives(section) if section.objectives else _reward_models(section))
     return tuple(_rounds(section)) if isinstance(section, RoundsSection) else ()
 
 
-def _objectives(section: RewardSection) -> Iterator[Part]:
+def _objectives(section: RewardSection) -> Iterator[StagePart]:
     for name, data in (section.objectives or {}).items():
         settings = section.model_copy(update={"data": data, "objectives": None})
-        yield Part(name=name, kind="objective", settings=settings)
+        yield StagePart(name=name, kind="objective", settings=settings)
 
 
-def _reward_models(section: RewardSection) -> Iterator[Part]:
+def _reward_models(section: RewardSection) -> Iterator[StagePart]:
     if section.test_share:
         plain = {"members": 1, "average": False, "distill": None, "teacher": None}
         rows = {"data": None, "test": {}, "test_share": 0.0}
         settings = section.model_copy(update={**rows, **plain})
-        yield Part(name="test", kind="test model", settings=settings)
+        yield StagePart(name="test", kind="test model", settings=settings)
     if section.members == 1:
         return
     names = tuple(f"member-{number}" for number in range(section.members))
     for number, name in enumerate(names):
-        yield Part(name=name, kind="member", settings=section, number=number)
+        yield StagePart(name=name, kind="member", settings=section, number=number)
     if section.distill is not None:
-        yield Part(name="student", kind="student", settings=section, needs=names)
+        yield StagePart(name="student", kind="student", settings=section, needs=names)
 
 
-def _rounds(section: RoundsSection) -> Iterator[Part]:
+def _rounds(section: RoundsSection) -> Iterator[StagePart]:
     needs: tuple[str, ...] = ()
     for number in range(1, section.rounds + 1):
         name = f"round-{number:02d}"
-        yield Part(name=name, kind="round", settings=section, number=number, needs=needs)
+        yield StagePart(name=name, kind="round", settings=section, number=number, needs=needs)
         needs = (name,)

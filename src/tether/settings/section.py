@@ -79,10 +79,6 @@ class DataConfig(Config):
                     f"data path {path}: that environment variable is not set. Set it to the "
                     "folder of your data."
                 )
-            if not path.startswith("hub:") and not Path(path).exists():
-                raise MissingFileError(
-                    f"data not found: {path}. Give a file, a folder, or hub:owner/name:split."
-                )
         return self
 
 

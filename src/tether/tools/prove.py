@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tether.build.context import Context
+from tether.build.sources import check_sources
 from tether.core.errors import ConfigError
 from tether.core.rundir import RECORDS, read_json, read_jsonl
 from tether.cpu.memory import free_memory
@@ -78,6 +79,7 @@ def prove(
         raise ConfigError(
             f"the recipe has no stage {unknown[0]!r} that can be proved; it has: {', '.join(known)}"
         )
+    check_sources(recipe)
     ground = by_device(_ground(recipe, folder / "ground"), stages or known)
     rows = []
     for name in stages or known:
