@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,39 +16,13 @@ from tether.terminal.tables import point_to, save, show_table
 
 if TYPE_CHECKING:
     from tether.core.protocols import ChatModel
-    from tether.core.types import Sampling
     from tether.preferences.judge import PairJudge
 
 
-def _opened(
-    model: str, cache: Path | None, reasoning_tokens: int = 0, **server: str | float | None
-) -> ChatModel:
-    """A model in this process, or where `server` has an address, the one of that name there; its
-    answers are remembered.
-    """
-    from tether.build.judges import chat_model
-    from tether.models.packaged import cache_folder
-    from tether.settings.judges import JudgeServerConfig
-    from tether.settings.reading import build
+@dataclass(frozen=True, kw_only=True)
+class DuelOptions(options.Options):
+    """Two models against each other on the same prompts."""
 
-    given = {name: value for name, value in server.items() if value is not None}
-    if given and "url" not in given:
-        option = next(iter(given)).replace("_", "-")
-        raise ConfigError(f"--{option} has no effect on a model in this process: give --url too")
-    source = build(JudgeServerConfig, {**given, "model": model}, where="server") if given else model
-    return chat_model(
-        source, cache or cache_folder() / "answers.sqlite", reasoning_tokens=reasoning_tokens
-    )
-
-
-def judge_pairs(
-    model: options.Asked,
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            help="Comparisons, in any format that tether reads. With --prompts: the second model."
-        ),
-    ],
     prompts: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,51 +31,81 @@ def judge_pairs(
                 "B --prompts FILE --judge MODEL."
             )
         ),
-    ] = None,
+    ] = None
     judge: Annotated[
         str | None, typer.Option(help="With --prompts: who judges, a model as MODEL is.")
-    ] = None,
+    ] = None
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="With --prompts: longest answer, in tokens.")
-    ] = 512,
+    ] = 512
     answer_temperature: Annotated[
         float, typer.Option(min=0, help="With --prompts: of both models' answers; 0 is greedy.")
-    ] = 0.7,
+    ] = 0.7
     page: Annotated[
         Path | None,
         typer.Option(help="With --prompts: write a page of figures and answers here."),
-    ] = None,
-    seed: options.Seed = 0,
+    ] = None
+    seed: options.Seed = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgingOptions(options.Options):
+    """Comparisons that are judged, and what is written of them."""
+
     rubric: Annotated[
         str,
         typer.Option(
             help="What is better: a text file, helpful, harmless; or a .toml of principles."
         ),
-    ] = "helpful",
-    format: options.Format = "auto",
-    limit: options.Pairs = None,
+    ] = "helpful"
+    format: options.Format = "auto"
+    limit: options.Pairs = None
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the soft labels here, as JSON lines."),
-    ] = None,
-    report: Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")] = None,
+    ] = None
+    report: Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")] = None
     temperature: Annotated[
         float, typer.Option(min=0.01, help="Divides the log-odds: above 1 for a judge too sure.")
-    ] = 1.0,
-    reasoning_tokens: options.ReasoningTokens = 0,
-    cache: options.Cache = None,
-    url: options.Url = None,
-    key_variable: options.KeyVariable = None,
-    concurrency: options.Concurrency = None,
-    reply_tokens: options.ReplyTokens = None,
-    time_limit: options.TimeLimit = None,
-    max_requests: options.MaxRequests = None,
-    max_tokens: options.MaxTokens = None,
+    ] = 1.0
+
+
+def _opened(model: str, asking: options.AskingOptions, reasoning_tokens: int = 0) -> ChatModel:
+    """A model in this process, or with an address the one of that name there; its answers are
+    remembered.
+    """
+    from tether.build.judges import chat_model
+    from tether.models.packaged import cache_folder
+    from tether.settings.judges import JudgeServerConfig
+    from tether.settings.reading import build
+
+    given = asking.server()
+    if given and "url" not in given:
+        option = next(iter(given)).replace("_", "-")
+        raise ConfigError(f"--{option} has no effect on a model in this process: give --url too")
+    source = build(JudgeServerConfig, {**given, "model": model}, where="server") if given else model
+    return chat_model(
+        source, asking.cache or cache_folder() / "answers.sqlite", reasoning_tokens=reasoning_tokens
+    )
+
+
+@options.grouped
+def judge_pairs(
+    model: options.Asked,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="Comparisons, in any format that tether reads. With --prompts: the second model."
+        ),
+    ],
+    *,
+    against: DuelOptions,
+    judging: JudgingOptions,
+    asking: options.AskingOptions,
 ) -> None:
     """Let a language model label comparisons, with its agreement with people; or compare two models
     (A B --prompts FILE).
     """
-    from tether.core.types import Sampling
     from tether.methods.judge_agreement import judge_files
     from tether.preferences.constitution import read_rubric
     from tether.preferences.judge import PairJudge
@@ -108,48 +113,27 @@ def judge_pairs(
     from tether.terminal.results import show_agreement, show_usage
 
     console = Terminal()
-    words = read_rubric(rubric)
-    server = {
-        "url": url,
-        "key_variable": key_variable,
-        "concurrency": concurrency,
-        "reply_tokens": reply_tokens,
-    }
-    server |= {"time_limit": time_limit, "max_requests": max_requests, "max_tokens": max_tokens}
-    _check_duel(prompts, judge, files)
-    chat = _opened(judge or model, cache, reasoning_tokens, **server)
-    pair_judge = PairJudge(chat, words, temperature=temperature)
-    if prompts:
-        sampling = Sampling(max_new_tokens, answer_temperature)
-        _compare(
-            (model, files[0]),
-            prompts,
-            pair_judge,
-            sampling,
-            seed=seed,
-            limit=limit,
-            output=output,
-            report=report,
-            page=page,
-        )
+    words = read_rubric(judging.rubric)
+    _check_duel(against.prompts, against.judge, files)
+    chat = _opened(against.judge or model, asking, asking.reasoning_tokens)
+    pair_judge = PairJudge(chat, words, temperature=judging.temperature)
+    if against.prompts:
+        _compare((model, files[0]), against.prompts, pair_judge, against, judging)
         return
     with bars(console) as announce:
         labels, results = judge_files(
-            pair_judge, files, format=format, limit=limit, announce=announce
+            pair_judge, files, format=judging.format, limit=judging.limit, announce=announce
         )
     for place, (name, result) in enumerate(results.items(), 1):
         # the last is that of all files
         show_agreement(console, name, result, warn=place == len(results))
     usage = dict(chat.usage())
     show_usage(console, usage)
-    save(
-        console,
-        report,
-        {"judge": pair_judge.name, "rubric": rubric, "files": results, "usage": usage},
-    )
-    if output:
-        write_rows(output, labels)
-        point_to(console, f"{len(labels):,} labels", output)
+    figures = {"judge": pair_judge.name, "rubric": judging.rubric, "files": results}
+    save(console, judging.report, {**figures, "usage": usage})
+    if judging.output:
+        write_rows(judging.output, labels)
+        point_to(console, f"{len(labels):,} labels", judging.output)
 
 
 def _check_duel(prompts: list[str] | None, judge: str | None, files: list[str]) -> None:
@@ -165,26 +149,23 @@ def _compare(
     models: tuple[str, str],
     files: list[str],
     judge: PairJudge,
-    sampling: Sampling,
-    *,
-    seed: int,
-    limit: int | None,
-    output: Path | None,
-    report: Path | None,
-    page: Path | None,
+    against: DuelOptions,
+    judging: JudgingOptions,
 ) -> None:
     """Two models against each other, as tables, as JSON in `report` and with all answers as JSON
     lines in `output`.
     """
     from tether.core.rundir import write_jsonl
+    from tether.core.types import Sampling
     from tether.report.duel import COLUMNS, fact_rows, result_rows, write_duel
     from tether.terminal.results import show_usage
     from tether.tools.duel import duel, read_prompts
 
     console = Terminal()
-    prompts, left_out = read_prompts(files, limit)
+    prompts, left_out = read_prompts(files, judging.limit)
+    sampling = Sampling(against.max_new_tokens, against.answer_temperature)
     with bars(console) as announce:
-        figures, rows = duel(models, prompts, judge, sampling, seed=seed, announce=announce)
+        figures, rows = duel(models, prompts, judge, sampling, seed=against.seed, announce=announce)
     title = f"{models[0]} against {models[1]}, judged by {judge.name}"
     show_table(console, title, result_rows(figures), COLUMNS)
     repeated = (
@@ -195,41 +176,33 @@ def _compare(
     show_table(console, "", [*fact_rows(figures), *repeated])
     usage = dict(judge.model.usage())
     show_usage(console, usage)
-    save(console, report, {**figures, **left_out, "usage": usage})
-    if output:
-        write_jsonl(output, rows)
-        point_to(console, f"{len(rows):,} pairs of answers", output)
-    if page:
-        write_duel(page, figures, rows)
-        point_to(console, "Page", page)
+    save(console, judging.report, {**figures, **left_out, "usage": usage})
+    if judging.output:
+        write_jsonl(judging.output, rows)
+        point_to(console, f"{len(rows):,} pairs of answers", judging.output)
+    if against.page:
+        write_duel(against.page, figures, rows)
+        point_to(console, "Page", against.page)
 
 
+@options.grouped
 def constitution(
     model: options.Asked,
     prompts: Annotated[str, typer.Argument(help="Prompts, in any format that tether reads.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Write demonstrations here, as JSON lines.")
     ],
+    *,
     principles: Annotated[str, typer.Option(help="A .toml file of principles.")] = "constitution",
     comparisons: Annotated[
         Path | None,
         typer.Option(help="Write comparisons of two sampled answers to each prompt here."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Critiques and revisions of each answer.")] = 1,
-    max_new_tokens: options.MaxNewTokens = 256,
-    temperature: options.Temperature = 0.7,
-    top_p: options.TopP = 1.0,
+    answers: options.SamplingOptions,
     seed: options.Seed = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts.")] = None,
-    reasoning_tokens: options.ReasoningTokens = 0,
-    cache: options.Cache = None,
-    url: options.Url = None,
-    key_variable: options.KeyVariable = None,
-    concurrency: options.Concurrency = None,
-    reply_tokens: options.ReplyTokens = None,
-    time_limit: options.TimeLimit = None,
-    max_requests: options.MaxRequests = None,
-    max_tokens: options.MaxTokens = None,
+    asking: options.AskingOptions,
 ) -> None:
     """Let a model criticise and rewrite its answers by principles (Constitutional AI); writes
     demonstrations.
@@ -245,15 +218,8 @@ def constitution(
     console = Terminal()
     chosen = read_constitution(principles)
     questions = list(read(prompts, Prompt, limit=limit))
-    sampling = Sampling(max_new_tokens, temperature, top_p=top_p)
-    server = {
-        "url": url,
-        "key_variable": key_variable,
-        "concurrency": concurrency,
-        "reply_tokens": reply_tokens,
-    }
-    server |= {"time_limit": time_limit, "max_requests": max_requests, "max_tokens": max_tokens}
-    chat = _opened(model, cache, **server)
+    sampling = Sampling(answers.max_new_tokens, answers.temperature, top_p=answers.top_p)
+    chat = _opened(model, asking)
     with bars(console) as announce:
         bar = announce("revise")
         total = len(questions) * (1 + 2 * rounds)
@@ -274,7 +240,8 @@ def constitution(
     if comparisons is not None:
         pairs, failures = sampled_pairs(chat, questions, sampling, seed=seed)
         judge = PairJudge(
-            Reasoning(chat, reasoning_tokens) if reasoning_tokens else chat, chosen.rubric
+            Reasoning(chat, asking.reasoning_tokens) if asking.reasoning_tokens else chat,
+            chosen.rubric,
         )
         with bars(console) as announce:
             judgments = judged_pairs(judge, pairs, announce("compare"))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from tether.core.errors import ConfigError, DataError
+from tether.core.types import Json
 from tether.settings.stages import STAGES
 
 
@@ -126,6 +129,75 @@ ReasoningTokens = Annotated[
     int,
     typer.Option(min=0, help="Tokens of the reasons before each verdict; 0: a verdict at once."),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A group of options; each field of a child is an option with a default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskingOptions(Options):
+    """The way to a model that judges: in this process, or on a server by the names of
+    `JudgeServerConfig`, whose own defaults hold for unset ones.
+    """
+
+    reasoning_tokens: ReasoningTokens = 0
+    cache: Cache = None
+    url: Url = None
+    key_variable: KeyVariable = None
+    concurrency: Concurrency = None
+    reply_tokens: ReplyTokens = None
+    time_limit: TimeLimit = None
+    max_requests: MaxRequests = None
+    max_tokens: MaxTokens = None
+
+    def server(self) -> Json:
+        """The settings of a server that were given, by name."""
+        others = ("reasoning_tokens", "cache")
+        values = vars(self).items()
+        return {name: value for name, value in values if name not in others and value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(Options):
+    """The way in which a model samples its answers."""
+
+    max_new_tokens: MaxNewTokens = 256
+    temperature: Temperature = 0.7
+    top_p: TopP = 1.0
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer: each field of a group among its parameters is an option of its own."""
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, type[Options]] = {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        if isinstance(hints[name], type) and issubclass(hints[name], Options):
+            groups[name] = hints[name]
+            parameters += _single_options(hints[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
+
+    def run(**given: Any) -> None:
+        own = {
+            name: group(**{option.name: given.pop(option.name) for option in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**given, **own)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _single_options(group: type[Options]) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    for name, default in vars(group()).items():
+        yield inspect.Parameter(name, kind, default=default, annotation=hints[name])
 
 
 def columns_of(words: str) -> dict[str, str] | None:

@@ -5,6 +5,7 @@ agree.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from tether.cli.options import Columns, Output, as_options, columns_of
+from tether.cli.options import Columns, Options, Output, as_options, columns_of, grouped
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import save, show_table
@@ -63,6 +64,55 @@ IMPORTED = {
 """Counts that an import reports if they are above 0."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CaseOptions(Options):
+    """Comparisons and tasks that are imported."""
+
+    ask: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many people judge each pair, those who did included."),
+    ] = None
+    labels: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Count the file's labels as judgments of an annotator NAME."
+        ),
+    ] = ""
+    gold: Annotated[
+        bool,
+        typer.Option("--gold", help="The file's labels are known answers of gold questions."),
+    ] = False
+    round: Round = None
+    prefix: Annotated[
+        str,
+        typer.Option(help="Goes before annotators' names, to keep people of two sources apart."),
+    ] = ""
+    fields: Annotated[
+        str,
+        typer.Option(
+            help="PROMPT,FIRST,SECOND: unusual names in Label Studio's or Argilla's tasks."
+        ),
+    ] = ""
+    columns: Columns = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(Options):
+    """Answers that are imported, and where they come from."""
+
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Of answers that name their prompt by id: the file of prompts."),
+    ] = None
+    model: Annotated[
+        str, typer.Option(help="Of answers that do not say: which model gave them.")
+    ] = ""
+    checkpoint: Annotated[
+        str, typer.Option(help="Of answers that do not say: which checkpoint gave them.")
+    ] = ""
+
+
+@grouped
 def import_(
     store: StoreArgument,
     files: Annotated[
@@ -71,6 +121,7 @@ def import_(
             help="Comparisons, answers to make pairs of, tasks of Label Studio or Argilla."
         ),
     ],
+    *,
     format: Annotated[
         str,
         typer.Option(
@@ -80,42 +131,8 @@ def import_(
             )
         ),
     ] = "auto",
-    ask: Annotated[
-        int | None,
-        typer.Option(min=1, help="How many people judge each pair, those who did included."),
-    ] = None,
-    labels: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="Count the file's labels as judgments of an annotator NAME."
-        ),
-    ] = "",
-    gold: Annotated[
-        bool,
-        typer.Option("--gold", help="The file's labels are known answers of gold questions."),
-    ] = False,
-    round: Round = None,
-    prefix: Annotated[
-        str,
-        typer.Option(help="Goes before annotators' names, to keep people of two sources apart."),
-    ] = "",
-    fields: Annotated[
-        str,
-        typer.Option(
-            help="PROMPT,FIRST,SECOND: unusual names in Label Studio's or Argilla's tasks."
-        ),
-    ] = "",
-    columns: Columns = "",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="Of answers that name their prompt by id: the file of prompts."),
-    ] = None,
-    model: Annotated[
-        str, typer.Option(help="Of answers that do not say: which model gave them.")
-    ] = "",
-    checkpoint: Annotated[
-        str, typer.Option(help="Of answers that do not say: which checkpoint gave them.")
-    ] = "",
+    cases: CaseOptions,
+    source: SourceOptions,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first rows of each file.")
     ] = None,
@@ -137,41 +154,38 @@ def import_(
             "one after the other"
         )
     answers, quarantine = layouts == {"answers"}, Quarantine()
-    of_cases = {
-        "ask": ask,
-        "labels": labels,
-        "gold": gold,
-        "round": round,
-        "prefix": prefix,
-        "fields": fields,
-    }
-    of_cases |= {"columns": columns}
-    useless = (
-        of_cases if answers else {"prompts": prompts, "model": model, "checkpoint": checkpoint}
-    )
+    useless = vars(cases if answers else source)
     if without := next((name for name, value in useless.items() if value), None):
         what = "answers: `tether prefs ask` makes pairs of them" if answers else "comparisons"
         raise ConfigError(f"--{without} has no effect on {what}")
-    if gold and labels:
+    if cases.gold and cases.labels:
         raise ConfigError(
             "--gold and --labels both say what the file's labels are; give one of them"
         )
-    split = tuple(name.strip() for name in fields.split(",") if name.strip())
-    if fields and len(split) != 3:
-        raise ConfigError(f"--fields names three fields, PROMPT,FIRST,SECOND, not {fields!r}")
+    split = tuple(name.strip() for name in cases.fields.split(",") if name.strip())
+    if cases.fields and len(split) != 3:
+        raise ConfigError(f"--fields names three fields, PROMPT,FIRST,SECOND, not {cases.fields!r}")
     rows: Iterator[Any]
     if answers:
         rows = read_answers(
             files,
-            prompts=prompts,
+            prompts=source.prompts,
             quarantine=quarantine,
             limit=limit,
-            model=model,
-            checkpoint=checkpoint,
+            model=source.model,
+            checkpoint=source.checkpoint,
         )
     else:
-        how: Any = {"labels": labels, "gold": gold, "limit": limit, "columns": columns_of(columns)}
-        rows = read_cases(files, format=format, quarantine=quarantine, fields=split, **how)
+        rows = read_cases(
+            files,
+            format=format,
+            quarantine=quarantine,
+            fields=split,
+            labels=cases.labels,
+            gold=cases.gold,
+            limit=limit,
+            columns=columns_of(cases.columns),
+        )
     with as_options():
         # The first row is read before the store is opened: without a usable one no new store is
         # made.
@@ -180,7 +194,7 @@ def import_(
         imported = (
             import_answers(where, rows)
             if answers
-            else import_cases(where, rows, ask=ask, round=round, prefix=prefix)
+            else import_cases(where, rows, ask=cases.ask, round=cases.round, prefix=cases.prefix)
         )
     counts = ((name, imported[key]) for key, name in IMPORTED.items())
     show_table(Terminal(), "", [(name, f"{count:,}") for name, count in counts if count])
@@ -310,24 +324,36 @@ def agree(
     )
 
 
-def _ask(
-    store: StoreArgument,
-    pairs: Annotated[int, typer.Option(min=1, help="How many pairs.")] = 100,
-    strategy: Annotated[str, typer.Option(help=STRATEGIES)] = "random",
-    people: Annotated[int, typer.Option("--ask", min=1, help="How many people judge each.")] = 1,
-    shared_share: Annotated[float, typer.Option(min=0, max=1, help="This share of them ...")] = 0.0,
-    shared_ask: Annotated[
-        int | None, typer.Option(min=2, help="... is judged by this many, to measure agreement.")
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class ChoiceOptions(Options):
+    """The pairs that people judge, by the names of `PairsConfig`."""
+
+    num_pairs: Annotated[int, typer.Option("--pairs", min=1, help="How many pairs.")] = 100
+    strategy: Annotated[str, typer.Option(help=STRATEGIES)] = "random"
+    overlap: Annotated[int, typer.Option("--ask", min=1, help="How many people judge each.")] = 1
+    shared_share: Annotated[float, typer.Option(min=0, max=1, help="This share of them ...")] = 0.0
+    shared_overlap: Annotated[
+        int | None,
+        typer.Option(
+            "--shared-ask", min=2, help="... is judged by this many, to measure agreement."
+        ),
+    ] = None
     per_prompt: Annotated[
         int | None, typer.Option(min=1, help="At most this many pairs of one prompt; default 3.")
-    ] = None,
+    ] = None
     ranked: Annotated[
         int | None, typer.Option(min=2, help="Of a ranking: this many answers of each prompt.")
-    ] = None,
+    ] = None
     length_difference: Annotated[
         float | None, typer.Option(min=0, max=0.99, help="Of length_matched; default 0.1.")
-    ] = None,
+    ] = None
+
+
+@grouped
+def _ask(
+    store: StoreArgument,
+    *,
+    pairs: ChoiceOptions,
     round: Annotated[str, typer.Option(help="A name for this batch.")] = "",
     priority: Annotated[
         float, typer.Option(help="Batches with lower numbers are asked first.")
@@ -339,20 +365,7 @@ def _ask(
     from tether.preferences.pairs import PairsConfig
     from tether.settings.reading import build
 
-    values = {
-        "strategy": strategy,
-        "num_pairs": pairs,
-        "overlap": people,
-        "shared_share": shared_share,
-        "seed": seed,
-    }
-    values |= {
-        "shared_overlap": shared_ask,
-        "per_prompt": per_prompt,
-        "ranked": ranked,
-        "length_difference": length_difference,
-    }
-    config = build(PairsConfig, values, where="tether prefs ask")
+    config = build(PairsConfig, {**vars(pairs), "seed": seed}, where="tether prefs ask")
     count = ask_pairs(opened(store), config, round=round, priority=priority)
     print_line(
         f"{count:,} pairs are to be judged"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,11 +24,22 @@ if TYPE_CHECKING:
     from tether.servers.http import JsonServer
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions(options.SamplingOptions):
+    """Sampling of answers to prompts."""
+
+    max_new_tokens: options.MaxNewTokens = 128
+    top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0
+    seed: options.Seed = 0
+
+
+@options.grouped
 def generate(
     model: options.Talker,
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What to answer.")
     ] = None,
+    *,
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", help="The same, as an option.")
     ] = None,
@@ -39,11 +51,7 @@ def generate(
         Path | None, typer.Option("--output", "-o", help="Write JSON lines here instead of text.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 1,
-    max_new_tokens: options.MaxNewTokens = 128,
-    temperature: options.Temperature = 0.7,
-    top_p: options.TopP = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0,
-    seed: options.Seed = 0,
+    answers: AnswerOptions,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first prompts of the file.")
     ] = None,
@@ -54,7 +62,7 @@ def generate(
     from tether.core.types import Prompt, Sampling, user
     from tether.data.sources import read
 
-    sampling = Sampling(max_new_tokens, temperature, top_k, top_p)
+    sampling = Sampling(answers.max_new_tokens, answers.temperature, answers.top_k, answers.top_p)
     rows = [
         Prompt((user(text),), f"p{n}") for n, text in enumerate([*(prompts or ()), *(prompt or ())])
     ]
@@ -64,7 +72,7 @@ def generate(
     with starting("loading the model"):
         engine = local_engine(*load_policy(model))
     with starting("answering"):
-        groups = engine.generate(rows, sampling, num_samples=samples, seed=seed)
+        groups = engine.generate(rows, sampling, num_samples=samples, seed=answers.seed)
     if output is not None:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         fields = (
