@@ -17,12 +17,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tether.build.engines import served_engine
-from tether.build.launching import placed
+from tether.build.launching import Placement
 from tether.build.roles import encoder_of
 from tether.core.protocols import Engine
 from tether.core.types import Prompt
@@ -66,8 +65,16 @@ def prepared(
     stage, loaded = online_stage(section, recipe.model, None, 0)
     assert isinstance(stage, PolicyGradient)
     expected = score_ids(stage.policy, probe_ids(encoder_of(loaded)))
-    server = partial(served_engine, section, stage.policy, loaded, folder / "grpo", 0, expected)
-    with contextlib.closing(server()) as served:
+    server = served_engine(
+        section,
+        stage.policy,
+        loaded,
+        folder / "grpo",
+        0,
+        expected,
+        placement=Placement(recipe.on),
+    )
+    with contextlib.closing(server) as served:
         yield (
             stage,
             list(read(section.data.paths, Prompt)),
@@ -79,7 +86,6 @@ def measured(recipe: BaseRecipe, rounds: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"process": [], "served": []}
     with (
         tempfile.TemporaryDirectory() as folder,
-        placed(recipe.on),
         prepared(recipe, Path(folder)) as (stage, prompts, engines),
     ):
         order = [

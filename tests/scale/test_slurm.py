@@ -9,7 +9,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from tether.build.launching import placed
+from tether.build.launching import Placement
 from tether.cli import app
 from tether.core.errors import ConfigError
 from tether.scale.slurm import job_script, submit_job
@@ -191,8 +191,8 @@ def test_the_job_of_a_recipe_that_names_slurm_itself_runs_where_it_is(
 
 
 def test_a_place_that_takes_the_whole_run_is_none_for_a_part_of_it():
-    with pytest.raises(ConfigError, match="sends the whole run away"), placed("slurm"):
-        pass
+    with pytest.raises(ConfigError, match="sends the whole run away"):
+        Placement("slurm").check()
 
 
 @pytest.mark.parametrize("on", ["rey", "ray:10001", "slurm:nodes", "slurm:nodes=2;rm", "ray://"])

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tether.build.launching import placed, spare_gpus
+from tether.build.launching import Placement
 from tether.core.errors import ConfigError
 from tether.servers.launch import Processes, Servers
 
@@ -40,9 +40,9 @@ def test_each_program_has_gpus_of_its_own_and_gives_them_back(tmp_path, monkeypa
 
 def test_without_a_spare_gpu_programs_see_what_this_process_sees(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    with placed("local", "cuda"):
-        assert spare_gpus() == []
-        launcher = Processes({"a": 1, "b": 1}, spare_gpus())
+    spare = Placement("local", "cuda").spare_gpus()
+    assert spare == []
+    launcher = Processes({"a": 1, "b": 1}, spare)
     assert [seen(launcher, name, tmp_path) for name in "ab"] == ["gpus:3", "gpus:3"]
     launcher.close()
 
@@ -60,8 +60,7 @@ def test_without_a_spare_gpu_programs_see_what_this_process_sees(tmp_path, monke
 def test_servers_have_the_gpus_that_the_learner_has_not(monkeypatch, visible, ranks, device, spare):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    with placed("local", device):
-        assert spare_gpus() == spare
+    assert Placement("local", device).spare_gpus() == spare
 
 
 def test_a_server_that_cannot_be_started_again_has_no_address_meanwhile(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tether.build.launching import Placement
 from tether.build.models import open_model
 from tether.build.rows import load_rows, named
 from tether.core.names import file_part
@@ -39,6 +40,7 @@ class Context:
             them with the model.
         trained: the digests of the prompts in the rows of each stage that trains, to count those
             that an evaluation shares with them.
+        placement: where servers start.
         quarantine: rows and prompts that the stage cannot use, for its summary.
     """
 
@@ -56,6 +58,7 @@ class Context:
     sampling: Sampling | None = None
     trained: Mapping[str, frozenset[str]] = field(default_factory=dict)
     progress: Progress | None = None
+    placement: Placement = field(default_factory=Placement)
     quarantine: Quarantine = field(default_factory=Quarantine)
 
     @property

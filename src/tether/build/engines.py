@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tether.build.launching import beside_learner, servers_for
+from tether.build.launching import Placement
 from tether.build.roles import encoder_of, local_engine
 from tether.core.errors import ConfigError
 from tether.cpu.llama import cache_bytes
@@ -82,6 +82,8 @@ def served_engine(
     folder: Path,
     seed: int,
     expected: list[float],
+    *,
+    placement: Placement,
 ) -> ServedEngine:
     """Engine servers for a policy: started here, or those at `addresses`.
 
@@ -139,7 +141,7 @@ def served_engine(
             )
         share = (
             ("--gpu-memory-utilization", vllm_share(config, policy, section.engine_rows, length))
-            if beside_learner(policy.device.type)
+            if placement.beside_learner(policy.device.type)
             else ()
         )
         paths = os.pathsep.join(filter(None, (str(IN_VLLM), os.environ.get("PYTHONPATH"))))
@@ -159,7 +161,7 @@ def served_engine(
         threads = max(1, torch.get_num_threads() // at_once)
     if threads and ahead:
         torch.set_num_threads(threads)
-    servers = servers_for(config, command, root, threads, policy.device.type)
+    servers = placement.servers_for(config, command, root, threads, policy.device.type)
     how = {
         "context_length": loaded.context_length,
         "ours": ours,

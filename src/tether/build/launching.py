@@ -4,10 +4,10 @@ Slurm.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
@@ -21,88 +21,90 @@ from tether.settings.workers import ServersConfig
 
 HERE = ("local", "ray")
 """Places from which this process takes part itself."""
-_PLACES = [("local", "auto")]
 
 
-@contextlib.contextmanager
-def placed(on: str, device: str = "auto") -> Iterator[None]:
-    """Within this block `launcher` starts programs there, beside a learner on this device.
-
-    Raises:
-        ConfigError: that is where all of a run would go, and this process with it (see `submit`).
-    """
-    if on not in HERE:
-        raise ConfigError(
-            f"on = {on!r} sends the whole run away: start it with tether run RECIPE --on {on}"
-        )
-    _PLACES.append((on, device))
-    try:
-        yield
-    finally:
-        _PLACES.pop()
-
-
-def host_address() -> str:
-    """The address of this machine that programs reach which are started from here; joins the
-    cluster, if there is one.
-    """
-    if _PLACES[-1][0] == "local":
-        return "127.0.0.1"
-    module = _ray()
-    module.connect(None)
-    return module.ray.util.get_node_ip_address()
-
-
-def launcher(run: Path, needs: Mapping[str, Mapping[str, float]], patience: float) -> Launcher:
-    """A launcher of a run's programs, each of which needs so much of one machine.
-
-    Raises:
-        ConfigError: the cluster cannot be reached, or it or this machine is too small.
-        RunError: others use it for longer than `patience` seconds.
-    """
-    if _PLACES[-1][0] == "local":
-        return Processes(
-            {name: ceil(need.get("GPU", 0)) for name, need in needs.items()}, spare_gpus()
-        )
-    return _ray().RayLauncher(None, run.resolve().name, needs, patience)
-
-
-def spare_gpus() -> list[str]:
-    """This machine's GPUs but the learner's, as CUDA_VISIBLE_DEVICES names them; several ranks have
-    the first ones.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(
-        map(str, range(torch.cuda.device_count()))
-    )
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", here().size))
-    device = pick_device(_PLACES[-1][1])
-    own = range(ranks) if ranks > 1 else [device.index or 0] if device.type == "cuda" else []
-    return [gpu for number, gpu in enumerate(visible.split(",")) if gpu and number not in own]
-
-
-def beside_learner(device: str) -> bool:
-    """True if a server that is started has to share memory with the learner."""
-    return device == "cpu" or (_PLACES[-1][0] == "local" and not spare_gpus())
-
-
-def servers_for(
-    config: ServersConfig, command: Command, folder: Path, threads: int, device: str
-) -> Servers:
-    """The servers of a run that the settings speak of: those to start, where the run starts
-    programs, or those that run already.
+@dataclass(frozen=True)
+class Placement:
+    """The place where a run starts the programs beside its learner.
 
     Args:
-        folder: of their logs, two below that of the run.
-        threads, device: of each started one; 0 threads: its own choice.
-
-    Raises:
-        ConfigError, RunError: see `launcher`.
+        on: `local`, this machine; or `ray`, a cluster.
+        device: of the learner.
     """
-    needs = config.resources or ({"CPU": 1.0} if device == "cpu" else {"GPU": 1.0})
-    run = folder.parent.parent
-    names = config.names
-    starter = launcher(run, dict.fromkeys(names, needs), config.start_seconds) if names else None
-    return Servers(command, names, folder, config.running, threads, starter)
+
+    on: str = "local"
+    device: str = "auto"
+
+    def check(self) -> None:
+        """Check that this process takes part there itself.
+
+        Raises:
+            ConfigError: all of a run would go there, and this process with it (see `submit`).
+        """
+        if self.on not in HERE:
+            raise ConfigError(
+                f"on = {self.on!r} sends the whole run away: start it with "
+                f"tether run RECIPE --on {self.on}"
+            )
+
+    def host_address(self) -> str:
+        """The address of this machine that programs reach which are started from here; joins the
+        cluster, if there is one.
+        """
+        if self.on == "local":
+            return "127.0.0.1"
+        module = _ray()
+        module.connect(None)
+        return module.ray.util.get_node_ip_address()
+
+    def launcher(
+        self, run: Path, needs: Mapping[str, Mapping[str, float]], patience: float
+    ) -> Launcher:
+        """A launcher of a run's programs, each of which needs so much of one machine.
+
+        Raises:
+            ConfigError: the cluster cannot be reached, or it or this machine is too small.
+            RunError: others use it for longer than `patience` seconds.
+        """
+        if self.on == "local":
+            gpus = {name: ceil(need.get("GPU", 0)) for name, need in needs.items()}
+            return Processes(gpus, self.spare_gpus())
+        return _ray().RayLauncher(None, run.resolve().name, needs, patience)
+
+    def spare_gpus(self) -> list[str]:
+        """This machine's GPUs but the learner's, as CUDA_VISIBLE_DEVICES names them; several ranks
+        have the first ones.
+        """
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(
+            map(str, range(torch.cuda.device_count()))
+        )
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", here().size))
+        device = pick_device(self.device)
+        own = range(ranks) if ranks > 1 else [device.index or 0] if device.type == "cuda" else []
+        return [gpu for number, gpu in enumerate(visible.split(",")) if gpu and number not in own]
+
+    def beside_learner(self, device: str) -> bool:
+        """True if a server that is started has to share memory with the learner."""
+        return device == "cpu" or (self.on == "local" and not self.spare_gpus())
+
+    def servers_for(
+        self, config: ServersConfig, command: Command, folder: Path, threads: int, device: str
+    ) -> Servers:
+        """The servers of a run that the settings speak of: those to start, where the run starts
+        programs, or those that run already.
+
+        Args:
+            folder: of their logs, two below that of the run.
+            threads, device: of each started one; 0 threads: its own choice.
+
+        Raises:
+            ConfigError, RunError: see `launcher`.
+        """
+        needs = config.resources or ({"CPU": 1.0} if device == "cpu" else {"GPU": 1.0})
+        run, names = folder.parent.parent, config.names
+        every = dict.fromkeys(names, needs)
+        starter = self.launcher(run, every, config.start_seconds) if names else None
+        return Servers(command, names, folder, config.running, threads, starter)
 
 
 def submit(on: str, run: Path, ranks: int, device: str, command: Sequence[str]) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from tether.build.context import Context
-from tether.build.launching import servers_for
 from tether.build.rewards import reward_source
 from tether.build.roles import load_scorer, reader_beside
 from tether.core.digest import digest
@@ -80,7 +79,7 @@ def served_reward(section: OnlineSection, context: Context) -> ServedReward:
         else "cpu"
     )
     threads = max(1, torch.get_num_threads() // max(1, len(config.names))) if device == "cpu" else 0
-    servers = servers_for(config, command, folder, threads, device)
+    servers = context.placement.servers_for(config, command, folder, threads, device)
     if section.function is not None:  # calls as in this process
         config = config.model_copy(update={"batch": section.function.batch})
     return ServedReward(section.reward_source, servers, config, folder, digest(settings["reward"]))

@@ -290,8 +290,13 @@ def _served(
         probe_ids(encoder_of(loaded)),
         padded=section.engine.kind == "vllm",
     )
-    make = partial(served_engine, section, stage.policy, loaded, folder, context.seed, probe())
-    engine = ends.enter_context(contextlib.closing(make())) if here().first else None
+    expected, engine = probe(), None
+    if here().first:
+        policy, place = stage.policy, context.placement
+        servers = served_engine(
+            section, policy, loaded, folder, context.seed, expected, placement=place
+        )
+        engine = ends.enter_context(contextlib.closing(servers))
     # The same number of threads on all ranks, so that they round alike.
     torch.set_num_threads(here().once(torch.get_num_threads))
     return FirstEngine(engine, probe)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tether.build.launching import host_address, launcher
+from tether.build.launching import Placement
 from tether.core.errors import ConfigError, RunError
 from tether.learner.ranks import COMING, Ranks, close, joined
 from tether.models.loading import pick_device
@@ -112,7 +112,7 @@ def _found(settings: LearnerConfig) -> Ranks:
 
 def _placed(recipe: BaseRecipe, stages: Sequence[str], ends: contextlib.ExitStack) -> Ranks:
     """This process as rank 0, and the others, which `ends` ends."""
-    keeper = keep_store()
+    keeper = keep_store(placement_of(recipe))
     settings = recipe.learner
     store = dist.PrefixStore("tether/0", keeper)
     starter = cluster(recipe, ends)
@@ -122,11 +122,16 @@ def _placed(recipe: BaseRecipe, stages: Sequence[str], ends: contextlib.ExitStac
     return Ranks(store, 0, settings.ranks, settings.timeout)
 
 
-def keep_store() -> dist.TCPStore:
+def placement_of(recipe: BaseRecipe) -> Placement:
+    """The place where a recipe's programs start."""
+    return Placement(recipe.on, recipe.model.device)
+
+
+def keep_store(place: Placement) -> dist.TCPStore:
     """The store in which ranks meet, at an address that all of them reach, for as long as it is
     held.
     """
-    server = socket.create_server((host_address(), 0))
+    server = socket.create_server((place.host_address(), 0))
     host, port = server.getsockname()
     return dist.TCPStore(
         host, port, is_master=True, master_listen_fd=server.detach(), wait_for_workers=False
@@ -145,9 +150,9 @@ def cluster(recipe: BaseRecipe, ends: contextlib.ExitStack) -> Launcher | None:
         return None
     need = {"GPU": 1.0} if pick_device(recipe.model.device).type == "cuda" else {"CPU": 1.0}
     names = [_name(rank) for rank in range(1, recipe.learner.ranks)]
-    return ends.enter_context(
-        contextlib.closing(launcher(Path(recipe.run), dict.fromkeys(names, need), COMING))
-    )
+    needs = dict.fromkeys(names, need)
+    starter = placement_of(recipe).launcher(Path(recipe.run), needs, COMING)
+    return ends.enter_context(contextlib.closing(starter))
 
 
 def _name(rank: int) -> str:

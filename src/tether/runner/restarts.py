@@ -30,7 +30,7 @@ from tether.core.stopping import Interrupted, Stopping
 from tether.core.types import Json
 from tether.learner.loop import Progress
 from tether.learner.ranks import AGAIN, BLAME, LostRankError
-from tether.runner.ranks import LOST, Rank, cluster, keep_store, started
+from tether.runner.ranks import LOST, Rank, cluster, keep_store, placement_of, started
 from tether.settings.learner import LearnerConfig
 from tether.settings.recipe import BaseRecipe
 
@@ -60,7 +60,7 @@ def watched(
     """
     limit, bars, idle = recipe.learner.restarts, Bars(progress, Path(recipe.run) / LOG), 0
     alone = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"restarts": 0})})
-    keeper = keep_store()
+    keeper = keep_store(placement_of(recipe))
     start = 0
     with Stopping() as stopping:
         while True:

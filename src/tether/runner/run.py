@@ -11,7 +11,6 @@ from typing import Any
 
 from tether.build.checks import check_scorers, check_section, check_test_judge
 from tether.build.context import Context
-from tether.build.launching import placed
 from tether.build.models import check_libraries, on_folder
 from tether.build.rewards import reward_model_of
 from tether.build.roles import newest_policy
@@ -35,7 +34,7 @@ from tether.runner.budgets import Budgets, reopen
 from tether.runner.by_device import by_device
 from tether.runner.folder import check_base
 from tether.runner.jobs import Job, expand, from_pairs, sweep_table, variants
-from tether.runner.ranks import together
+from tether.runner.ranks import placement_of, together
 from tether.runner.restarts import watched, watches
 from tether.runner.totals import compared_in, write_totals
 from tether.settings.evaluation import EvaluationSection
@@ -82,11 +81,10 @@ def run_recipe(
     if recipe.sweep is not None and here().first:
         write_json(root / SWEEP, {"combinations": sweep_table(recipe)})
     price = show_price(recipe, names, progress)
+    placement_of(recipe).check()
     if watches(recipe.learner):
-        with placed(recipe.on, recipe.model.device):
-            return watched(recipe, names, progress)
+        return watched(recipe, names, progress)
     with (
-        placed(recipe.on, recipe.model.device),
         together(recipe, names),
         deterministic() if recipe.deterministic else contextlib.nullcontext(),
         tracking(recipe.track if here().first else (), root),
@@ -171,6 +169,7 @@ def context_of(job: Job, progress: Progress | None = None) -> Context:
         earlier=job.earlier,
         policy=newest_policy(job.earlier[-1]) if job.earlier else None,
         rows=_collected(recipe, settings, job.pairs) if job.pairs else None,
+        placement=placement_of(recipe),
     )
     if job.name != "evaluate":
         return context

@@ -112,7 +112,9 @@ def _ground(recipe: BaseRecipe, folder: Path) -> BaseRecipe:
             (folder / name).symlink_to(
                 (Path(recipe.run) / name).resolve(), target_is_directory=True
             )
-    return recipe.model_copy(update={"run": str(folder), "repeat": None, "sweep": None})
+    return recipe.model_copy(
+        update={"run": str(folder), "repeat": None, "sweep": None, "on": "local"}
+    )
 
 
 def _start(section: Any, context: Context, last: int) -> None:
