@@ -13,6 +13,7 @@ from typing import Any
 from tether.build.engines import check_engine
 from tether.build.rewards import reward_model_of
 from tether.build.roles import is_scorer, objective_names, trained_scorer
+from tether.build.sources import check_sources
 from tether.build.suites import check_evaluators
 from tether.core.errors import ConfigError, DataError, MissingFileError, require
 from tether.core.types import Comparison, Feedback, Prompt
@@ -181,11 +182,14 @@ def _check_held_out(name: str, data: DataConfig, fraction: float, seed: int) -> 
 
 
 def check_scorers(recipe: BaseRecipe) -> None:
-    """Check that every stage has, or will have, a scorer that can do all that the stage asks for.
+    """Check that the data and models that a recipe names are there, and that every stage has, or
+    will have, a scorer that can do all that the stage asks for.
 
     Raises:
+        MissingFileError: see `check_sources`.
         ConfigError: there is none, or it cannot serve the stage.
     """
+    check_sources(recipe)
     for name in recipe.stages:
         section = recipe.section(name)
         if isinstance(section, RewardedSection) and section.scorer is not None:

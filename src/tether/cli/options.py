@@ -77,13 +77,22 @@ Columns = Annotated[
 ]
 Pairs = Annotated[int | None, typer.Option(min=1, help="Only the first pairs of each file.")]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write everything as JSON here.")
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Write everything as JSON here.",
+    ),
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
 TopP = Annotated[
     float,
-    typer.Option(min=0.01, max=1.0, help="Sample from the likeliest tokens of this share; 1: all."),
+    typer.Option(
+        min=0.01,
+        max=1.0,
+        help="Sample from the likeliest tokens of this share; 1: all.",
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Of the sampling; the same seed gives the same answers.")]
 Asked = Annotated[
@@ -197,7 +206,12 @@ def _single_options(group: type[Options]) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     kind = inspect.Parameter.KEYWORD_ONLY
     for name, default in vars(group()).items():
-        yield inspect.Parameter(name, kind, default=default, annotation=hints[name])
+        yield inspect.Parameter(
+            name,
+            kind,
+            default=default,
+            annotation=hints[name],
+        )
 
 
 def columns_of(words: str) -> dict[str, str] | None:

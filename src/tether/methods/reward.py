@@ -76,10 +76,22 @@ def train(
     members = [part for part in parts if part.kind == "member"]
     if members:
         student = next((part for part in parts if part.kind == "student"), None)
-        stage = RewardMembers(section, context, loaded, members, student)
+        stage = RewardMembers(
+            section,
+            context,
+            loaded,
+            members,
+            student,
+        )
         summary = {**stage.train(rows), **test_model}
     elif section.teacher:
-        stage, learned = _student_of(section.teacher, section, context, loaded, rows)
+        stage, learned = _student_of(
+            section.teacher,
+            section,
+            context,
+            loaded,
+            rows,
+        )
         summary = {**stage.train(learned, run, context.progress), **test_model}
         summary["unscored"] = len(rows) - len(learned)
     else:
@@ -105,7 +117,12 @@ def train(
         if stage.student is not None:
             drop_checkpoint(RunDirectory(run.path / stage.student.name))
     else:
-        save_trained(stage.role, loaded, run.path / "model", kind="reward")
+        save_trained(
+            stage.role,
+            loaded,
+            run.path / "model",
+            kind="reward",
+        )
     if here().first:
         write_seen(
             run.path / "model", split_by_group(rows, section.heldout_fraction, section.seed)[0]
@@ -234,14 +251,26 @@ class RewardMembers:
                 drop_checkpoint(one)
             else:
                 with shared_time(number, count):
-                    self._train(stage, split, one, bars[number])
+                    self._train(
+                        stage,
+                        split,
+                        one,
+                        bars[number],
+                    )
             summaries.append(one.summary())
         assert split is not None
         if self.section.average:
             self._average(split)
         elif self.student is not None and self.section.distill is not None:
             run = open_part(self.student, self.context)
-            summaries.append(self._distill(split, self.section.distill, run, bars[-1]))
+            summaries.append(
+                self._distill(
+                    split,
+                    self.section.distill,
+                    run,
+                    bars[-1],
+                )
+            )
         for stage in filter(None, (*self.stages, self.one)):
             stage.frozen = None
         return {
@@ -262,7 +291,12 @@ class RewardMembers:
         """Save the scorer in `model/`: one role, or the names of the members' folders."""
         folder = self.context.folder
         if self.one is not None:
-            save_trained(self.one.role, self.loaded, folder / "model", kind="reward")
+            save_trained(
+                self.one.role,
+                self.loaded,
+                folder / "model",
+                kind="reward",
+            )
         else:
             models = [folder / member.name / "model" for member in self.members]
             save_ensemble(folder / "model", models)
@@ -277,7 +311,12 @@ class RewardMembers:
                 self.loaded, self.section, self.context.seed, number, one_head=self.section.average
             )
         order = self.section.seed + MEMBER_STRIDE * number
-        stage = RewardModeling(self.section, role, encoder_of(self.loaded), order_seed=order)
+        stage = RewardModeling(
+            self.section,
+            role,
+            encoder_of(self.loaded),
+            order_seed=order,
+        )
         stage.frozen = next((other.frozen for other in self.stages if other.frozen), None)
         self.stages.append(stage)
         return stage
@@ -294,7 +333,12 @@ class RewardMembers:
             stage.standardize(split.train)
         for parameter in stage.role.parameters():
             parameter.requires_grad_(False)
-        save_trained(stage.role, self.loaded, run.path / "model", kind="reward")
+        save_trained(
+            stage.role,
+            self.loaded,
+            run.path / "model",
+            kind="reward",
+        )
         run.finish(summary)
         drop_checkpoint(run)
 
@@ -312,7 +356,12 @@ class RewardMembers:
         self, split: Split[Ranking], combine: Combine, run: RunDirectory, progress: Progress | None
     ) -> dict[str, Any]:
         """One more model, which learns what the members say together; its summary."""
-        role = reward_role(self.loaded, self.section, self.context.seed, len(self.members))
+        role = reward_role(
+            self.loaded,
+            self.section,
+            self.context.seed,
+            len(self.members),
+        )
         self.one = student = Distillation(self.section, role, encoder_of(self.loaded))
         student.frozen = self.stages[-1].frozen
         student.taught(self.stages, split.train, combine)

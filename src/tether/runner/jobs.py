@@ -108,9 +108,28 @@ def expand(recipe: BaseRecipe, stages: Sequence[str] | None = None) -> list[Job]
         return _swept(recipe, stages)
     names = list(recipe.stages if stages is None else stages)
     again = [name for name in names if name != "sft"] if recipe.repeat else []
-    once = [_job(recipe, name, None) for name in names if name not in again]
+    once = [
+        _job(
+            recipe,
+            name,
+            None,
+        )
+        for name in names
+        if name not in again
+    ]
     rounds = range(1, (recipe.repeat or 0) + 1)
-    return [*once, *(_job(recipe, name, number) for number in rounds for name in again)]
+    return [
+        *once,
+        *(
+            _job(
+                recipe,
+                name,
+                number,
+            )
+            for number in rounds
+            for name in again
+        ),
+    ]
 
 
 def with_parts(jobs: Iterable[Job]) -> list[Job]:
@@ -160,7 +179,11 @@ def variants(recipe: BaseRecipe) -> list[BaseRecipe]:
     """
     if recipe.sweep is None:
         return [recipe]
-    values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"sweep"})
+    values = recipe.model_dump(
+        mode="json",
+        exclude_unset=True,
+        exclude={"sweep"},
+    )
     return [
         build(
             type(recipe),
@@ -186,8 +209,16 @@ def _combined(recipe: BaseRecipe) -> Iterator[tuple[list[str], list[Job]]]:
     runs once for all that have it; what equals the recipe without its sweep keeps the folder that
     it has there.
     """
-    values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"sweep"})
-    plain = build(type(recipe), values, where="recipe")
+    values = recipe.model_dump(
+        mode="json",
+        exclude_unset=True,
+        exclude={"sweep"},
+    )
+    plain = build(
+        type(recipe),
+        values,
+        where="recipe",
+    )
     own = dict(_identified(plain))
     jobs: dict[str, Job] = {}
     for variant, (_, overrides) in zip(

@@ -15,7 +15,6 @@ from tether.build.models import check_libraries, on_folder
 from tether.build.rewards import reward_model_of
 from tether.build.roles import newest_policy
 from tether.build.rows import check_data, load_rows
-from tether.build.sources import check_sources
 from tether.core.budget import limited_by, time_limit
 from tether.core.errors import MissingFileError
 from tether.core.rundir import SWEEP, RunDirectory, read_json, write_json
@@ -67,7 +66,6 @@ def run_recipe(
     root, results, began = Path(recipe.run), {}, clock() if began is None else began
     names = list(recipe.stages if stages is None else stages)
     for variant in variants(recipe):
-        check_sources(variant)
         check_scorers(variant)
     for job in expand(recipe, names):
         if job.round in (None, 1) and not (job.round is None and _is_finished(job.folder)):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from tether.build.checks import check_scorers
-from tether.build.sources import check_sources
 from tether.core.locks import release
 from tether.core.protocols import doing
 from tether.learner.loop import Progress
@@ -43,7 +42,6 @@ def start_run(
     """
     root = Path(recipe.run)
     for variant in variants(recipe):
-        check_sources(variant)
         check_scorers(variant)
     remember(root, recipe, stages)
     try:
