@@ -194,13 +194,7 @@ def import_(
         imported = (
             import_answers(where, rows)
             if answers
-            else import_cases(
-                where,
-                rows,
-                ask=cases.ask,
-                round=cases.round,
-                prefix=cases.prefix,
-            )
+            else import_cases(where, rows, ask=cases.ask, round=cases.round, prefix=cases.prefix)
         )
     counts = ((name, imported[key]) for key, name in IMPORTED.items())
     show_table(Terminal(), "", [(name, f"{count:,}") for name, count in counts if count])
@@ -240,13 +234,7 @@ def _export(
     from tether.preferences.label_studio import CONFIG
 
     which = {"round": round, "names": names, "unfinished": unfinished, "least": least}
-    count = export_labels(
-        opened(store),
-        file,
-        format,
-        how=how,
-        **which,
-    )  # type: ignore[arg-type]
+    count = export_labels(opened(store), file, format, how=how, **which)  # type: ignore[arg-type]
     print_line(f"{count:,} rows in {file}")
     if format == "label-studio":
         interface = file.with_suffix(".xml")
@@ -267,12 +255,7 @@ def stats(store: StoreArgument) -> None:
         (one.name, one.role, f"{one.judged:,}", _seconds(one.seconds), one.access)
         for one in workload(where)
     ]
-    show_table(
-        Terminal(),
-        "",
-        people,
-        ("annotator", "role", "judged", "median seconds", "access"),
-    )
+    show_table(Terminal(), "", people, ("annotator", "role", "judged", "median seconds", "access"))
     if not where.counts()["judgments"]:
         print_line(
             f"Nobody has judged anything yet: `tether prefs serve {store}` lets people begin."
@@ -297,14 +280,7 @@ def agree(
 
     console, where = Terminal(), opened(store)
     cast = list(votes(where, round=round, names=names))
-    with_gold = list(
-        votes(
-            where,
-            round=round,
-            names=names,
-            gold=True,
-        )
-    )
+    with_gold = list(votes(where, round=round, names=names, gold=True))
     if not with_gold:
         raise DataError(f"{store}: nobody has judged anything yet")
     report, gold = agreement_report(cast, windows=windows), gold_answers(where)
@@ -313,12 +289,7 @@ def agree(
         f"{report['num_votes']:,} judgments of {report['num_items']:,} pairs by "
         f"{report['num_annotators']} people"
     )
-    show_table(
-        console,
-        counts,
-        _figures(report),
-        ("", "value [95%]", "pairs"),
-    )
+    show_table(console, counts, _figures(report), ("", "value [95%]", "pairs"))
     people = []
     for one in quality:
         shares = map(str, (one.others, one.gold, one.left))
@@ -395,12 +366,7 @@ def _ask(
     from tether.settings.reading import build
 
     config = build(PairsConfig, {**vars(pairs), "seed": seed}, where="tether prefs ask")
-    count = ask_pairs(
-        opened(store),
-        config,
-        round=round,
-        priority=priority,
-    )
+    count = ask_pairs(opened(store), config, round=round, priority=priority)
     print_line(
         f"{count:,} pairs are to be judged"
         + ("" if count else ": the store has no others of this kind")
@@ -476,12 +442,7 @@ def rank(
             (one.model, f"{one.score:+.2f}", f"{one.won:,}", f"{one.tied:,}", f"{one.lost:,}")
             for one in rows
         ]
-        show_table(
-            Terminal(),
-            "",
-            scores,
-            ("model", "log-odds", "won", "tied", "lost"),
-        )
+        show_table(Terminal(), "", scores, ("model", "log-odds", "won", "tied", "lost"))
     prompts = list(ranked(where, round=round)) if output or not rows else []
     if not rows and not prompts:
         raise DataError(f"{store}: nobody has judged anything yet")
