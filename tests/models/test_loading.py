@@ -237,7 +237,7 @@ def test_broken_folders_and_unfit_tokenizers_are_refused(tmp_path):
     with pytest.raises(ModelError, match="does not know"):
         open_model(ModelConfig(source="tiny", stop_tokens=("<|nonsense|>",)))
     with pytest.raises(MissingFileError, match=r"no config\.json"):
-        build(ModelConfig, {"source": str(tmp_path)})
+        open_model(ModelConfig(source=str(tmp_path)))
 
 
 @pytest.mark.slow

@@ -136,7 +136,6 @@ def test_a_stage_may_take_the_process_models_steps(recipe):
         ({"ppo": {}}, r"ppo.reward_source = 'learned' needs a \[reward\] section"),
         ({"grpo": {"reward_source": "process"}}, r"needs a \[process\] section"),
         ({"grpo": {"reward_source": "verifiable"}}, "a table named verifiable belong together"),
-        ({"grpo": {"reward_source": "random", "verifiable": {"kind": "exact"}}}, "belong together"),
         (
             {"grpo": {"reward_source": "random", "process_aggregate": "min"}},
             "process_aggregate has no effect",

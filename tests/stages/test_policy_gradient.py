@@ -644,6 +644,7 @@ SWITCHED = {
     "kl.mode": ("ppo", "adaptive"),
     "kl.target": ("ppo", 0.01, {"kl": {"mode": "adaptive"}}),
     "kl.horizon": ("ppo", 100, {"kl": {"mode": "adaptive"}}),
+    "kl.max_factor": ("ppo", 1.0001, {"kl": {"mode": "adaptive"}}),
 }
 NOT_OF_THE_LOSS = {
     "max_staleness",

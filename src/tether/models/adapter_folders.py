@@ -20,6 +20,7 @@ from tether.core.once import once
 from tether.core.rundir import read_json
 from tether.models.carried import MergedChange, carry, factors_of, fold_in, scale_carried
 from tether.models.precision import cast
+from tether.models.sources import check_model_source
 from tether.settings.model import ADAPTER_FILE, TINY, ModelConfig
 from tether.settings.reading import build
 
@@ -101,7 +102,9 @@ def _bare(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
             )
         try:
             named = {**config.model_dump(), "source": str(base), "revision": None, "fallback": None}
-            yield build(ModelConfig, named, where=ADAPTER_FILE)
+            bare = build(ModelConfig, named, where=ADAPTER_FILE)
+            check_model_source(bare)
+            yield bare
         except TetherError as error:
             raise ModelError(
                 f"{folder} holds an adapter alone, whose base cannot be loaded: {error} "
