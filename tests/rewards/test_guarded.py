@@ -538,18 +538,27 @@ def test_os_exit_ends_the_call_and_not_the_program() -> None:
     reason = scored(lambda prompts, responses: os._exit(3))[0].reason
     assert reason.endswith("raised SystemExit: os._exit(3)")
 
-    def forks(prompts: Any, responses: Any) -> list[int]:
-        """A process of the function's own ends as it likes."""
-        child = os.fork()
-        if not child:
-            os._exit(7)
-        return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
 
-    assert scored(forks, 1)[0].value == 7.0
+FORKS = """
+import os
+from tests.rewards.test_guarded import scored
+
+def ends_with(code):
     child = os.fork()
     if not child:
-        os._exit(8)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+print(scored(lambda prompts, responses: [ends_with(7)], 1)[0].value, ends_with(8))
+"""
+
+
+def test_a_process_of_the_functions_own_ends_as_it_likes() -> None:
+    """In an interpreter of its own: a fork of one with many libraries and threads may crash."""
+    ended = subprocess.run(
+        [sys.executable, "-c", FORKS], check=True, capture_output=True, text=True
+    )
+    assert ended.stdout.split() == ["7.0", "8"], ended.stderr
 
 
 @pytest.mark.parametrize(
