@@ -86,9 +86,9 @@ def seeds_sentence(record: dict[str, Any]) -> str:
     *first, last = [_bounds(value, 0) for value in best_decoding(record).values()]
     (random,) = record["seeds"]["random_reward"].values()
     return (
-        f"In three seeds the policy at its best temperature beats the SFT model at *its* best in "
-        f"{', '.join(first)} and {last} of 150 comparisons; with a random reward in "
-        f"{_bounds(random, 0)}."
+        f"The policy beat the SFT model in {', '.join(first)} and {last} of 150 comparisons (three "
+        f"seeds). Each model used its best temperature. A policy that was trained on a random "
+        f"reward won {_bounds(random, 0)}."
     )
 
 
