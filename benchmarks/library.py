@@ -32,7 +32,7 @@ GRPO with a policy that is not tether's, from `examples/losses_in_your_loop.py`.
 """
 SAMPLERS = """## Samplers
 
-tether's sampler is usable alone, too. [Below the door](../guides/python.md#below-the-door) shows
+tether's sampler is usable alone, too. [A loop of your own](../guides/python.md#a-loop-of-your-own) shows
 `tether.load_model`, `model.engine` and `engine.generate` in a loop of 40 lines.
 A sample depends on (seed, prompt, number of the sample, position) alone, so another
 batch size or a resumed run draws the same tokens.
