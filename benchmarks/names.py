@@ -55,16 +55,15 @@ HEAD = """# Coming from TRL, verl, OpenRLHF or Axolotl
 
 *Written by `python -m benchmarks.references` from the synonyms that tether reads.*
 
-If a recipe or a call uses a name of another library, tether stops and names its own. `tether explain WORD` translates
-one name. The tables below are the same translations. A library's name stands in the table even where several
-libraries share it. Keys of a section stand without the section: `kl.coefficient` in `[ppo]` is `ppo.kl.coefficient` on the
-command line.
+If a recipe or a call uses a name of another library, tether stops and prints its own name. `tether explain WORD` translates
+one name. The tables below have the same translations. A name is listed even if several libraries share it.
+Keys of a section are listed without the section: `kl.coefficient` in `[ppo]` is `ppo.kl.coefficient` on the command line.
 
 Three habits differ:
 
 - A method is a section of a recipe, not a trainer class. `[ppo]` after `[reward]` uses the reward model of that run.
 - A batch counts prompts (`prompts_per_step`) or rows. tether cuts micro-batches by tokens, so results do not depend on the cut.
-- A run is a folder. The same command continues it, and nothing else is needed to resume.
+- A run is a folder. The same command continues it. Resuming needs nothing else.
 
 Rows need no conversion: [every format](../reference/data.md) of these libraries is recognised by its columns.
 Reward functions in TRL's form, `f(completions, **columns)`, work unchanged.
