@@ -117,10 +117,10 @@ def test_no_half_minute_is_silent_whatever_part_is_in_hand():
                 screen.now, before = 100.0 * number + second, len(screen.lines)
                 announce.tick()
                 told += [screen.now] * (len(screen.lines) - before)
-    assert [b - a for a, b in itertools.pairwise([0.0, *told])] == [30.0] * 20
+    assert [b - a for a, b in itertools.pairwise([0.0, *told])] == [25.0] * 24
     assert screen.lines[0] == "grpo: a price"
-    assert screen.lines[1] == "grpo 0/? 0:00:30 0:09:30 left, all 0:10:30 loading …"
-    assert screen.lines[10] == "grpo 0/? 0:05:00 0:05:00 left, all 0:06:00 sampling …"
+    assert screen.lines[1] == "grpo 0/? 0:00:25 0:09:35 left, all 0:10:35 loading …"
+    assert screen.lines[12] == "grpo 0/? 0:05:00 0:05:00 left, all 0:06:00 sampling …"
     assert [part for part in PARTS if not any(part in line for line in screen.lines)] == []
 
 

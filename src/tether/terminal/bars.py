@@ -48,9 +48,9 @@ def starting(what: str = "starting") -> Status:
     return Terminal(stderr=True).status(what)
 
 
-EVERY = 30.0
-"""Seconds between two lines where nothing can move: in a log, or in a notebook without
-ipywidgets.
+EVERY = 25.0
+"""Seconds between two lines where nothing can move: in a log, or in a notebook without ipywidgets.
+A busy machine adds some: none of the silences shall exceed half a minute.
 """
 LOOK_AFTER = 1.0
 """Seconds between two looks at whether a line is due."""
