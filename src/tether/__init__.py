@@ -2,8 +2,9 @@
 
     import tether
 
-    run = tether.grpo("HuggingFaceTB/SmolLM2-135M-Instruct", prompts=["How do I thank a
-    neighbour?"], reward=my_function) print(run.policy.generate("Hello!"))
+    model = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    run = tether.grpo(model, prompts=["How do I thank a neighbour?"], reward=my_function)
+    print(run.policy.generate("Hello!"))
 
 Every method of a recipe is a function here (docs/guides/python.md); nothing heavy is imported
 before one is called.

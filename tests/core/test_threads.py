@@ -1,6 +1,9 @@
-"""Threads of OpenMP: as many as a control group and the fast cores allow."""
+"""Threads of OpenMP: as many as a control group and the fast cores allow; asleep beside others."""
 
 import os
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -37,3 +40,55 @@ def test_threads_are_those_that_a_group_and_the_fast_cores_allow(machine, files,
     for name, text in files.items():
         (machine / name).write_text(text + "\n")
     assert threads.fewer_cores() == expected
+
+
+@pytest.mark.parametrize(
+    ("cores", "running", "environment", "expected"),
+    [
+        # alone; a neighbour; a neighbour for whom a core is left; one in few of the looks
+        (2, "1111111", {}, None),
+        (2, "2222222", {}, "PASSIVE"),
+        (8, "2222222", {"OMP_NUM_THREADS": "7"}, None),
+        (8, "3333333", {"OMP_NUM_THREADS": "7"}, "PASSIVE"),
+        (2, "2212111", {}, None),
+        (2, "3333333", {"OMP_NUM_THREADS": "1"}, None),
+        # a user has chosen
+        (2, "3333333", {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
+        (2, "3333333", {"GOMP_SPINCOUNT": "1000"}, None),
+        (2, "3333333", {"KMP_BLOCKTIME": "0"}, None),
+        # a system without the file
+        (2, "", {}, None),
+    ],
+)
+def test_threads_sleep_where_others_need_the_cores(
+    machine, monkeypatch, cores, running, environment, expected
+):
+    for name in (threads.THREADS, *threads.CHOSEN):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    looks = iter(running)
+
+    def read(path):
+        count = next(looks, None) if path == threads.RUNNING else None
+        return f"cpu 1 2\nprocs_running {count}\nprocs_blocked 0" if count else ""
+
+    monkeypatch.setattr(threads, "_read", read)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.delitem(threads.sys.modules, "torch", raising=False)
+    threads.share_the_machine()
+    assert os.environ.get(threads.WAITING) == expected
+
+
+def test_a_busy_neighbour_is_counted():
+    if not threads.RUNNING.exists():
+        pytest.skip("needs /proc/stat")
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
+        try:
+            end = time.monotonic() + 20
+            while threads._others() < 1 and time.monotonic() < end:
+                time.sleep(0.05)
+            assert threads._others() >= 1
+        finally:
+            neighbour.kill()

@@ -1,21 +1,26 @@
-"""Threads of OpenMP, which computes torch's products: how many there are. OpenMP reads it when it
-starts.
+"""Threads of OpenMP, which computes torch's products: how many there are, and how they wait. OpenMP
+reads both when it starts.
 
 A thread that spins while it waits takes the processor from the one that it waits for, as soon as
-another program needs a core. One that sleeps is late: alone on two cores, 16 rollouts of 32 tokens
-took 1.9 s instead of 1.4; beside one busy program 2.5 s instead of 4.1. So waiting is left to the
-user: OMP_WAIT_POLICY=PASSIVE suits a machine that others use.
+another program needs a core. One that sleeps is late. So threads sleep where other programs need
+the cores when tether starts, and spin elsewhere (docs/guides/slow.md has the seconds). The choice
+changes no number of a run.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+import time
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
+from statistics import median
 
 WAITING = "OMP_WAIT_POLICY"
+CHOSEN = WAITING, "GOMP_SPINCOUNT", "KMP_BLOCKTIME"
+"""Variables by which a user chooses how threads wait."""
 THREADS = "OMP_NUM_THREADS"
 QUOTAS = Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 """Microseconds of processor time a period, of control groups of version 2 and 1."""
@@ -23,12 +28,43 @@ FAST = Path("/sys/devices/cpu_core/cpus")
 """The fast cores of a processor that has slow ones, too, as Linux lists them: 0-11."""
 
 
+RUNNING = Path("/proc/stat")
+"""Its line procs_running counts the threads that run or wait for a core, this one included."""
+LOOKS, BETWEEN = 7, 0.003
+"""Looks at the running threads, and the seconds between two."""
+
+
 def share_the_machine() -> None:
-    """Set the number of threads, if the user has not, as long as torch is not loaded."""
+    """Set the number of threads and how they wait, if the user has not, as long as torch is not
+    loaded.
+    """
     if "torch" in sys.modules:
         return
     if (cores := fewer_cores()) is not None:
         os.environ.setdefault(THREADS, str(cores))
+    if not any(name in os.environ for name in CHOSEN) and cores_are_short():
+        os.environ[WAITING] = "PASSIVE"
+
+
+def cores_are_short() -> bool:
+    """True if other programs run on cores that this one's threads need, in most of several looks."""
+    cores = os.cpu_count() or 1
+    wanted = os.environ.get(THREADS, "")
+    threads = int(wanted) if wanted.isdecimal() else cores
+    return threads > 1 and threads + _others() > cores
+
+
+def _others() -> float:
+    """Threads of other programs that run or wait for a core, the median of several looks."""
+    counts = []
+    for look in range(LOOKS):
+        if look:
+            time.sleep(BETWEEN)
+        running = re.search(r"^procs_running (\d+)", _read(RUNNING), re.M)
+        if running is None:
+            return 0.0
+        counts.append(int(running[1]) - 1)
+    return median(counts)
 
 
 def fewer_cores() -> int | None:
