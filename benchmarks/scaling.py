@@ -324,10 +324,10 @@ def page(results: dict[str, list[dict[str, float]]], where: str) -> str:
     lines = [
         "# Scaling",
         "",
-        "How cost grows with each thing that a user may turn up: SmolLM2-135M in bfloat16 with "
-        "LoRA on attention where nothing",
-        "else is said. Written by `python -m benchmarks.scaling`; every point is a process of its "
-        "own. Measured on",
+        "The table shows how cost grows with each size that a user may increase. The model is "
+        "SmolLM2-135M in bfloat16 with LoRA on attention, unless",
+        "a row names another one. `python -m benchmarks.scaling` writes this page, with a separate "
+        "process for every point. Measured on",
         f"{where}.",
         "",
         "![seconds and peak memory against sizes](scaling.svg)",
