@@ -20,7 +20,7 @@ from tether.settings.evaluation import EvaluateSection, EvaluationSection, Evalu
 from tether.settings.section import DataConfig
 
 SUITES: dict[str, tuple[str, ...]] = {
-    "all": ("multiple_choice", "short_answers", "refusal", "diversity", "sycophancy"),
+    "all": tuple(name for name, row in EVALUATORS.items() if row.data),
     "tax": ("multiple_choice", "short_answers"),
     "manner": ("refusal", "diversity", "sycophancy"),
 }
@@ -174,7 +174,7 @@ def evaluate_model(
 
     Raises:
         ConfigError, DataError, MissingFileError, ModelError: as `chosen_evaluators`, the readers
-            and `run.roles.load_policy`.
+            and `build.roles.load_policy`.
     """
     chosen = chosen_evaluators(suite, data)
     aside = {name: Quarantine() for name in (model, against) if name is not None}

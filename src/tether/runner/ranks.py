@@ -1,4 +1,4 @@
-"""Start of a training's ranks: this process starts the others, or torchrun or run.restarts has
+"""Start of a training's ranks: this process starts the others, or torchrun or runner.restarts has
 started all.
 """
 
@@ -41,7 +41,7 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
     """Within this block the ranks that a recipe asks for train together; on leaving it those
     started here have ended.
 
-    Where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set (by torchrun or run.restarts), this
+    Where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set (by torchrun or runner.restarts), this
     is one of those. Otherwise it is rank 0, and starts the others, on this machine or where Ray has
     room.
 

@@ -87,8 +87,8 @@ def run_recipe(
         deterministic() if recipe.deterministic else contextlib.nullcontext(),
         tracking(recipe.track if here().first else (), root),
     ):
-        for variant in dict.fromkeys(map(id, (job.recipe for job in jobs))):
-            own = [job for job in jobs if id(job.recipe) == variant]
+        for identity in dict.fromkeys(map(id, (job.recipe for job in jobs))):
+            own = [job for job in jobs if id(job.recipe) == identity]
             order = [(job.name, job.round) for job in own]
             budgets = Budgets(own[0].recipe, order, price, clock, began)
             for job in own:

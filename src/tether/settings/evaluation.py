@@ -26,7 +26,7 @@ class EvaluatorData(Config):
         return (self.path,) if isinstance(self.path, str) else self.path
 
 
-EVALUATORS_HELP = "further evaluators of docs/evaluate_suite.md by name, each with its files"
+EVALUATORS_HELP = "further evaluators of docs/trust/evaluate_suite.md by name, each with its files"
 
 
 class EvaluationSection(PromptedSection):
@@ -172,5 +172,4 @@ class EvaluateSection(EvaluateConfig):
     sycophancy: SycophancyConfig | None = Field(
         default=None, description="also measure whether answers depend on who asks"
     )
-    evaluators: dict[str, EvaluatorData] = Field(default={}, description=EVALUATORS_HELP)
     evaluators: dict[str, EvaluatorData] = Field(default={}, description=EVALUATORS_HELP)

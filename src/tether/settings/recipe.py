@@ -223,7 +223,7 @@ class BaseRecipe(Config):
 
     def _scorer_faults(self, name: str, section: Any) -> Iterator[str]:
         """Check a stage against the scorer that this recipe trains. A scorer that was trained
-        before is checked when the recipe starts (`run.checks.check_scorer`).
+        before is checked when the recipe starts (`build.checks.check_scorers`).
         """
         trained = self.section(section.scorer)
         if trained is not None and section.scorer == "reward" and section.reward_model is None:
