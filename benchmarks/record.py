@@ -66,16 +66,13 @@ def seeds_table(record: dict[str, Any]) -> str:
     best = best_decoding(record)
     random, choice = (record["seeds"][key] for key in ("random_reward", "best_of_2_4_8"))
     rows = [
-        ["", *(f"seed {seed}" if place == 0 else seed for place, seed in enumerate(best))],
+        ["comparisons won by the policy", *(f"seed {seed}" for seed in best)],
         ["---"] * (1 + len(best)),
-        ["policy at its best temperature against the SFT model at *its* best: won"]
+        ["against the SFT model, each at its best temperature"]
         + [_bounds(best[seed]) for seed in best],
-        ["the same with a random reward, before"]
+        ["the same, for a policy trained on a random reward"]
         + [_bounds(random[seed]) if seed in random else "" for seed in best],
-        [
-            "one answer of the policy against the reward's choice of 2 / 4 / 8 answers of the SFT "
-            "model: won"
-        ]
+        ["against the best of 2 / 4 / 8 SFT answers, chosen by the reward model"]
         + [" / ".join(f"{share:.0f}" for share in choice[seed]) + "%" for seed in best],
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -86,9 +83,9 @@ def seeds_sentence(record: dict[str, Any]) -> str:
     *first, last = [_bounds(value, 0) for value in best_decoding(record).values()]
     (random,) = record["seeds"]["random_reward"].values()
     return (
-        f"The policy beat the SFT model in {', '.join(first)} and {last} of 150 comparisons (three "
-        f"seeds). Each model used its best temperature. A policy that was trained on a random "
-        f"reward won {_bounds(random, 0)}."
+        f"In three seeds, the policy won {', '.join(first)} and {last} of 150 comparisons with the SFT "
+        f"model.\nEach model used its best temperature. With a random reward, the policy won "
+        f"{_bounds(random, 0)} (seed 0)."
     )
 
 
@@ -107,10 +104,13 @@ def texts(record: dict[str, Any]) -> dict[Path, dict[str, str]]:
         f"{percent(over['win_rate']['value'])} [{percent(over['win_rate']['low'])}, "
         f"{percent(over['win_rate']['high'])}]"
     )
-    time = f"The first takes {least} to {most} minutes and {gigabytes} on two cores."
+    time = (
+        f"`make quickstart` takes {least} to {most} minutes on two CPU cores and needs {gigabytes} of RAM, "
+        "after the installation."
+    )
     expected = (
-        f"Time and memory on two cores: {fast[0]} minutes with a matrix unit (AMX), "
-        f"{usual[0]} to {usual[1]} with bfloat16"
+        f"On two cores with AMX instructions, the quickstart takes {fast[0]} minutes. On two cores "
+        f"with bfloat16 instructions but without AMX, it takes {usual[0]} to {usual[1]} minutes. "
     )
     return {
         ROOT / "README.md": {
@@ -120,8 +120,8 @@ def texts(record: dict[str, Any]) -> dict[Path, dict[str, str]]:
         },
         ROOT / "docs" / "guides" / "quickstart.md": {
             "time": (
-                f"{expected} products alone, and {gigabytes}. Seed {record['seed']}, best "
-                f"decoding against best: won {rate}."
+                f"{expected}Its peak memory is {gigabytes}.\nSeed {record['seed']}: with each model "
+                f"at its best temperature, the policy won {rate} of the comparisons."
             ),
             "seeds": seeds_table(record),
         },
