@@ -27,8 +27,8 @@ Trackers = Annotated[
 
 
 class ClassicConfig(Config):
-    """Keyword arguments under their classic names. What has no counterpart here is refused like any
-    unknown key.
+    """Keyword arguments under their classic names. An argument without a counterpart here is
+    refused like any unknown key.
     """
 
     def __init__(self, **values: Any) -> None:

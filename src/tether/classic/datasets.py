@@ -17,7 +17,7 @@ _TOGETHER, _ENOUGH = 256, 1.0
 class GuardedRows:
     """A data set's `__len__`, `__iter__` and `__getitem__` behind the guard of reward functions.
 
-    A call may take `time_limit` seconds. What it changes in the process is put back afterwards.
+    A call may take `time_limit` seconds. Its changes in the process are undone afterwards.
 
     Args:
         name: of the argument that gave the data set, for messages.

@@ -88,8 +88,8 @@ def create_reference_model(
 
 
 class TrainableRole(Role):
-    """A model, or of one that peft has wrapped its adapter. What users have frozen themselves stays
-    as it is.
+    """A model, or the adapter of one that peft has wrapped. Weights that users have frozen stay as
+    they are.
     """
 
     def __init__(self, model: Any, head: ScalarHead | None = None) -> None:

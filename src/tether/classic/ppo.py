@@ -89,8 +89,8 @@ class PPOTrainer:
     Args:
         ref_model: None: a frozen copy of the model, or with an adapter the model without it.
         dataset: rows for `dataloader`; their `input_ids` become a list of tensors.
-        data_collator: makes a batch of rows. It and the data set run behind the guard of reward
-            functions: a call may take a minute, and what it changes in the process is put back.
+        data_collator: makes a batch of rows. The guard of reward functions covers it and the data
+            set: a call may take a minute, and its changes in the process are undone.
     """
 
     def __init__(
@@ -168,8 +168,8 @@ class PPOTrainer:
         """Shuffled batches of the dataset, the last incomplete one dropped; none after the budget.
 
         Raises:
-            DataError: there is no dataset, or less than a batch; the dataset raised or hangs; from
-                its iterator: the dataset or data_collator raised or hangs.
+            DataError: there is no dataset, or less than a batch. The dataset raised or hangs.
+                From its iterator: the dataset or data_collator raised or hangs.
         """
         size = self.config.batch_size
         rows = GuardedRows(self.dataset, "dataset")
@@ -207,14 +207,14 @@ class PPOTrainer:
         return_prompt: bool = True,
         **options: Any,
     ) -> Any:
-        """Sample a response to each query with transformers' own generate, from the bare policy
-        unless told otherwise.
+        """Sample a response to each query with transformers' own generate. The default is the bare
+        policy.
 
         `step` divides the logits by the temperature that the latest call used.
 
         Returns:
-            For a list of queries (time,) a list of tensors (time,), each cut after its stop token; tensors (1, time) for queries
-            of that shape and for a single query outside a list.
+            For a list of queries (time,) a list of tensors (time,), each cut after its stop token.
+            For queries (1, time), and for a single query outside a list, tensors (1, time).
 
         Raises:
             DataError: a query holds more than one sequence.
@@ -269,14 +269,14 @@ class PPOTrainer:
         """One PPO step on these responses; returns statistics under their classic names.
 
         Args:
-            queries, responses: tensors of token ids. Responses that generate() returned with their
-                prompts lose them here.
-            scores: one number each; one that is not finite is told of, and its response teaches
-                nothing.
+            queries, responses: tensors of token ids. If responses from generate() contain their
+                prompts, this call removes the prompts.
+            scores: one number each. A score that is not finite gives a warning, and training
+                ignores its response.
 
         Raises:
-            DataError: the lists do not fit each other or the batch size, a query or a response is
-                empty or holds what is no token's id, or scores are no numbers.
+            DataError: the lists differ in length, or from the batch size. A query or a response is
+                empty or holds an invalid token id. Scores are not numbers.
         """
         stage, limit = self.stage, self.config.batch_size
         if not 0 < len(queries) == len(responses) == len(scores) <= limit:
@@ -406,11 +406,11 @@ class PPOTrainer:
         rewards: Scores,
         columns_to_log: Iterable[str] = ("query", "response"),
     ) -> None:
-        """Write the numbers to run directory and tracker, and of the batch the columns that it has
-        to samples.jsonl.
+        """Write the numbers to run directory and tracker, and the columns of the batch to
+        samples.jsonl.
 
-        They stand there under their classic names and under tether's, by which `tether report` and
-        `tether doctor` know them.
+        The numbers have their classic names and tether's names, which `tether report` and
+        `tether doctor` read.
         """
         values = torch.tensor(
             [_number(reward, f"rewards[{place}]") for place, reward in enumerate(rewards)]

@@ -43,7 +43,7 @@ class _Trainer:
     Args:
         model: on the CPU or a GPU.
         args: settings, or transformers' TrainingArguments.
-        tokenizer, processing_class: two names of one thing; neither: the one that belongs to the
+        tokenizer, processing_class: two names of one thing. Without either, the tokenizer of the
             model's name.
         settings: over those in `args`.
     """
@@ -155,8 +155,7 @@ class SFTTrainer(_Trainer):
 
     Args:
         model: a causal language model, or the folder or id of one.
-        args: SFTConfig or transformers' TrainingArguments; more keywords are settings of SFTConfig
-            over those in it.
+        args: SFTConfig or transformers' TrainingArguments. Keywords override its settings.
         peft_config: train a new adapter of peft's instead of the model.
         data: train_dataset, eval_dataset, tokenizer or processing_class.
     """
@@ -202,13 +201,12 @@ class RewardTrainer(_Trainer):
     """Fits a sequence classifier with one label to pairs: whole texts `chosen` and `rejected`, or
     their token ids.
 
-    Texts are tokenized as they stand, so that the saved model scores a text just as it was trained
-    on it.
+    Texts are tokenized without a template, so the saved model scores a text exactly as in
+    training.
 
     Args:
         model: AutoModelForSequenceClassification with num_labels=1 over a decoder.
-        args: RewardConfig or transformers' TrainingArguments; more keywords are settings of
-            RewardConfig over those in it.
+        args: RewardConfig or transformers' TrainingArguments. Keywords override its settings.
         data: train_dataset, eval_dataset, tokenizer or processing_class.
     """
 
@@ -241,7 +239,7 @@ class RewardTrainer(_Trainer):
         )
 
     def _encode(self, row: Row) -> list[Ranking]:
-        """One pair; what stands after the common beginning counts as the response."""
+        """One pair; the tokens after the common beginning count as the response."""
         texts = [self._ids(row, side) for side in ("chosen", "rejected")]
         shared = sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))

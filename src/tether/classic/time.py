@@ -15,11 +15,10 @@ from tether.settings.budget import BudgetConfig
 
 
 class AnnouncedLimit:
-    """A limit that speaks: of the work before it begins, of its time after the second step, of its
-    end where time ends it.
+    """A limit that reports the work before it begins, its time after the second step, and its end.
 
-    A recipe's price is the planner's, which reads a model's shape from its source. Here the caller
-    has loaded the model, so that its steps are measured.
+    The planner of recipes reads a model's shape from its source. Here the caller has loaded the
+    model, so its steps are measured.
     """
 
     def __init__(self, name: str, budget: BudgetConfig | None) -> None:

@@ -28,14 +28,12 @@ taken the larger share.
 
 
 class TimeLimit:
-    """The time of one training. Without a budget it never ends, and draws no schedule.
+    """The time of one training. Without a budget it has no end and draws no schedule.
 
     Args:
         seconds: of all starts together.
-        minutes: of the budgets that a person gave, by which a start that goes on knows whether they
-            changed; 0: none.
-        after: seconds that what follows the last step is expected to take, where a step takes
-            `each`.
+        minutes: the budgets that a person gave, so that a resumed run can detect a change; 0: none.
+        after: expected seconds of the work after the last step, if a step takes `each`.
         closing: seconds of the report.
         clock: seconds that only grow.
         began: the time on that clock from which seconds count; unset: now.

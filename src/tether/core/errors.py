@@ -10,8 +10,8 @@ import re
 from tether.core.stopping import Interrupted
 
 STOPS = (KeyboardInterrupt, Interrupted)
-"""Errors by which somebody stops the run: whoever catches what a user's code raised passes them
-on.
+"""Errors that stop the run on request. Handlers of errors from a user's code must raise these
+again.
 """
 
 
@@ -55,8 +55,8 @@ LONGEST = 300
 
 
 def one_line(error: BaseException) -> str:
-    """An error of other code in one line, without the end of a long one; its class where it has no
-    text or fails to give it.
+    """An error of other code in one line, shortened at the end. Its class, if it has no text or
+    fails to give it.
     """
     try:
         text = " ".join(str(error)[: 4 * LONGEST].split()) or type(error).__name__

@@ -59,8 +59,8 @@ class Pace:
 class Forecast:
     """Seconds that are left of one stage. Times are those of one clock.
 
-    Before the first step they are what was expected; from then on the steps to come take what the
-    last ones took. What a stage does around its steps has a count of its own (`part`).
+    Before the first step they are the expected seconds. Afterwards the remaining steps take as long
+    as the last ones. Work around the steps has its own count (`part`).
     """
 
     def __init__(self, now: float, expected: Expected | None = None) -> None:
@@ -70,7 +70,7 @@ class Forecast:
         self._part: tuple[float, int, int] | None = None
 
     def part(self, now: float, done: int = 0, total: int = 0) -> None:
-        """Something begins, or goes on, of which so much is done; total 0: nobody counts."""
+        """Start or continue a piece of work, with the amount that is done; total 0: not counted."""
         begun = now if self._part is None or not done else self._part[0]
         self._part = (begun, done, total)
         if not self.pace.count:
@@ -85,7 +85,7 @@ class Forecast:
         self.done, self.total, self.since, self._part = done, total, now, None
 
     def left(self, now: float) -> float | None:
-        """Seconds; None where nobody knows, or where it takes longer than was expected."""
+        """Seconds. None if unknown, or if the work takes longer than expected."""
         rest, of_part = self._left(now), self._left_of_part(now)
         if self.expected is not None and self.expected.timed:
             return max(0.0, self.expected.seconds - (now - self.begun))

@@ -42,7 +42,7 @@ class Engine(Protocol):
         """One group of `num_samples` rollouts a prompt, in the order of `prompts`.
 
         A sample depends on (`seed`, the prompt's ordinal, the sample's index, the position) and on
-        the policy alone. `progress` is told the number of rollouts finished so far.
+        the policy alone. `progress` gets the number of rollouts finished so far.
         """
         ...
 
@@ -115,10 +115,10 @@ class AdaptiveReward(JudgingReward, Stateful, Protocol):
 class Verdict(NamedTuple):
     """A model's answer to a question with given options.
 
-    `logprobs`: nats, one an option, normalised among them; None where asking failed, for `reason`
-    ("kind: detail"), which is no verdict and never one half. `mass`: the probability that the reply
-    begins with any of the options. `parsed`: read off one written reply, so that the option it
-    names has everything; parsed without `logprobs`, the reply names none.
+    `logprobs`: nats, one an option, normalised among them. None after a failure, for `reason`
+    ("kind: detail"); a failure is never one half. `mass`: the probability that the reply begins
+    with any of the options. `parsed`: read from one written reply, so the named option has all the
+    probability. If parsed without `logprobs`, the reply names none.
     """
 
     logprobs: tuple[float, ...] | None
@@ -139,11 +139,11 @@ class Reply(NamedTuple):
 
 AnswerT = TypeVar("AnswerT", Verdict, Reply)
 Told = Callable[[int, AnswerT], None] | None
-"""Hears of each answer, by the place of its question, as soon as it is known."""
+"""Called with each answer and the place of its question, as soon as the answer arrives."""
 
 
 class PlacedAnswers(dict[int, AnswerT]):
-    """Answers by the place of their question; `told` hears of each as it comes."""
+    """Answers by the place of their question; `told` is called with each answer as it arrives."""
 
     def __init__(self, told: Told[AnswerT]) -> None:
         super().__init__()
@@ -160,11 +160,11 @@ class PlacedAnswers(dict[int, AnswerT]):
 
 @runtime_checkable
 class ChatModel(Protocol):
-    """A model that is asked: to choose, to score, to criticise, to rewrite. Models of equal `name`
-    give equal answers.
+    """A model that chooses, scores, criticises and rewrites. Models of equal `name` give equal
+    answers.
 
-    `told` hears of each answer, by its place, as soon as it is known: whoever keeps it then loses
-    nothing to a crash.
+    `told` is called with each answer and its place as soon as the answer arrives. A caller that
+    stores them loses none to a crash.
     """
 
     name: str
@@ -197,8 +197,8 @@ class ChatModel(Protocol):
 
 
 def counting(told: Callable[[int], None] | None) -> Callable[..., None] | None:
-    """A listener to answers that tells how many there are so far; None where nobody wants to
-    know.
+    """A listener to answers that reports the number of answers so far; None without a progress
+    display.
     """
     numbers = itertools.count(1)
     return None if told is None else lambda *_: told(next(numbers))
@@ -217,8 +217,8 @@ class Monitor(Stateful, Protocol):
 
 
 class Tracker(Protocol):
-    """Shows a run elsewhere, as it goes on. Whatever a method raises, and however long it takes,
-    the run goes on.
+    """Shows a running training elsewhere. The run continues after any error of a method, and for
+    any duration of a call.
 
     `id`: what the tracker itself calls the run, to go on in it.
     """
@@ -271,8 +271,8 @@ def count_of(what: str, total: int) -> Callable[[int], None]:
 
 
 def doing(progress: object, what: str, done: int = 0, total: int = 0) -> None:
-    """Report to a progress bar that can show it what is being done, and how much of that is done;
-    total 0: nobody counts.
+    """Report the present work and its finished part to a progress bar that can show them; total 0:
+    not counted.
     """
     if (show := getattr(progress, "doing", None)) is not None:
         show(what, done, total)

@@ -52,7 +52,7 @@ def report_changes(run: RunDirectory, before: Mapping[str, Any] | None, step: in
 
 
 def report_beginning(run: RunDirectory) -> None:
-    """Name in the log that steps were made and none was saved, so that all are made again."""
+    """Log that steps were made without a saved one, so that all of them are repeated."""
     if rows := sum(row.get("step", 0) > 0 for row in read_jsonl(run.path / "metrics.jsonl")):
         logger.warning(
             "%s holds %d steps and no checkpoint: the training begins anew, and these rows go",

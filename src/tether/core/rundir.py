@@ -2,12 +2,12 @@
 
 config.json       the resolved config            metrics.jsonl   one object a step
 manifest.json     versions, seeds, digests       samples.jsonl   texts, with the step they come from
-summary.json      what the run amounts to        checkpoints/    see learner.checkpoint
-heldout.jsonl     scores on held-out prompts     alarms.jsonl    what the detectors noticed
+summary.json      the results of the run         checkpoints/    see learner.checkpoint
+heldout.jsonl     scores on held-out prompts     alarms.jsonl    alarms of the detectors
 model/, policy/   the result                     report.html     of the whole run: in its folder
 best/             weights that a judge kept      skipped/        updates that were left out
 tokens.jsonl      numbers of a few samples' tokens
-evaluations.jsonl what each evaluator measured
+evaluations.jsonl results of each evaluator
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:
-    """A value and a line feed. JSON has no NaN and no infinity: such numbers become null, at any
+    """A value and a line feed. JSON has neither NaN nor infinity: such numbers become null, at any
     depth.
     """
     return to_json(value, indent=indent, inf_nan_mode="null", fallback=_plain) + b"\n"
@@ -224,8 +224,8 @@ class RunDirectory:
         """Create the folder, or continue it.
 
         Args:
-            config: plain values or config objects; of these a setting that a run of an older tether
-                did not know is no difference where it has its default.
+            config: plain values or config objects. A setting that an older tether did not have
+                counts as equal if it has its default.
 
         Raises:
             RunError: the folder holds a run of another config; the differing keys are named.
@@ -377,7 +377,7 @@ class RunDirectory:
         write_json(path, {**read_json(path), **values})
 
     def expect(self, steps: int) -> None:
-        """Note in the manifest how many steps the training has, for whoever watches."""
+        """Note the number of steps of the training in the manifest, for progress displays."""
         if (self.path / "manifest.json").is_file():
             self.update_manifest(steps=steps)
 
@@ -400,8 +400,8 @@ def _settings(config: Mapping[str, Any], **options: Any) -> Any:
 
 
 def _without_new_defaults(new: Any, old: Any, chosen: Any) -> Any:
-    """The new settings less those that the old run did not know and that stand at their default
-    (are not among `chosen`).
+    """The new settings without those that the old run did not know and that have their default (are
+    not among `chosen`).
     """
     if not (isinstance(new, dict) and isinstance(old, dict)):
         return new
@@ -473,7 +473,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _processor() -> str:
-    """The processor's name as its maker gives it, where the system tells it."""
+    """The processor's name by its maker, if the system reports it."""
     names = [line.partition(":")[2].strip() for line in cpuinfo() if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 

@@ -1,9 +1,9 @@
-"""Secrets that must not be written down: passwords, keys and tokens, wherever they stand in a text
-or in settings.
+"""Secrets that must not be written down: passwords, keys and tokens, anywhere in a text or in
+settings.
 
-Known by three signs: the name beside them (`api_key=`, `--password`, an address's
-`user:password@`), their own shape (`hf_…`, `sk-…`), and the environment, whose secret variables are
-replaced wherever their values appear.
+Three signs identify them: the name next to them (`api_key=`, `--password`, an address's
+`user:password@`), their own shape (`hf_…`, `sk-…`), and the environment. The values of its secret
+variables are replaced everywhere.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _SECRET_VARIABLE = re.compile(
 
 
 def redact_addresses(value: Any) -> Any:
-    """Plain values without the passwords in their addresses, and nothing else changed: for settings
-    that are read back.
+    """Plain values without the passwords in their addresses, otherwise unchanged: for settings that
+    are read back.
     """
     return with_texts(value, lambda text: _IN_ADDRESS.sub(rf"\g<1>{HIDDEN}", text))
 
@@ -87,7 +87,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def redact_value(value: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """The same for plain values at any depth: texts, and whatever text stands under a name such as
+    """The same for plain values at any depth: texts, and every text under a name such as
     `password`.
     """
     if isinstance(value, str):

@@ -30,7 +30,7 @@ PATIENCE = 10.0
 
 
 class Interrupted(BaseException):
-    """Somebody asked to stop; the message says what is saved and how to go on.
+    """A request to stop; the message says what is saved and how to continue.
 
     As with KeyboardInterrupt, no `except Exception` on the way catches it.
     """
@@ -41,7 +41,7 @@ class Interrupted(BaseException):
 
 
 class Stopping:
-    """Within this block the first signal is only noted in `asked`; whoever opened it looks between
+    """Within this block the first signal is only noted in `asked`. The caller checks it between
     steps.
 
     Python delivers signals to the main thread alone, so in any other the block changes nothing.
@@ -51,8 +51,8 @@ class Stopping:
             requests from before the block do not count.
 
     Raises:
-        Interrupted: a signal came before, and what it raised was lost where nothing can be raised
-            (a finalizer, a C callback).
+            Interrupted: a signal came before, and its exception was lost because nothing can be
+                raised there (a finalizer, a C callback).
     """
 
     came: ClassVar[signal.Signals | None] = None
@@ -102,8 +102,8 @@ class Stopping:
     def leave(
         self, step: int, total: int, place: Path, by: signal.Signals | None = None
     ) -> NoReturn:
-        """End the training of which `step` has just been saved in `place`; `by`: what another rank
-        was told, if not this one.
+        """End the training after `step`, which has just been saved in `place`; `by`: the request
+        that another rank received, if any.
         """
         by = by or self._asked
         assert by is not None
@@ -117,8 +117,8 @@ class Stopping:
 
 
 def run_of(place: Path) -> Path | None:
-    """The run directory that `place` is or lies in: where a command of tether has noted what it
-    started.
+    """The run directory that contains `place`: the folder in which a command of tether has noted
+    its start.
     """
     return next(
         (folder for folder in (place, *place.parents)[:6] if (folder / "command.json").is_file()),

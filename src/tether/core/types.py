@@ -23,7 +23,7 @@ class Message:
     """One turn of a conversation.
 
     Attributes:
-        tool_calls: the functions that an assistant's turn calls, each as the JSON text of an object
+        tool_calls: the functions that an assistant's turn calls. Each is the JSON text of an object
             in OpenAI's format whose arguments are an object.
         tools: on the first turn alone, the JSON text of the list of schemas of the functions that
             may be called.
@@ -31,8 +31,8 @@ class Message:
             `content`.
         name: the name of the speaker, or of the function whose result a tool's turn holds.
         tool_call_id: the id of the call that a tool's turn answers.
-        train: False keeps an assistant's turn out of the loss; the turn still stands in the context
-            of later ones.
+        train: False keeps an assistant's turn out of the loss; the turn remains in the context of
+            later ones.
     """
 
     role: ChatRole
@@ -105,8 +105,7 @@ class Prompt:
     Attributes:
         metadata: further columns and values that tether derives from them, for judges and reports,
             never for models.
-        row: all columns of the row that the prompt was read from, unchanged, where a function of
-            the user's will get them.
+        row: all columns of the prompt's row, unchanged, if a function of the user gets them.
     """
 
     messages: Conversation

@@ -1,4 +1,4 @@
-"""Text of models and strangers on a terminal or a page: nothing in it may act."""
+"""Text of models and of untrusted sources, made harmless for a terminal or a page."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _ACTING = re.compile(
 
 
 def visible(text: str, longest: int | None = None) -> str:
-    """The text with a visible sign for every control character but line feed and tab; what is
-    beyond `longest` is counted.
+    """The text with a visible sign for every control character but line feed and tab. Characters
+    beyond `longest` are counted.
 
-    Escape sequences (which can set a window's title, rewrite what stands above or, in old
-    terminals, type commands), marks that turn the direction of writing around, and halves of
-    surrogate pairs, which no terminal can be sent. A carriage return before a line feed goes.
+    Signs replace escape sequences, which can set a window's title, rewrite earlier lines or, in old
+    terminals, type commands. They also replace marks that reverse the direction of writing, and
+    halves of surrogate pairs. A carriage return before a line feed is removed.
     """
     shown = _ACTING.sub(_sign, text[:longest].replace("\r\n", "\n"))
     return (

@@ -1,8 +1,8 @@
 """The place where a program hangs: the stacks of all its threads in a file of the run, and one line
 about it on the terminal.
 
-Nothing is ever ended here. Waiting is by the monotonic clock, so a wall clock that jumps neither
-wakes nor silences the watch.
+The watchdog never ends anything. It waits by the monotonic clock, so a change of the wall clock has
+no effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 logger = logging.getLogger("tether")
 FIRST_STEPS = 3
-"""Steps before there is a median to speak of."""
+"""Steps before a median is used."""
 
 
 def place(thread: int, file: str | None = None) -> str:
@@ -50,9 +50,9 @@ class Watchdog:
     """Notices a step that takes far longer than those before it, and reports what is late.
 
     Args:
-        path: where the stacks go, such as stacks.txt in the run directory; None writes none.
-        times: how many medians of the steps before are too long.
-        least: seconds that are never too long; before the first three steps are through, six times
+        path: file for the stacks, such as stacks.txt in the run directory; None writes none.
+        times: number of medians of earlier steps that is too long.
+        least: seconds that are never too long. Before the first three steps are finished, six times
             as many.
         say: gets the one message of a run; default: a warning on the terminal.
     """

@@ -1,8 +1,8 @@
 """Encoded sequences become tensors, validated once.
 
-A `TokenBatch` has one sequence a row, padded on the right, or several (packed documents, or several
-answers to one prompt that stands there once): models see ids, positions and perhaps a mask,
-everything else looks through flat indices, so nothing downstream knows or cares which it was.
+A `TokenBatch` has one sequence a row, padded on the right, or several. Several sequences are packed
+documents, or answers to one prompt that is stored once. Models get ids, positions and perhaps a
+mask. All other code uses flat indices, so it works in the same way for both.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def make_batch(
 
     Args:
         document_tokens: sequences that begin with the same uncounted tokens become one document of
-            up to so many tokens: what all prompts begin with, each prompt once, and every answer,
-            which sees its prompt and itself (the prefix tree of https://arxiv.org/abs/2506.05433).
-            0: every sequence is a document.
+            at most this many tokens. It holds the common beginning once, each prompt once, and
+            every answer. An answer sees its prompt and itself (the prefix tree of
+            https://arxiv.org/abs/2506.05433). 0: every sequence is a document.
 
     Raises:
         ValueError: no sequences, or one that counts its very first token (nothing could predict
@@ -94,8 +94,8 @@ def make_batch(
 def _write(
     tokens: list[Token], document: int, members: Sequence[Encoded]
 ) -> Iterator[tuple[int, list[int]]]:
-    """Append a document to a row; each member, in the order in which they stand, with the places of
-    its tokens in the row.
+    """Append a document to a row. Members keep their order and get the places of their tokens in
+    the row.
     """
 
     def put(sequence: Encoded, begin: int, end: int, prompt: int, answer: int) -> range:
@@ -118,9 +118,10 @@ def _write(
 
 
 def documents_of(sequences: Sequence[Encoded], limit: int) -> list[list[int]]:
-    """Indices of sequences that stand in one document of at most `limit` tokens: those with the
-    same prompt (all uncounted tokens at the beginning), and such groups whose prompts begin with
-    the same `COMMON` tokens, a template's system message.
+    """Indices of sequences that share one document of at most `limit` tokens.
+
+    Sequences with the same prompt (all uncounted tokens at the beginning) share one. Such groups
+    share one if their prompts begin with the same `COMMON` tokens, a template's system message.
     """
     documents = _grouped(sequences, [[i] for i in range(len(sequences))], limit, None)
     return _grouped(sequences, documents, limit, COMMON)
@@ -214,8 +215,8 @@ def cut_together(
     """Indices of parts, none of which is separated, whose batch takes at most `budget` padded
     tokens, one part at least.
 
-    Sorted by width first, so that padding is small. The batch itself is measured: parts that begin
-    alike may stand in one document of it, wider than each of them.
+    Sorted by width first, so that padding is small. The batch itself is measured, because parts
+    with the same beginning may share one document that is wider than each of them.
     """
     sizes = [padded_tokens(part, document_tokens) for part in parts]
     cuts: list[list[int]] = []

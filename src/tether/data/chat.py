@@ -1,12 +1,13 @@
 """Conversations become token ids, in one place: what is trained, scored and sampled from is encoded
 by this file alone.
 
-Every reply is encoded behind the very text that a model would continue to write it: its template's
-prompt for the turns before. So the ids of a prompt are a prefix of the ids of prompt + response,
-and a reward model scores exactly what it was trained on. Many published templates render an earlier
-reply differently from the last one: Qwen3 drops its thought, Phi-3 ends a whole conversation, not a
-turn. `conversations` gives such replies sequences of their own; `conversation` counts them where
-the whole text has them as they were generated.
+The prompt of every reply is the text that a model would continue: its template's prompt for the
+turns before. So the ids of a prompt are a prefix of the ids of prompt + response, and a reward
+model scores exactly the text of its training.
+
+Many published templates render an earlier reply differently from the last one. Qwen3 drops its
+thought. Phi-3 ends a whole conversation, not a turn. `conversations` gives such replies their own
+sequences. `conversation` counts them if the whole text has them as they were generated.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ class ChatEncoder:
     """A tokenizer with its template, stop tokens and default system message.
 
     Args:
-        tokenizer: a transformers tokenizer; one without a chat template gets a plain "User: /
+        tokenizer: a transformers tokenizer. Without a chat template, it gets a plain "User: /
             Assistant:" one.
         stop_ids: the ids that end a turn; the first one is appended where a template writes none.
-        template: a Jinja chat template that replaces the tokenizer's own, or several by name:
+        template: a Jinja chat template that replaces the tokenizer's own. Or several by name:
             `default`, and `tool_use` for conversations with tools.
         system_prompt: put before conversations that have no system message of their own; None
             leaves that to the template.
@@ -119,13 +120,13 @@ class ChatEncoder:
 
     @property
     def pad_id(self) -> int:
-        """Any valid id: nothing ever reads what stands on padding."""
+        """Any valid id, because padding is never read."""
         pad = self.tokenizer.pad_token_id
         return self.stop_ids[0] if pad is None or pad >= self.vocabulary else pad
 
     def describe(self) -> Json:
-        """The settings that decide the encoding; two roles that differ here do not speak the same
-        language.
+        """The settings that decide the encoding. Two roles with different values need different
+        ids.
         """
         settings: Json = {
             "template": self.template,
@@ -158,15 +159,15 @@ class ChatEncoder:
         """The ids of a whole conversation; the assistant's turns count, each with the stop token
         that ends it.
 
-        Turns whose `train` is False do not count; nor do earlier turns that the template renders
-        differently from what a model would have generated: `conversations` has those.
+        Turns whose `train` is False do not count. If the template renders an earlier turn
+        differently from the generated text, the turn does not count; see `conversations`.
 
         Args:
             train: `all` assistant turns count, or the `last` alone.
 
         Raises:
-            DataError: the conversation ends on no assistant turn or an empty one, none of its turns
-                is to be trained, or the template refuses it or leaves out a part.
+            DataError: the conversation does not end on an assistant turn, or ends on an empty one.
+                None of its turns is to be trained. The template refuses it or leaves out a part.
         """
         replies = self._answered_replies(messages)
         wanted = range(len(replies)) if train == "all" else [len(replies) - 1]
@@ -268,8 +269,8 @@ class ChatEncoder:
     def _context(
         self, text: str, replies: Sequence[RenderedReply]
     ) -> tuple[list[int], dict[int, tuple[int, int]]]:
-        """The ids of a rendered text, and of each reply in it that stands as it was generated,
-        first and last place + 1.
+        """The ids of a rendered text, and the first and last place + 1 of each reply that is in it
+        as it was generated.
         """
         ids: list[int] = []
         spans: dict[int, tuple[int, int]] = {}
@@ -306,7 +307,7 @@ class ChatEncoder:
         return self.chat.replies(messages)
 
     def _tokenize(self, text: str, *, begins: bool = False) -> list[int]:
-        """The ids of a text, or of a fragment that stands behind another one.
+        """The ids of a text, or of a fragment that follows another text.
 
         Raises:
             DataError: it needs a token that the model has no embedding for.

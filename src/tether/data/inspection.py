@@ -1,8 +1,8 @@
 """A look at data before anything is trained on it: what it is, how long, how clean, and how far
 length explains the choices.
 
-One pass. What is kept of a row are two hashes of 8 bytes, and the votes where there are annotators,
-never its text.
+One pass. It keeps two hashes of 8 bytes for each row, and the votes of annotators, never the row's
+text.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Agreement:
 class Inspection:
     """The contents of a file, folder or hub data set, as far as its records went by.
 
-    `files` are those that were read, each with its format, and `unread` those of a folder that hold
-    no known format, or another kind. `rows` are records that can be used (one row of a file may
-    give several), `labels` counts verdicts of responses or steps, `rendered` prompts that a chat
+    `files` are those that were read, each with its format. `unread` are those of a folder that hold
+    no known format, or another kind. `rows` are usable records (one row of a file may give
+    several). `labels` counts verdicts of responses or steps. `rendered` counts prompts that a chat
     template has rendered already, by the family of its marks. `quarantine` also has the columns
     that no reader uses.
     """

@@ -342,11 +342,11 @@ def verdicts_of(judged: Sequence[JudgedPrompt]) -> tuple[list[int], list[bool]]:
 
 
 def mismatched(judged: Sequence[JudgedPrompt], max_length: int) -> list[tuple[Encoded, int]]:
-    """Every response behind the prompt of another row, and how many verdicts it stands for.
+    """Every response after the prompt of another row, and the number of its verdicts.
 
-    The rows form a ring in the order of their groups' names, so that the pairs do not depend on the
-    order given, and each response goes to the next prompt in the ring. Left out is what would be
-    too long, or would meet its own prompt again: nothing comes of a single prompt.
+    The rows form a ring in the order of their groups' names, so the pairs do not depend on the
+    given order. Each response goes to the next prompt in the ring. A response is left out if it
+    would be too long, or would meet its own prompt again. A single prompt gives no pairs.
     """
     ring = sorted(judged, key=lambda row: row.group)
     pairs = []

@@ -42,8 +42,8 @@ class Marks:
     Attributes:
         name: the family or template, for messages.
         headers: the text before a turn's content, by role.
-        ends: texts that may follow a turn's content, and texts that may stand before the first
-            header, such as a BOS.
+        ends: texts that may follow a turn's content, and texts that may precede the first header,
+            such as a BOS.
     """
 
     name: str
@@ -91,14 +91,14 @@ class Marks:
         )
 
     def holds(self, text: str) -> bool:
-        """True if a header stands anywhere in a text."""
+        """True if a header occurs anywhere in a text."""
         return self._header.search(text) is not None
 
     def turns(self, text: str) -> Conversation:
         """The turns of a rendered text; a header at the end that waits for a reply gives none.
 
         Raises:
-            DataError: words stand before the first header.
+            DataError: words precede the first header.
         """
         text = _PREFACE.sub("", text, count=1)
         headers = list(self._header.finditer(text))

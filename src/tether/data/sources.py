@@ -1,8 +1,8 @@
 """Files, folders and hub data sets -> a stream of typed records; what cannot be used goes to
 quarantine, with its place.
 
-Nothing is held but the row at hand, a few first rows, by whose columns the format is told, and a
-hash of each id that rows bring along, so a file may be larger than the memory.
+Only the current row, a few first rows and a hash of each given id are held, so a file may be larger
+than the memory. The columns of the first rows decide the format.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Quarantine:
     Reasons read "category: detail" and are counted by category, so that their number stays small.
 
     Args:
-        path: a file to which every bad row is appended as a JSON line with file, line, reason and
-            an excerpt of the row; where that fails, a `DataError`.
-        keep: how many examples are kept in memory.
+        path: a file to which every bad row is appended as a JSON line, with file, line, reason and
+            an excerpt of the row. If that fails, a `DataError`.
+        keep: number of examples that are kept in memory.
     """
 
     def __init__(self, path: str | Path | None = None, keep: int = 20) -> None:
@@ -139,20 +139,19 @@ def read(
 ) -> Iterator[T]:
     """Stream the records of one kind out of files, folders and hub data sets.
 
-    Paths and names are checked at once; rows are read as they are asked for. Each file's format is
-    told from its first good rows unless `format` names it. A file of another kind is converted
-    where that makes sense: a comparison gives its chosen side as a demonstration, anything gives
-    its prompt. No two records have one id: to one that another row had already the place of its row
-    is added.
+    Paths and names are checked at once; rows are read on demand. Without `format`, the first good
+    rows of a file decide its format. A file of another kind is converted if that makes sense: a
+    comparison gives its chosen side as a demonstration, and every row gives its prompt. Ids are
+    unique: if an earlier row has the id, the place of the row is added to it.
 
     Args:
         kind: Prompt, Demonstration, Comparison, Feedback, StepLabels or Problem.
-        quarantine: collects the rows that cannot be used and the names of columns that are not;
-            without it the log names both.
+        quarantine: collects unusable rows and the names of unused columns; without it the log names
+            both.
         strict: the first such row is an error instead.
         limit: stop after so many records.
-        check: refuses a record by raising a `DataError`, which goes to quarantine as a bad row
-            does.
+        check: refuses a record by raising a `DataError`. The record goes to quarantine like a bad
+            row.
         columns: names of a format for the files' own columns: {"prompt": "question", "answer":
             "reward_model.ground_truth"}; see `renamed`.
 
@@ -287,8 +286,8 @@ class _File:
         """The first rows, the good ones among them under a format's names, and the stream of all
         that follows.
 
-        Bad rows stay in their place, so that everything is reported in the order of the file; only
-        where nothing but bad rows comes, they are rejected on the way.
+        Bad rows stay in their place, so everything is reported in the order of the file. If there
+        are only bad rows, they are rejected on the way.
 
         Raises:
             DataError: there is no good row.
@@ -437,9 +436,9 @@ def group_of(record: Any) -> str:
     """The name of the prompt a record belongs to: its own group, else a digest of the prompt
     without case and white space.
 
-    A demonstration belongs to what stands before its first reply: all replies are learned, and
-    conversations that open alike may share more than that. One that opens with a reply is a group
-    of its own.
+    A demonstration belongs to the text before its first reply. All replies are learned, and
+    conversations with the same beginning may share more than that. A conversation that begins with
+    a reply is its own group.
     """
     if isinstance(record, Demonstration):
         first = next(

@@ -1,7 +1,7 @@
 """Solutions as token ids with the place of every step's last token, found in the ids themselves.
 
-One function, `step_ends`, finds the steps, and it reads ids: those of a sampled response are found
-exactly as those that were trained on, however the tokenizer joins a delimiter with its neighbours.
+One function, `step_ends`, finds the steps by reading ids. So it finds those of a sampled response
+exactly like those of the training, for every way in which the tokenizer joins a delimiter.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Target = Literal["process", "outcome"]
 class Solution:
     """One solution in tokens.
 
-    id: the row's. group: the problem it belongs to. pieces: the steps' texts, cut wherever a
-    delimiter stands. For each piece: `ends`, the index within the response of its last token;
-    `labels`, whether it is right, None without a judgement; `targets`, what is trained there: a
-    probability or the number of a class, None for nothing.
+    id: the row's. group: the problem of the row. pieces: the steps' texts, cut at each delimiter.
+    For each piece: `ends`, the index within the response of its last token; `labels`, its
+    correctness, None without a judgement; `targets`, its training target: a probability or the
+    number of a class, or None.
     """
 
     id: str
@@ -57,16 +57,14 @@ class Solution:
 
 @dataclass(frozen=True)
 class StepEncoder:
-    """Knows where steps end, in labelled texts and in sampled ids.
+    """Finds the ends of steps, in labelled texts and in sampled ids.
 
     Args:
-        delimiters: what ends a step; the first one stands between the steps of labelled solutions.
+        delimiters: texts that end a step; the first one separates the steps of labelled solutions.
             The last step of a response ends with its stop token.
         target: label every step, or the last one alone: whether the whole solution is right.
-        classes: 2: right or wrong, or a probability; 3: ratings -1, 0, 1, which become the classes
-            0, 1, 2.
-        label_column: the metadata column that holds targets of every step; empty: the row's own
-            labels.
+        classes: 2: right or wrong, or a probability. 3: ratings -1, 0, 1, as the classes 0, 1, 2.
+        label_column: the metadata column with targets of every step; empty: the row's own labels.
         problem_column: the metadata column that names the problem; empty: the prompt's own text.
     """
 

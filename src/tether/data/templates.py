@@ -1,9 +1,9 @@
-"""A chat template: conversations become text, and every reply the text that a model would write
-behind its prompt.
+"""A chat template turns conversations into text. For every reply it also gives the prompt that a
+model would continue.
 
 A template is a program of the model's author. Published ones drop thoughts, move system prompts,
-end a conversation and not a turn, or open a thought in the prompt alone. What they leave out of a
-conversation is an error here, never a silent loss.
+end a conversation instead of a turn, or open a thought in the prompt alone. If a template leaves
+out a part of a conversation, this is an error.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class ChatTemplate:
     """A tokenizer's way to write conversations.
 
     Args:
-        tokenizer: a transformers tokenizer; one without a chat template gets a plain "User: /
+        tokenizer: a transformers tokenizer. Without a chat template, it gets a plain "User: /
             Assistant:" one.
-        template: a Jinja chat template that replaces the tokenizer's own, or several by name:
+        template: a Jinja chat template that replaces the tokenizer's own. Or several by name:
             `default`, and `tool_use` for conversations with tools.
         stops: the texts of the tokens that end a turn.
     """
@@ -268,11 +268,11 @@ class ChatTemplate:
 
 
 def _templates(template: str | Mapping[str, str]) -> tuple[str, str | None]:
-    """The template of conversations without tools, and that of those with tools where it is another
-    one.
+    """The template of conversations without tools, and the template of those with tools, if it is
+    another one.
 
     Raises:
-        ModelError: there are several, and none is the default.
+        ModelError: there are several without a default.
     """
     if isinstance(template, str):
         return template, None

@@ -1,11 +1,11 @@
-"""The known ways of gaming a reward or losing a policy, each a row of `DETECTORS`; none asks for
-the gold score.
+"""The known ways of gaming a reward or losing a policy, each a row of `DETECTORS`. Detectors do not
+use the gold score.
 
-A row (`settings/detectors.toml`) is a threshold, a message and an advice; its measure stands here. Most
-measures judge the last steps against the run's own first ones. A step counts through the median of
-a window, so one noisy step cannot fire; a measure on texts must besides differ from its beginning
-by `confidence` standard errors. A metric that is absent is NaN, and so is what is made of
-it: the detector stays silent.
+A row (`settings/detectors.toml`) is a threshold, a message and an advice; its measure is here. Most
+measures compare the last steps with the run's own first ones. A step counts through the median of
+a window, so one noisy step cannot fire. A measure on texts must also differ from its beginning by
+`confidence` standard errors. A missing metric is NaN, and so are values computed from it. A
+detector with NaN never fires.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LEAST_CORRELATION = 0.2
 
 
 class Facts(TextFacts):
-    """One step as later ones need it, in plain JSON, since it stands in checkpoints.
+    """The record of one step for later steps, in plain JSON, because checkpoints store it.
 
     `unit` is the deviation of the run's first scores, `shifts` the measurement of sycophancy at the
     start and the last two.

@@ -1,9 +1,9 @@
-"""Checks for faulty set-ups of reinforcement learning from human feedback, on live objects;
-doctor_log has those on a log's rows.
+"""Checks for faulty set-ups of reinforcement learning from human feedback, on live objects. The
+checks on a log's rows are in doctor_log.
 
-Every check takes what it looks at and nothing else, and returns a finding, a clean bill, or the
-reason why it cannot tell. The live ones leave weights as they were, to the bit. Thresholds stand
-far outside what healthy runs showed (docs/reference/doctor.md).
+Every check takes only its own inputs. It returns a finding, a clean bill, or the reason why it
+cannot decide. The live checks leave weights unchanged, to the bit. Thresholds are far outside the
+values of healthy runs (docs/reference/doctor.md).
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ def shared_weights(
     policy_logprobs: Callable[[], Tensor],
     logprobs: Callable[[], Tensor],
 ) -> Result:
-    """The reference stands still when everything that the optimizer changes is moved; the policy
-    does not.
+    """The reference stays the same if all weights of the optimizer are changed; the policy does
+    not.
 
     Args:
-        trainable: what the optimizer will change.
+        trainable: the weights that the optimizer will change.
         policy_logprobs, logprobs: of policy and reference on a probe batch, computed anew at each
             call.
     """
@@ -211,12 +211,11 @@ def encodings(
 
 
 def empty_or_endless(ordinary: Sequence[float], odd: Mapping[str, Sequence[float]]) -> list[Result]:
-    """An answer that says nothing, or the same without end, is not among the best.
+    """An empty answer, or one that repeats itself endlessly, is not among the best.
 
     Args:
-        ordinary: what training would make of the scores of the policy's own samples, penalties
-            taken off.
-        odd: the same of answers that nobody wants, by what they are.
+        ordinary: training's view of the scores of the policy's own samples, without penalties.
+        odd: the same for unwanted answers, by their kind.
     """
     high, results = statistics.quantiles(ordinary, n=10, method="inclusive")[-1], []
     for kind, scores in odd.items():
@@ -295,10 +294,10 @@ def temperature(
     """Samples come from the distribution that the learner takes them for.
 
     Args:
-        engine: (sequences, time) what the engine said of its tokens, if it did.
+        engine: (sequences, time) the engine's own log-probabilities, if it reports them.
         logprobs_at: the learner's log-probabilities at a temperature.
-        entropy: the learner's, at the recipe's temperature; on average a sampled token's
-            log-probability is minus that.
+        entropy: the learner's, at the recipe's temperature. On average, a sampled token's
+            log-probability is its negative.
         tolerance: nats a token by which two numerics may differ.
     """
     own = logprobs_at(sampled_at)
@@ -333,7 +332,7 @@ def temperature(
 def lost_updates(optimizer: torch.optim.Optimizer) -> Result:
     """A step of the learning rate changes a weight, in the dtype that the optimizer keeps it in.
 
-    Adam's steps are about as long as the rate; those of other optimizers cannot be told before
+    Adam's steps are about as long as the rate. The steps of other optimizers are unknown before
     there are gradients.
     """
     groups = [

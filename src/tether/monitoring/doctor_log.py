@@ -1,12 +1,15 @@
-"""The doctor's checks on the rows of a finished or interrupted run: what a log can tell of a faulty
-set-up, and no more.
+"""The doctor's checks on the rows of a finished or interrupted run, as far as its log shows faults
+of the set-up.
 
-Whether training has moved the model from where it began is told by five measures, the surest that
-the log allows. The KL to the reference, and the margins of rewards that are log ratios to it, are 0
-at the start whatever the rows, so that any value is movement. A loss on held-out rows is of the
-same rows before and after; a new reward head ranks held-out pairs like a coin. Without those, what
-the log has is tried for a trend, and the run is called still only where none of several columns has
-any and a rise worth having can be ruled out.
+Five measures can show that training has moved the model. The check takes the most reliable one of
+the log:
+
+- The KL to the reference, and margins of rewards that are log ratios to it, are 0 at the start for
+  all rows. So any value is movement.
+- A loss on held-out rows uses the same rows before and after.
+- A new reward head ranks held-out pairs at random.
+- Otherwise columns of the log are tested for a trend. The run counts as unmoved only if none of
+  several columns has one, and a relevant rise can be ruled out.
 """
 
 from __future__ import annotations
@@ -93,11 +96,10 @@ def check_update(metrics: Mapping[str, Any]) -> Finding | None:
 
 
 def first_ratio(log: StageLog, deviations: list[float]) -> Result:
-    """Before an update the ratio is 1, unless dropout or another numerics stands between old and
-    new.
+    """Before an update the ratio is 1, unless dropout or other numerics separate old and new.
 
-    Either shows at nearly every step: of many steps one may hold a token whose logarithm a rounding
-    moves far.
+    Either shows at almost every step. In many steps, one may hold a token whose logarithm changes
+    much by rounding.
     """
     off = sum(deviation > FIRST_RATIO for deviation in deviations)
     evidence = f"before any update the ratio is 1 to within {max(deviations):.2g}"
@@ -273,7 +275,7 @@ Reading = tuple[bool | None, str]
 def check_movement(
     rows: Rows, settings: Mapping[str, Any], summary: Mapping[str, Any] | None = None
 ) -> Result:
-    """The model stands where it began, it does not, or the log cannot tell.
+    """The model is unmoved, or has moved, or the log cannot show it.
 
     Args:
         rows: of metrics.jsonl.

@@ -46,7 +46,7 @@ def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
 
 
 def repetition(tokens: Sequence[str], n: int = 3) -> float:
-    """The share of n-grams that have stood in the response before.
+    """The share of n-grams that occurred earlier in the response.
 
     Equation: 1 - distinct n-grams / n-grams; 0 for a response of fewer than n words.
     """
@@ -55,7 +55,7 @@ def repetition(tokens: Sequence[str], n: int = 3) -> float:
 
 
 def parroting(tokens: Sequence[str], prompt: Sequence[str], n: int = 3) -> float:
-    """The share of the response's n-grams that stand in the prompt; 0 for a response of fewer than
+    """The share of the response's n-grams that occur in the prompt; 0 for a response of fewer than
     n words.
     """
     grams, given = ngrams(tokens, n), set(ngrams(prompt, n))

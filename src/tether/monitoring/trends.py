@@ -18,8 +18,8 @@ KL, TRENDS = "kl/policy_reference_k1", ("reward/proxy", "policy/entropy", "respo
 LEAST_TREND = 15
 """Steps that it takes to see that nothing has a trend."""
 RESTING_KL, SMALL_KL, HELD_KL = 0.01, 0.1, 0.25
-"""Nats a response. At such a KL scores can have risen by √(2 KL) of their deviation at most: by a
-seventh, by less than half, by seven tenths.
+"""Nats a response. At such a KL scores can have risen by at most √(2 KL) of their deviation: a
+seventh, less than half, or seven tenths.
 """
 HELD_PRICE = 0.5
 """Deviations of the score that a nat costs. The best policy under a penalty β is π_ref exp(r/β),
@@ -78,11 +78,11 @@ def still(course: Mapping[str, Sequence[float]], spread: float) -> tuple[bool | 
 
 
 def near_reference(kls: Sequence[float]) -> tuple[bool | None, str]:
-    """Tell whether the KL of the later half is within its error of 0, and small for sure (None: too
-    noisy), and it in words.
+    """Return whether the KL of the later half is within its error of 0, and small for sure (None:
+    too noisy), with a text.
 
-    The noise is that of the steps: in bfloat16 the slightest change of the weights rounds other
-    tokens another way, so that the KL of a policy at rest is 0 on average alone.
+    The noise is that of the steps. In bfloat16 the smallest change of the weights rounds other
+    tokens differently. So the KL of an unmoved policy is 0 only on average.
     """
     later = kls[len(kls) // 2 :]
     mean, error = statistics.fmean(later), statistics.stdev(later) / math.sqrt(len(later))

@@ -87,8 +87,7 @@ def own_models(section: Any) -> bool:
 
 
 class Planner:
-    """One recipe on one device; `usual` are the rows of stages whose own `sizes` nobody has
-    measured.
+    """One recipe on one device; `usual` are the rows of stages whose own `sizes` were not measured.
     """
 
     def __init__(
@@ -133,8 +132,8 @@ class Planner:
         self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss
 
     def stages(self, names: Sequence[str] | None = None) -> list[StagePlan]:
-        """Of these stages (None: all), as far as they are known here: one that somebody added to
-        the table is left out.
+        """Of these stages (None: all), those that are known here. A stage that a user added to the
+        table is left out.
         """
         plans = []
         for name in self.recipe.stages if names is None else names:

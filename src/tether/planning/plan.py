@@ -81,14 +81,14 @@ def plan(
     stages: Sequence[str] | None = None,
     advise: bool = False,
 ) -> Plan:
-    """Predict every stage of a recipe; where it does not fit, try what would make it fit.
+    """Predict every stage of a recipe. If it does not fit, try changes that make it fit.
 
     Args:
         shape: see `shape_config`.
-        prompt_tokens: length of the prompts of stages whose rows nobody has measured.
-        sizes: by stage what was measured of its rows (run.price.row_sizes).
+        prompt_tokens: length of the prompts of stages whose rows were not measured.
+        sizes: the measurements of the rows, by stage (run.price.row_sizes).
         stages: only these.
-        advise: try it where it fits, too.
+        advise: also try changes if it fits.
     """
     check_scorers(recipe)
     config = shape_config(recipe.model, shape)

@@ -58,10 +58,10 @@ SHORTER = (
 
 @dataclass(frozen=True)
 class StagePrice:
-    """A stage: its work in words, steps that are left, seconds of one and of what is beside them,
-    and bytes at the peak.
+    """A stage: its work in words, remaining steps, seconds of one and of other work, and bytes at
+    the peak.
 
-    steps None: nobody has counted the rows. prompts: of a stage that answers prompts alone.
+    steps None: the rows are not counted. prompts: only of a stage that answers prompts.
     """
 
     name: str
@@ -85,7 +85,7 @@ class StagePrice:
 
     @property
     def expected(self) -> Expected:
-        """The same for whoever shows the progress."""
+        """The same for the display of the progress."""
         return Expected(
             self.before, 0.0 if self.steps is None else self.steps * self.step, self.after
         )
@@ -397,8 +397,8 @@ def _answering(
 
 
 def _prompts(section: Section, rows: RowSizes) -> int | None:
-    """Prompts that a stage answers which trains nothing; None of other stages, and of rows that
-    nobody has counted.
+    """Prompts that a stage answers without training. None for other stages, and if the rows are not
+    counted.
     """
     if not isinstance(section, PromptedSection):
         return None

@@ -14,9 +14,7 @@ from tether.settings.supervised import DirectSection, KTOSection, SFTSection
 
 
 def conversation_tokens(rows: RowSizes, section: SFTSection) -> int:
-    """Tokens of one; of those that nobody has measured half of what a packed row holds: a
-    guess.
-    """
+    """Tokens of one. If they were not measured, a guess: half of the capacity of a packed row."""
     if rows.answer is None:
         return section.row_tokens // 2
     return min(rows.prompt + rows.answer_tokens, section.max_length)

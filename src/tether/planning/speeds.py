@@ -29,11 +29,11 @@ before it is called.
 class RowSizes:
     """Rows of a stage: mean lengths in tokens, and counts.
 
-    answer: None: nobody has measured answers.
+    answer: None: the answers were not measured.
     answers: different answers to a prompt.
-    longest: tokens of the longest prompt and of the longest answer, by which memory is counted;
+    longest: tokens of the longest prompt and of the longest answer, by which memory is counted.
         None: all are as long as the mean.
-    count, groups: rows and the different prompts in them; None: nobody has counted them.
+    count, groups: rows and the different prompts in them; None: not counted.
     """
 
     prompt: int = 128
@@ -45,7 +45,7 @@ class RowSizes:
 
     @property
     def answer_tokens(self) -> int:
-        """Tokens of an answer; of those that nobody has measured as many as of a prompt: a guess."""
+        """Tokens of an answer. If they were not measured, a guess: as many as of a prompt."""
         return self.prompt if self.answer is None else self.answer
 
     @property

@@ -54,8 +54,8 @@ class Cells(Json):
         self._left_out.append(name)
 
     def unread(self) -> Json:
-        """The keys that nobody read, with their values; those of an object inside as `outer.inner`.
-        Nulls are left out.
+        """The unread keys with their values; those of an object inside as `outer.inner`. Nulls are
+        left out.
         """
         own = {
             name: value
@@ -71,8 +71,8 @@ class Cells(Json):
         }
 
     def unused(self) -> list[str]:
-        """The names of all keys that hold something and that nobody read, at any depth, and of what
-        was left out.
+        """The names of all unread keys with a value, at any depth, and the names of the parts that
+        were left out.
         """
         names = [
             name

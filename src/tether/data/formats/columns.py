@@ -37,9 +37,9 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
     """The row with its columns under a format's names: {"chosen": "good", "answer":
     "reward_model.ground_truth"}.
 
-    A column of the whole name comes before a key inside of a column. What stands beside such a key
-    goes by its path. A column of the file whose name another one takes gives way: it goes by "name
-    (of the file)".
+    A column of the whole name has precedence over a key inside a column. The other keys of that
+    object are named by their path. If another column takes the name of a column of the file, the
+    latter becomes "name (of the file)".
 
     Raises:
         DataError: a name leads to nothing.
@@ -58,10 +58,9 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
 
 
 def _value(value: Any, path: str, before: str, beside: Row) -> tuple[Any, list[str]]:
-    """The thing that a path leads to, from a value that stands behind `before`, and all places on
-    the way.
+    """The value at a path, and all places on the way. `before` is the path of the start value.
 
-    `beside` gets the values that stand beside these places.
+    `beside` gets the values next to these places.
     """
     if isinstance(value, str):
         value = _unpacked(value)
@@ -138,8 +137,8 @@ def no_column_twice(names: Sequence[str], where: str) -> Sequence[str]:
 def rows_of_columns(table: Mapping[str, Any]) -> list[Row] | None:
     """The rows of {"prompt": ["a", "b"], "answer": ["1", "2"]}; None if it is no table of columns.
 
-    An object whose values are lists is one row, and no table, if a list holds the turns of a
-    conversation.
+    An object whose values are lists is one row if a list holds the turns of a conversation.
+    Otherwise it is a table.
 
     Raises:
         DataError: the columns differ in their lengths.

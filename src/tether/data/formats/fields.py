@@ -37,8 +37,8 @@ that part of it.
 
 
 class LeftOutError(DataError):
-    """A sound row, or part of one, that has no place among the records of this kind: counted, and
-    no error in strict reading.
+    """A sound row, or part of one, that has no place among the records of this kind. It is counted.
+    Strict reading accepts it.
     """
 
 
@@ -50,7 +50,7 @@ _TRUE, _FALSE = {"true", "1", "1.0", "yes", "+"}, {"false", "0", "0.0", "no", "-
 
 
 def unfolded(rest: Json) -> Json:
-    """Columns that nobody read, as metadata: a column `metadata` is unfolded into them."""
+    """Unread columns, as metadata: a column `metadata` is unfolded into them."""
     inner = rest.get("metadata")
     if not isinstance(inner, Mapping):
         return rest
@@ -172,14 +172,14 @@ def prompt_digest(messages: Conversation) -> str:
 
 
 def short_hash(*words: str) -> int:
-    """A number of 64 bits that stands for these words."""
+    """A number of 64 bits for these words."""
     return int.from_bytes(
         hashlib.blake2b("\x1f".join(words).encode(), digest_size=8).digest(), "big"
     )
 
 
 def checked_prompt(messages: Conversation) -> Conversation:
-    """The prompt itself, if somebody can answer it."""
+    """The prompt itself, if it can be answered."""
     if not messages:
         raise DataError("empty prompt: no turn before the response")
     if messages[-1].role == "assistant":
@@ -237,10 +237,10 @@ def prompt_turns(row: Row, *names: str) -> Conversation:
     """The prompt of a row: the first of these columns that is filled, with the columns that belong
     to a prompt beside it.
 
-    A text is a question: `system` (or another name of it) and the turns of `history` and `context`
-    come before it, `instruction` above a `question`, and texts in `input` and `context` below it
-    after a blank line, as Alpaca has them. Messages, and a transcript that waits for the assistant,
-    are read as they are. Nothing without any of these columns.
+    A text is a question. `system` (or another name of it) and the turns of `history` and `context`
+    come before it, and `instruction` above a `question`. Texts in `input` and `context` come below
+    it after a blank line, as Alpaca has them. Messages, and a transcript that waits for the
+    assistant, are read as they are. Without any of these columns there is no prompt.
     """
     if not has(row, *names):
         return ()
@@ -447,8 +447,7 @@ def checked_comparison(pair: Comparison) -> Comparison:
 
     Raises:
         DataError: the prompt or a response is empty, a response does not end on an assistant turn,
-            or both are equal and yet one is preferred. (Equal responses that tie contradict nothing
-            and are kept.)
+            or both are equal and one is preferred. (Equal responses that tie are kept.)
     """
     checked_prompt(pair.prompt)
     if pair.chosen == pair.rejected and not pair.tie:

@@ -64,7 +64,7 @@ class FilesOfFolder:
 
 
 def suffix_of(path: Path) -> str:
-    """The ending that tells a file's kind."""
+    """The ending that gives a file's kind."""
     return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
 
 

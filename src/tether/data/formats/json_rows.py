@@ -23,7 +23,7 @@ LONGEST_LINE = 1 << 26
 is long.
 """
 DEEPEST = 100
-"""Lists and objects inside one another; whoever walks over a row may do so by recursion."""
+"""Depth limit of nested lists and objects, so that code may walk over a row by recursion."""
 
 _NAMES = {
     dict: "an object",

@@ -65,11 +65,11 @@ def compared(
     models: Sequence[Any] = (),
     facts: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Two answers in the order of their row and the verdict: the first is better where `lean` > 0,
-    a tie where it is 0.
+    """Two answers in the order of their row and the verdict: the first is better for `lean` > 0,
+    a tie for 0.
 
     Args:
-        tie: said apart from the lean, where some lean and too few.
+        tie: set separately from the lean, for verdicts in which too few lean.
         votes: of each annotator from +1 (the first is better) to -1.
         probability: that the first is better; by default 1, 0.5 or 0 as `lean` says.
         margin: how much better the first is, in the source's units.
@@ -189,7 +189,7 @@ def read_alpaca_eval(row: Row) -> Iterator[Comparison]:
 
 
 def read_llmbar(row: Row) -> Iterator[Comparison]:
-    """`label` names the better output, 1 or 2; the data set has no ties and no names of
+    """`label` names the better output, 1 or 2. The data set has neither ties nor names of
     annotators.
     """
     answers = (fields.text(row, "output_1"), fields.text(row, "output_2"))

@@ -57,8 +57,8 @@ _TURN_SHAPES = (
 
 
 def is_turn(item: Any) -> bool:
-    """True if an object has the keys of a message, so that a cell whose text it is holds messages
-    and no text.
+    """True if an object has the keys of a message. A cell with the text of such an object holds
+    messages.
     """
     return isinstance(item, dict) and any(item.keys() >= shape for shape in _TURN_SHAPES)
 

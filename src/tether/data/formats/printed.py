@@ -21,7 +21,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _CALLS = re.compile(r"(?:np\.|numpy\.)?(?:array|str_|bool_?|float\d+|u?int\d+)")
-"""Names before a parenthesis that stand for the value inside."""
+"""Names before a parenthesis; only the value inside counts."""
 _WORDS = {
     "nan": "None",
     "NaN": "None",

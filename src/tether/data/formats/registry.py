@@ -78,11 +78,10 @@ KINDS: dict[type, tuple[str, str]] = {
 class Format:
     """A published layout of rows, one line of `registry.FORMATS`.
 
-    `columns` are those that a row must have: `a|b` stands for either. `readers` give the records by
-    kind; the first kind is the native one. Other kinds may follow by conversion, except those in
-    `refuses`, where a conversion would mislead. `holds` is a further test, of the contents of the
-    columns. `doubts` gives the reason why the first rows of a file, taken together, mean something
-    else.
+    `columns` are required: `a|b` means either. `readers` give the records by kind; the first kind
+    is the native one. Other kinds may follow by conversion, except those in `refuses`, for which a
+    conversion would mislead. `holds` is a further test of the contents of the columns. `doubts`
+    gives the reason why the first rows of a file, taken together, have another meaning.
     """
 
     name: str
@@ -253,7 +252,9 @@ wanted is taken.
 
 
 def is_feedback(row: Row) -> bool:
-    """True if the row's answer has a verdict: it is somebody's answer, and not the truth."""
+    """True if the row's answer has a verdict, so that it is an answer to judge and differs from the
+    truth.
+    """
     return any(layout.matches(row) for layout in FORMATS if layout.kind is Feedback)
 
 
@@ -346,9 +347,9 @@ CONVERSIONS: dict[tuple[type, type], Conversion] = {
     (Feedback, Prompt): _question("response", "desirable"),
     (StepLabels, Prompt): _question("steps", "labels"),
 }
-"""A tie becomes a demonstration of its first side, but no feedback; a problem becomes one of its
-solution, or of its bare answer.
-"""
+    """A tie becomes a demonstration of its first side. It gives no feedback. A problem becomes a
+    demonstration of its solution, or of its bare answer.
+    """
 
 _AS_IT_IS = Conversion(lambda record: (record,))
 
@@ -457,8 +458,8 @@ def kind_reader(layout: Format, kind: type, where: str, rows: Sequence[Row]) -> 
     """The reader of a file of this format for `kind`; `rows` are its first ones.
 
     Raises:
-        DataError: this format holds something else, and the message says what it looks like and
-            what `kind` needs; or these rows mean something else than the format says.
+        DataError: this format holds another kind. The message names the likely format and the
+            columns that `kind` needs. Or these rows have another meaning than the format.
     """
     reader = reader_for(layout, kind)
     if reader is None:

@@ -76,7 +76,7 @@ def read_text_opening(row: Row) -> Iterator[Prompt]:
 
 
 def has_text(row: Row) -> bool:
-    """True if one of the columns holds a text, and not a list."""
+    """True if one of the columns holds a text; a list does not count."""
     return bool(_column(row))
 
 
@@ -127,7 +127,7 @@ def turns_of_text(words: str) -> Conversation:
 
 
 def _speak(marks: list[re.Match[str]]) -> bool:
-    """True if somebody asks: a single word with a colon is no conversation."""
+    """True for a question of a user: a single word with a colon is no conversation."""
     return "user" in {_WORDS.get(mark["who"].lower()) for mark in marks}
 
 

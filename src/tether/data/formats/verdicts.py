@@ -39,11 +39,10 @@ from tether.data.formats.solved import ANSWERS, final_answer
 
 def read_prmbench(row: Row) -> Iterator[StepLabels]:
     """The modified question and solution; `error_steps` are 1-based and all other steps are right.
-    The group is the problem that was modified, so that its variants never stand on both sides of a
-    split.
+    The group is the problem that was modified, so all its variants are on one side of a split.
 
     Raises:
-        DataError: an error step lies outside the solution, so the annotation belongs to another
+        DataError: an error step is outside the solution, so the annotation belongs to another
             text.
     """
     steps = fields.texts(row, "modified_process")
@@ -66,8 +65,8 @@ def read_prmbench(row: Row) -> Iterator[StepLabels]:
 
 
 def read_steps(row: Row) -> Iterator[StepLabels]:
-    """`steps` or `completions` beside `labels`: booleans, 0/1, +/- or null for a step that nobody
-    judged.
+    """`steps` or `completions` with `labels`: booleans, 0/1, +/- or null for a step without a
+    judgment.
     """
     steps = fields.texts(row, "steps" if fields.has(row, "steps") else "completions")
     labels = tuple(
