@@ -143,7 +143,7 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _swept(root: Path, inside: Path) -> bool:
-    """True if every stage of a sweep that lies in a folder has its summary."""
+    """True if every stage of a sweep in a folder has its summary."""
     rows = json_inside(root / SWEEP).get("combinations")
     paths = [
         root / str(path)

@@ -26,9 +26,9 @@ def average_roles(roles: Sequence[Role], name: str, lora: LoraConfig) -> Role:
     exactly: an adapter of K times the rank. alpha / (K rank) is s/K by itself, and rsLoRA's alpha /
     sqrt(K rank) with alpha / sqrt(K) for alpha.
 
-    DoRA computes D_k (W + s B_k A_k), where the diagonal D_k holds a learned length over the
-    present one for each output. With D = mean_k D_k the mean is D (W + (s/K) [D⁻¹D_1 B_1 …] [A_1;
-    …]), exactly: an adapter of the same kind. Heads are linear, so theirs is a plain mean.
+    DoRA computes D_k (W + s B_k A_k). The diagonal D_k holds a learned length over the present one
+    for each output. With D = mean_k D_k, the mean is exactly D (W + (s/K) [D⁻¹D_1 B_1 …] [A_1; …]):
+    an adapter of the same kind. Heads are linear, so theirs is a plain mean.
 
     Args:
         lora: settings of the members' adapters.

@@ -157,10 +157,10 @@ def drop(model: Any) -> Any:
 
 @dataclass
 class Rounding:
-    """Changes of weights, and how much of them is gone once the weights are rounded to `dtype`.
+    """Changes of weights, and the share of them that rounding to `dtype` removes.
 
-    The share that is left is <D, round(W + D) - W> / <D, D> over all weights: the projection of
-    what is left on the change D.
+    The remaining share is <D, round(W + D) - W> / <D, D> over all weights: the projection of the
+    remaining change on D.
     """
 
     dtype: torch.dtype

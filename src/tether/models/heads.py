@@ -11,13 +11,13 @@ from torch import Tensor, nn
 class ScalarHead(nn.Module):
     """dropout -> linear -> one number, in float32 whatever the trunk's dtype.
 
-    A value head starts at zero (it predicts nothing until it has learned something); a reward head
+    A value head starts at zero: it predicts nothing before it has learned something. A reward head
     starts from N(0, 1/sqrt(dim + 1)) as in https://github.com/openai/lm-human-preferences. `offset`
-    and `scale` are not trained: they centre and scale finished scores (a reward is defined up to an
-    affine map).
+    and `scale` are not trained. They centre and scale finished scores, because a reward is defined
+    up to an affine map.
 
     Args:
-        outputs: how many numbers; more than one gives the result a last dimension of them.
+        outputs: number of outputs; more than one gives the result a last dimension of them.
     """
 
     offset: Tensor

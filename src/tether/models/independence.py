@@ -1,9 +1,9 @@
-"""Proof, on the loaded model itself, of what may stand beside what in one pass.
+"""Proof, on the loaded model itself, that texts in one pass do not affect each other.
 
-A pass packs texts into one row, puts answers behind one prompt, or pads rows to one width.
-Attention that reads masks or positions keeps such texts apart. Recurrent states, convolutions and
-attention that counts by place may let them see each other. So a few tokens are run in company and
-alone, and only what is seen to be the same is done afterwards.
+A pass packs texts into one row, puts answers after one prompt, or pads rows to one width. Attention
+that reads masks or positions separates such texts. Recurrent states, convolutions and attention
+that counts by place may mix them. So a few tokens run together and alone. Later passes combine only
+texts with equal results.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ FIRST = 4
 class Independence:
     """The parts of a batch that a model computes independently of each other.
 
-    causal: no token sees a later one. rows: rows beside each other, padded on the right. packing:
-    documents in one row whose positions restart. masks: whatever a mask says, so that answers share
-    their prompt.
+    causal: no token sees a later one. rows: adjacent rows, padded on the right. packing: documents
+    in one row whose positions restart. masks: any mask, so that answers can share their prompt.
     """
 
     causal: bool = True

@@ -42,12 +42,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LoadedModel:
-    """A causal language model, frozen, with all that decides how text becomes its tokens.
+    """A causal language model, frozen, with all settings that decide how text becomes tokens.
 
-    `template` None means the tokenizer's own; `stop_ids` are the ids that end a turn, the EOS
-    first; `digest` is that of the weights in
-    the dtype that they are held in, `rounded_digest` that of the same weights in bfloat16;
-    `cpu_kernels` names what `cpu.speed_up` put in place. `seed` is that of random weights.
+    `template` None means the tokenizer's own. `stop_ids` are the ids that end a turn, the EOS
+    first. `digest` is that of the weights in the dtype in which they are held, `rounded_digest`
+    that of the same weights in bfloat16. `cpu_kernels` names the changes of `cpu.speed_up`. `seed`
+    is that of random weights.
     """
 
     config: ModelConfig
@@ -295,17 +295,16 @@ def keep_on_host(model: Any, device: torch.device) -> Any:
 def add_adapter(
     model: Any, name: str, lora: LoraConfig, *, seed: int = 0, scores: bool = False
 ) -> Any:
-    """`model` with one more LoRA adapter called `name`, in the dtype of the weights it stands
-    beside.
+    """`model` with one more LoRA adapter called `name`, in the dtype of its layer's weights.
 
-    peft would keep adapters in float32, which on a CPU makes a bfloat16 model several times slower;
-    the float32 masters that small learning rates need live in the optimizer (learner.local).
+    peft would keep adapters in float32, which makes a bfloat16 model on a CPU several times slower.
+    The optimizer holds the float32 masters that small learning rates need (learner.local).
 
     Args:
         scores: a head alone reads the states, and the output layer is not used.
 
     Raises:
-        ModelError: `lora.targets` fits no layer, or one that cannot have an adapter
+        ModelError: `lora.targets` fits no layer, or a layer that cannot have an adapter
             (models.targets).
     """
     from peft import LoraConfig as PeftLora
@@ -343,7 +342,7 @@ def with_adapter(model: Any, name: str, settings: Any) -> Any:
 
 
 def with_dtype_of_base(model: Any, adapter: str) -> Any:
-    """`model` in evaluation mode, its adapter in the dtype of the weights that it stands beside."""
+    """`model` in evaluation mode, its adapter in the dtype of its layer's weights."""
     for name, parameter in model.named_parameters():
         if f".{adapter}." in name:
             parameter.data = parameter.data.to(model.dtype)
@@ -371,10 +370,9 @@ def save_model(
     *,
     stop_ids: tuple[int, ...] = (),
 ) -> None:
-    """A plain transformers folder: weights in safetensors, tokenizer, and the template that is
-    really used.
+    """A plain transformers folder: weights in safetensors, tokenizer, and the template in use.
 
-    What layers carry is merged into the weights, and stands in `merged_adapter` besides.
+    The changes that layers carry are merged into the weights, and are also in `merged_adapter`.
 
     Args:
         stop_ids: the ids that end a turn; empty: those that model and tokenizer declare.

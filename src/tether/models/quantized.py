@@ -3,8 +3,8 @@ that holds them so.
 
 The linear layers of the decoder are held as NF4, whose constants are quantised once more: 4.13 bits
 a weight. Embeddings, norms and the output layer stay as they are. A pass dequantises one layer at a
-time, so that the gradient of an adapter is exact for the weights that are really used (Dettmers et
-al. 2023, https://arxiv.org/abs/2305.14314).
+time. So the gradient of an adapter is exact for the weights in use (Dettmers et al. 2023,
+https://arxiv.org/abs/2305.14314).
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def is_quantized(model: Any) -> bool:
 
 @torch.no_grad()
 def dequantized(role: Role) -> Role:
-    """The role with its base's layers as plain ones again, in host memory: what the four bits say,
-    not what they were made of.
+    """The role with its base's layers as plain ones again, in host memory, with the dequantised
+    values.
 
-    So a merged adapter stands on the very weights that it was trained on. A role that is not
-    quantised is returned as it is; the other one is used up.
+    So a merged adapter is combined with the weights of its training. A role that is not quantised
+    is returned as it is; otherwise the old role becomes unusable.
     """
     from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 

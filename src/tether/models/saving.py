@@ -35,10 +35,10 @@ from tether.settings.model import TINY
 
 
 class RoleDescription(TypedDict):
-    """role.json: how a role was trained, and what it stands on.
+    """role.json: the training of a role, and its base.
 
-    The file has no `quantize` where its base is held as it is, a `base_seed` only where its base is
-    the random tiny model, and no `base_rounded_digest` where an older tether wrote it.
+    The file has `quantize` only for a quantised base, and `base_seed` only if the base is the
+    random tiny model. Files of older tethers have no `base_rounded_digest`.
     """
 
     quantize: str | None
@@ -95,12 +95,12 @@ def save_role(
 
 
 def save_weights(role: Role, folder: Path, *, merged: bool = False) -> None:
-    """Write what a role's tokens depend on: `adapter/` (peft's format), or `model/` (transformers')
-    where it has none.
+    """Write the weights that a role's tokens depend on: `adapter/` (peft's format), or `model/`
+    (transformers') for a role without an adapter.
 
     Args:
-        merged: for a reader that does not carry what the role's layers do: the change is merged
-            into the model, or stands in the adapter with the role's own.
+        merged: for a reader that does not carry the changes of the role's layers. They are merged
+            into the model, or into the adapter together with the role's own.
     """
     if merged and role.adapter is not None:
         write_change(
@@ -121,8 +121,8 @@ def save_weights(role: Role, folder: Path, *, merged: bool = False) -> None:
 
 
 FORMAT = 1
-"""Of role.json, and of what names several roles. What has a higher number cannot be read by this
-code.
+"""Format of role.json and of files that name several roles. This code refuses files with a higher
+number.
 """
 
 
@@ -158,14 +158,14 @@ def is_role(folder: Path) -> bool:
 
 
 def read_role(folder: Path) -> RoleDescription:
-    """role.json, with `base` the model to load under the role: its own where it was trained whole.
+    """role.json, with `base` the model to load under the role, or its own if it was trained whole.
 
-    A base that is not where role.json says is looked for where the stage's manifest says that it
-    was, if it is the same one: older runs wrote down the model that was asked for, not the fallback
-    that was loaded.
+    If the base is not at the place in role.json, it is searched at the place in the stage's
+    manifest, and used if it is the same. Older runs recorded the requested model, not the loaded
+    fallback.
 
     Raises:
-        MissingFileError: there is no role, or the base it stands on has gone.
+        MissingFileError: there is no role, or its base is missing.
         ModelError: role.json cannot be used.
     """
     if not is_role(folder):
@@ -407,8 +407,8 @@ def check_same_trunk(
 ) -> None:
     """A role's adapter works only on the very base it was trained on, and with its encoding.
 
-    The same base in another dtype is used, with a note: a run moves between a machine that computes
-    in float32 and one that has bfloat16.
+    The same base in another dtype is used, with a note. Such runs move between a machine with
+    float32 and one with bfloat16.
     """
     if not _same_base(role, loaded):
         raise ModelError(

@@ -41,9 +41,8 @@ def declare_ends(model: Any, tokenizer: Any, stop_ids: tuple[int, ...], template
     """Write the ids that end a turn where other programs read them: generation_config, config, and
     the tokenizer's EOS.
 
-    Those that the base declares stay after them. A template that writes `eos_token` keeps the
-    tokenizer's EOS as it is, for its text would change; so does an end of turn that is no token of
-    its own.
+    The ids of the base follow them. If a template writes `eos_token`, the tokenizer keeps its EOS,
+    because the rendered text would change. It also keeps it if the end of a turn is not one token.
     """
     declared = eos_ids(tokenizer, model.generation_config)
     ends = list(dict.fromkeys((*stop_ids, *declared)))

@@ -35,8 +35,8 @@ def target_names(model: Any, lora: LoraConfig, *, scores: bool = False) -> list[
     never among them.
 
     Args:
-        scores: of a model whose output layer is not used, so that an adapter may stand on an
-            embedding that is tied to it.
+        scores: of a model whose output layer is not used, so that an embedding that is tied to it
+            may have an adapter.
 
     Raises:
         ModelError: a name fits no layer, a layer that cannot have an adapter, or one whose adapter

@@ -1,9 +1,9 @@
 """Roles: policy, reference, value and reward, as views of one trunk or of several models.
 
-A role is a decoder, the adapter that is switched on while the role runs (None: the bare base
-weights) and perhaps a scalar head. On one shared trunk the reference is the policy's base with
-every adapter off, so it cannot drift; with separate models each role simply holds another module.
-The stages do not know the difference.
+A role is a decoder, perhaps a scalar head, and the adapter that is switched on while the role runs
+(None: the bare base weights). On one shared trunk the reference is the policy's base with every
+adapter off, so it cannot drift. With separate models each role holds another module. The stages
+work in the same way with both.
 """
 
 from __future__ import annotations
@@ -203,9 +203,8 @@ class Role:
     def activate(self) -> None:
         """Route the forward pass through this role's adapter alone.
 
-        peft's own `set_adapter` also flips requires_grad, which would cut gradients of a role whose
-        graph is still waiting for its backward pass; who is trainable is settled once, by the
-        learner.
+        peft's own `set_adapter` also changes requires_grad. This would cut gradients of a role
+        whose graph still waits for its backward pass. The learner sets trainable weights once.
         """
         if not self._layers:
             self._find_adapters()  # those of other roles, which came after this one
@@ -231,8 +230,8 @@ class Role:
 
     @property
     def decoder_layers(self) -> list[nn.Module]:
-        """In order; none where a model keeps them elsewhere (GPT-2), which costs it the shared
-        lower pass and nothing else.
+        """In order. Empty if a model keeps its layers elsewhere (GPT-2); such a model has no shared
+        lower pass.
         """
         return list(setting(self.decoder, "layers") or ())
 
@@ -270,7 +269,7 @@ class Role:
         return None
 
     def hidden(self, batch: TokenBatch, common: Tensor | None = None) -> Tensor:
-        """Last hidden states, (rows × time, dim); `common` spares the layers that it stands for."""
+        """Last hidden states, (rows × time, dim); `common` replaces the layers that it covers."""
         spared = [] if common is None else self.decoder_layers[: self.common_depth]
         # they hand on what they have given before
         with forwards(spared, lambda _: lambda *_, **__: common):
@@ -348,7 +347,7 @@ class Role:
         """The same from hidden states already computed, for roles that also need them for a value.
 
         Args:
-            padded: of all the output layer's rows, also of those that stand for no token.
+            padded: of all the output layer's rows, including rows without a token.
         """
         head, softcap = self.causal_model.get_output_embeddings(), self._softcap
         weight, bias = head.weight, head.bias

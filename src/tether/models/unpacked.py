@@ -1,7 +1,7 @@
 """A forward pass that is known to hold one sequence a row.
 
-Given positions and no mask, transformers looks through them for packed rows, and the host waits for
-a GPU's answer in every pass.
+With positions and without a mask, transformers searches them for packed rows. The host then waits
+for a GPU's answer in every pass.
 """
 
 from __future__ import annotations

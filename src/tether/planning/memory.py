@@ -87,8 +87,7 @@ def own_models(section: Any) -> bool:
 
 
 class Planner:
-    """One recipe on one device; `usual` are the rows of stages whose own `sizes` were not measured.
-    """
+    """One recipe on one device; `usual` are the rows of stages whose own `sizes` were not measured."""
 
     def __init__(
         self,

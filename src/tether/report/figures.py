@@ -75,8 +75,8 @@ def _without_proxy(chart: Row) -> Row:
 
 
 def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
-    """With one arm colour tells the quantity; with several it tells the arm, and the line's style
-    the quantity.
+    """With one arm, colour marks the quantity. With several, colour marks the arm, and the line's
+    style the quantity.
     """
     traces = []
     distance = chart.get("distance", False)
@@ -214,8 +214,8 @@ def accuracy_figures(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> lis
 
 
 def reliability_figures(reward: Mapping[str, Any]) -> list[Plot]:
-    """Predicted probability against observed frequency, the diagonal, and how many pairs stand
-    behind each point.
+    """Predicted probability against observed frequency, the diagonal, and the number of pairs of
+    each point.
     """
     stored = [
         list(map(finite, bin))

@@ -30,7 +30,7 @@ SCRIPTS = ("rollouts.js", "page.js")
 
 
 def with_code(text: str) -> Markup:
-    """A sentence as HTML, escaped, in which what stands in backticks is code."""
+    """A sentence as HTML, escaped, with text in backticks as code."""
     parts = [escape(visible(part)) for part in text.split("`")]
     if len(parts) % 2 == 0:
         return Markup("`").join(parts)

@@ -44,8 +44,8 @@ ENOUGH_UPDATES = 10
 HELD_OUT = ("num_heldout", "num_heldout_pairs")
 """Keys of the summaries of stages on rows: how many rows or pairs are held out."""
 LOPSIDED = 0.6
-"""Share of pairs whose longer side is preferred, above which length is told of; and of those whose
-shorter one is.
+"""Share of pairs whose longer side is preferred, above which the page mentions length; and the same
+for the shorter side.
 """
 BETTER = {1: ("good", "Better"), 0: ("open", "Not shown to be better"), -1: ("bad", "Worse")}
 """Tone and headline by the side of no difference on which an interval lies."""
@@ -55,7 +55,7 @@ REWARDED = {
     0: ("open", "No clear change of the reward"),
     -1: ("open", "The reward fell"),
 }
-"""The same where nobody asked for gold: of the training's own reward."""
+"""The same without gold: of the training's own reward."""
 RANKED = {
     1: ("open", "Ranks held-out pairs better than chance"),
     0: ("open", "Not shown to rank pairs better than chance"),
@@ -83,10 +83,11 @@ class Conclusion:
 
 
 class HeldOutGain(NamedTuple):
-    """The training's own reward on prompts that it never saw.
+    """The training's own reward on held-out prompts.
 
-    `checked`: the reward is a checked answer and no model's guess. `halves`: the step was chosen
-    for its score, and each half of the prompts is judged at the step that the other half chose.
+    `checked`: the reward is a checked answer instead of a model's guess. `halves`: the step was
+    chosen for its score, and each half of the prompts is judged at the step that the other half
+    chose.
     """
 
     before: Estimate
@@ -345,8 +346,8 @@ def _distrust(policy: SubRun, gain: Estimate | None) -> Iterator[str]:
 
 
 def _alarms(policy: SubRun) -> Iterator[str]:
-    """The first alarm of each detector; the page tells all of them, with their advice, further
-    down.
+    """The first alarm of each detector. Further down, the page lists all of them, with their
+    advice.
     """
     first = {
         printable(alarm.get("detector"), 60): alarm

@@ -1,5 +1,5 @@
-"""Numbers as people read them, one printer for the page and the terminal; and the sentences that
-they stand in.
+"""Numbers for people, with one printer for the page and the terminal, and the sentences that
+contain them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SENTENCES: dict[str, dict[str, str]] = tomllib.loads(
 """The sentences of the page, by section and name."""
 Show = Callable[[float], str]
 FEW = 10
-"""Of fewer a share is told as a count."""
+"""Below this number a share is shown as a count."""
 BOOKKEEPING = {
     "seconds",
     "budget",
@@ -96,7 +96,7 @@ MOVED = (
     (3.0, "the answers differ from those of the start, and could still be its own"),
     (10.0, "the answers are hardly those of the start any more"),
 )
-"""Upper ends of the KL in nats a response, and what it means: after e^3 = 20 an answer is one in
+"""Upper ends of the KL in nats a response, and their meaning. After e^3 = 20 an answer is one in
 twenty of the start's.
 """
 
@@ -133,7 +133,7 @@ def interval(value: Estimate, show: Show = decimal) -> str:
 def bracketed(value: Any, show: Show = decimal) -> str:
     """`value [low, high]` or `value [too few]` of an estimate, also as files have it.
 
-    The value stands alone where no interval was recorded; without a value there is nothing.
+    Without a recorded interval, only the value is shown. Without a value the text is empty.
     """
     if (parts := estimate(value)) is None:
         return ""

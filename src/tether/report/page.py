@@ -70,7 +70,7 @@ def _write_run(run: Path, output: Path) -> Path:
 
 
 def whole_run(folder: Path) -> Path:
-    """The run directory whose page tells of a folder: of a stage the run's, where a command began
+    """The run directory whose page describes a folder: for a stage the run's, if a command began
     one; else the folder's own.
     """
     return (

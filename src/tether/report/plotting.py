@@ -1,8 +1,8 @@
 """Charts as inline SVG: traces and axes in, paths and labels out, which the page's template prints.
 
-A drawing is stretched to the width that the page gives it, while its lines and marks keep their
-thickness and its labels are text of the page: so one drawing serves a desk, a phone and paper, and
-needs no script. Colours are classes of `page.css`.
+A drawing is stretched to the width of the page. Its lines and marks keep their thickness, and its
+labels are text of the page. So one drawing serves a desk, a phone and paper without a script.
+Colours are classes of `page.css`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Value = float | None
 class Trace(NamedTuple):
     """One series. Where a value is None the line has a gap.
 
-    `mode`: line, marks, open (marks) or both (line and marks). `notes` are told on hover instead of
-    the values; with `silent` nothing is.
+    `mode`: line, marks, open (marks) or both (line and marks). `notes` are shown on hover instead
+    of the values; with `silent` nothing is shown.
     """
 
     xs: Sequence[Value]
@@ -211,12 +211,11 @@ def axis(
     percent: bool = False,
     snug: bool = False,
 ) -> Axis:
-    """An axis that holds these values, with ticks at round numbers; at whole ones where the values
-    are.
+    """An axis for these values, with ticks at round numbers, or at whole ones for whole values.
 
     Args:
         zero: it begins at 0, or below.
-        snug: it ends at the outermost values and not at ticks.
+        snug: it ends at the outermost values instead of ticks.
     """
     present = [value for value in values if value is not None] + [0.0] * zero
     low = min(present, default=0.0)

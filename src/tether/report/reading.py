@@ -1,4 +1,4 @@
-"""The one reader of run directories. What is missing stays empty; what is damaged is left out and
+"""The one reader of run directories. Missing files give empty fields. Damaged files are skipped and
 noted.
 """
 
@@ -73,7 +73,7 @@ class SubRun:
 
     @property
     def learning(self) -> Row:
-        """The settings of the training itself, which in rounds stand in a table of their own."""
+        """The settings of the training itself. Rounds have them in a separate table."""
         return mapping(self.settings.get("direct")) if self.kind == "rounds" else self.settings
 
     @property
@@ -131,10 +131,9 @@ class Journey:
 
     @property
     def own_reward(self) -> bool:
-        """True if the policies maximise a reward of the user's own, and none of them is judged by
-        gold.
+        """True if the policies maximise a reward of the user's own and gold judges none of them.
 
-        Beside gold, such a reward would be a proxy.
+        With gold, such a reward would be a proxy.
         """
         own = bool(self.arms) and all(arm.settings.get("reward_source") in OWN for arm in self.arms)
         return own and not any(arm.judged_by_gold for arm in self.arms)
@@ -171,15 +170,13 @@ class Journey:
 
     @property
     def compared(self) -> list[SubRun]:
-        """Of the policies those that learned from a reward, and those whose answers somebody
-        judged.
-        """
+        """Of the policies those that learned from a reward, and those whose answers were judged."""
         return [stage for stage in self.policies if stage.kind == "policy" or stage.judged_by_gold]
 
     @property
     def judged(self) -> SubRun:
-        """The policy that the verdict is about; an empty stage where there is none, or nobody
-        compared its answers.
+        """The policy of the verdict. An empty stage if there is none, or if its answers were not
+        compared.
         """
         return next(iter(self.compared), SubRun(""))
 
@@ -190,8 +187,8 @@ class Journey:
 
 @dataclass(frozen=True, slots=True)
 class LoopRun:
-    """A loop's rounds as its summary has them, the run of the last policy, and the function that
-    judges answers, empty where a recipe names none.
+    """A loop's rounds from its summary, the run of the last policy, and the function that judges
+    answers. The function is empty if a recipe names none.
     """
 
     name: str

@@ -83,8 +83,8 @@ def _by_prompt(
 
 
 def worst_beside(loose: Sequence[SweepRun], best: Sequence[SweepRun]) -> list[Row]:
-    """The worst answers of one setting, of different prompts, each as a report shows an answer
-    before and after: beside that of another setting, or without one beside the start's.
+    """The worst answers of one setting to different prompts, each next to that of another setting.
+    Without another setting, next to the start's answer.
     """
     pairs = []
     for place, member in enumerate(loose):

@@ -149,7 +149,7 @@ def _mark(
 
 
 def _first_named(traces: Sequence[Trace], name: str) -> list[Trace]:
-    """The traces, of which the first stands for all in the legend."""
+    """The traces; the legend shows the first one for all."""
     return [trace._replace(name="" if place else name) for place, trace in enumerate(traces)]
 
 

@@ -42,7 +42,7 @@ from tether.stats import Estimate, normal_mean
 
 @dataclass(frozen=True, slots=True)
 class SweepRun:
-    """The run of one seed at one setting; `name` tells it from the others there."""
+    """The run of one seed at one setting; `name` is unique there."""
 
     name: str
     label: str
@@ -144,8 +144,8 @@ GAINS = ("gold", "heldout", "proxy", "right")
 
 
 def control_gain(policy: SubRun) -> tuple[float, float] | None:
-    """The gain of the start at its best temperature over the start at that of training, and this
-    temperature; None where the start was measured at one alone.
+    """The gain of the start at its best temperature over the start at the training's temperature,
+    and the best temperature. None if the start was measured at one temperature.
     """
     control = control_of(policy.summary)
     rows = mapping(control.get("by_temperature"))
@@ -228,7 +228,7 @@ def _has_begun(folder: Path) -> bool:
 
 
 def _in_order(values: Sequence[Any]) -> list[str]:
-    """Each value once as people read it: numbers from small to large, others as they stand."""
+    """Each value once in readable form: numbers from small to large, others in the given order."""
     if all(finite(value) is not None for value in values):
         values = sorted(values, key=float)
     return list(dict.fromkeys(map(_shown, values)))
@@ -283,8 +283,8 @@ def measures_of(sweep: Sweep) -> list[Measured]:
 
 
 def loosest(sweep: Sweep, measures: Sequence[Measured]) -> int | None:
-    """The setting with the least tether: of a KL coefficient or a β the smallest value, of anything
-    else the greatest KL; None where nothing is to be compared.
+    """The setting with the weakest KL penalty: the smallest value of a KL coefficient or a β.
+    Otherwise the greatest KL. None without settings to compare.
     """
     begun = [number for number, setting in enumerate(sweep.settings) if setting.members]
     if len(begun) < 2:

@@ -21,14 +21,14 @@ LONGER = (
     (r"\b[Gg]old gain\b", r"gain by {name}"),
     (r"\b[Gg]old score\b", r"score by {name}"),
 )
-"""Phrases in which the name of a judge stands elsewhere than the word gold."""
+"""Phrases in which the name of a judge has another place than the word gold."""
 WARNS = SENTENCES["warns"]
 JUDGE = "the judge"
 """The word where the name is not known, or too long: in labels of numbers and figures."""
 
 
 class Wording(NamedTuple):
-    """A run's judge: its name, empty where nobody knows it, and whether training maximises it."""
+    """A run's judge: its name, empty if unknown, and whether training maximises it."""
 
     name: str = "gold"
     is_reward: bool = False

@@ -1,10 +1,10 @@
-"""An engine that is asked for the next steps' samples while a step learns: overlap with a bound on
-how old weights may be.
+"""An engine that samples for the next steps while a step learns: overlap with a bound on the age of
+the weights.
 
 The samples of step `t` are drawn with the weights that were new at the beginning of step `t -
-max_staleness`, whatever takes how long. So a run depends on its settings alone, no answer is
-preferred for being short, and what is under way when a checkpoint is written is waited for and
-saved with it: nothing is lost and nothing drawn twice.
+max_staleness`, for every timing. So a run depends on its settings alone, and short answers get no
+preference. A checkpoint waits for the samples in progress and stores them. So each sample is drawn
+exactly once.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class BeginningEngine(Engine, Protocol):
 
 
 class AheadEngine:
-    """Speaks core.protocols.OrderingEngine: servers sample while the learner learns; an engine in
-    this process samples at once.
+    """Has the interface of core.protocols.OrderingEngine. Servers sample while the learner learns;
+    an engine in this process samples at once.
 
     Args:
-        max_staleness: updates that may lie between the weights that sample and those that learn
-            from the samples; 1 or more.
+        max_staleness: largest number of updates between the weights that sample and those that
+            learn from the samples; 1 or more.
     """
 
     def __init__(self, engine: Engine, max_staleness: int) -> None:

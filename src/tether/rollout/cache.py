@@ -42,9 +42,9 @@ class SlotLayer(DynamicLayer):
     """One layer's (slots, heads, capacity, dim). Row k of a decoding pass writes at `lengths[k]`
     and reads what it has.
 
-    A model that takes attention functions by name gets its new keys and values back from `update`,
-    and `slot_attention`, which it calls next, writes them and attends. Another model gets all
-    places up to `width`, to attend to as it will.
+    If a model takes attention functions by name, `update` returns its new keys and values. It then
+    calls `slot_attention`, which writes them and attends. Another model gets all places up to
+    `width`, with its own attention.
     """
 
     def __init__(self, owner: SlotCache, window: int | None) -> None:
@@ -89,9 +89,9 @@ class SlotLayer(DynamicLayer):
 class SlotCache(DynamicCache):
     """Cache with which a transformers model decodes rows together that began at different times.
 
-    Every row begins at place 0 of its slot: there is no padding inside, and what stands beyond a
-    row's length is masked. Before a decoding pass its caller sets `lengths` (rows,), how many
-    tokens of each row are there, and `width`, one more than the most.
+    Every row begins at place 0 of its slot. There is no padding inside, and places beyond a row's
+    length are masked. Before a decoding pass its caller sets `lengths` (rows,), the number of
+    stored tokens of each row, and `width`, one more than the largest.
 
     Args:
         in_place: the model attends by `slot_attention`.
@@ -154,7 +154,7 @@ def slot_attention(
     """transformers' attention interface for one new token a row: (rows, heads, 1, dim) -> (rows, 1,
     heads, dim).
 
-    What a row may see follows from its length and the layer's window, so the mask is not looked at.
+    A row's length and the layer's window decide the visible places, so the mask is not read.
     """
     layer: SlotLayer = _written.layer
     del _written.layer

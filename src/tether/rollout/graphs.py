@@ -1,5 +1,5 @@
-"""Passes of one shape recorded as a CUDA graph and replayed: a decoding step launches thousands of
-small kernels, which take a GPU less time than Python needs to name them.
+"""Passes of one shape recorded as a CUDA graph and replayed. A decoding step launches thousands of
+small kernels, which take a GPU less time than Python needs to launch them.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
 """
@@ -61,8 +61,8 @@ class Graphs:
         return min(most, -(-places // WIDTH) * WIDTH) if self.records else places
 
     def rows(self, count: int) -> int:
-        """As many rows as a pass for `count` of them has: with graphs powers of two and the halves
-        between them, so that each is replayed often.
+        """Number of rows of a pass for `count` of them. With graphs these are powers of two and the
+        halves between them, so that each is replayed often.
         """
         if not self.records:
             return -(-count // ROWS) * ROWS
@@ -127,11 +127,11 @@ def _is_lack_of_memory(error: BaseException | None) -> bool:
 
 
 def _abandon(device: torch.device, pool: Any) -> None:
-    """Put right what a failed recording leaves behind.
+    """Repair the state after a failed recording.
 
-    Older versions of PyTorch then still take the allocator and the device's random generator for
-    recording: the next `empty_cache`, or the next random number, ends in an assertion. Newer ones
-    refuse to end twice.
+    Older versions of PyTorch then still treat the allocator and the device's random generator as
+    recording. The next `empty_cache`, or the next random number, fails with an assertion. Newer
+    ones refuse to end twice.
     """
     with suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(device.index or 0, pool)

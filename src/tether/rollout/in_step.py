@@ -1,8 +1,7 @@
-"""Sampling from models whose rows cannot stand in slots of keys and values: rows of one length, in
-step.
+"""Sampling from models that cannot use slots of keys and values: rows of one length, in step.
 
-Recurrent states, convolutions and ALiBi know a row's length by their cache alone. So prompts of one
-length are drawn together, with the cache that transformers makes for the model and without any
+Recurrent states, convolutions and ALiBi derive a row's length from their cache alone. So prompts of
+one length are drawn together, with the cache that transformers makes for the model and without any
 padding. A model without such a cache reads its whole rows again for every token.
 """
 

@@ -1,7 +1,7 @@
-"""The in-process engine: samples from a policy role with the very weights that are being trained.
+"""The in-process engine: samples from a policy role with the weights that are being trained.
 
-Continuous batching: a row that has finished leaves, and a waiting prompt takes its slot. A prompt
-is prefilled once for all of its samples. Rows of different ages stand in slots from place 0 on, so
+Continuous batching: a finished row leaves, and a waiting prompt takes its slot. A prompt is
+prefilled once for all of its samples. Rows of different ages start at place 0 of their slots, so
 there is no padding between a prompt and its answer.
 """
 
@@ -31,26 +31,25 @@ from tether.rollout.drawn import (
 from tether.rollout.sampling import check_distributions, counter_uniform, sample_tokens
 
 PREFILL_TOKENS, ACCELERATOR_PREFILL_TOKENS = {"cpu": 2**10}, 2**12
-"""Tokens of one prefill pass, by device: on a CPU small passes of prompts of one length waste
-least, a GPU is busy with some thousands, and each costs up to half a megabyte of a model of 8
-billion weights.
+"""Tokens of one prefill pass, by device. On a CPU small passes of prompts of one length waste
+least. A GPU needs some thousands, and each costs up to half a megabyte of a model of 8 billion
+weights.
 """
 REFILL = 8
 """New prompts are prefilled together when 1/REFILL of the slots are free."""
 
 
 class LocalEngine:
-    """Speaks core.protocols.Engine.
+    """Has the interface of core.protocols.Engine.
 
     Args:
-        max_rows: how many responses are decoded at once, at least the samples of one prompt, and
-            fewer where the cache would take more than its share of the memory (cache.Allowance);
-            results do not depend on it beyond rounding.
+        max_rows: number of responses that are decoded at once, at least the samples of one prompt.
+            Fewer, if the cache would exceed its share of the memory (cache.Allowance). Results
+            depend on it only by rounding.
         context_length: the model's limit; a prompt that leaves no room for its response is refused.
-        cpu_kernels: decode and sample with them on a CPU, where they can be had.
+        cpu_kernels: decode and sample with them on a CPU, if available.
 
-    A model whose rows cannot stand in slots (recurrent states, ALiBi) is sampled from by
-    `rollout.in_step`.
+    A model that cannot use slots (recurrent states, ALiBi) is sampled from by `rollout.in_step`.
 
     Raises:
         ModelError: the model computes other states token by token than at once.
@@ -139,15 +138,16 @@ class LocalEngine:
 
 
 class _Decoding:
-    """One call of `generate`. Slots 0 .. rows - 1 are decoded; a free one among them waits for a
-    prompt, or for the last to move.
+    """One call of `generate`. Slots 0 .. rows - 1 are decoded. A free slot among them waits for a
+    prompt, or for the last row to move.
 
     Requests are numbered prompt by prompt, sample by sample. Host and device follow the same rules,
-    so that the host reads the device once a token. State of a slot on the host: `request` (-1:
-    free), `cached` tokens, and the response so far. State on the device, each (slots,): `active`,
-    `steps` (tokens drawn), `lengths` (tokens in the cache), `drawn` (the last token); `uniforms`
-    (slots, new tokens); `hidden` (slots, dim), which predicts the next token; `report` (3, slots),
-    what the host reads.
+    so the host reads the device once a token.
+
+    State of a slot on the host: `request` (-1: free), `cached` tokens, and the response so far.
+    State on the device, each (slots,): `active`, `steps` (tokens drawn), `lengths` (tokens in the
+    cache), `drawn` (the last token). Further: `uniforms` (slots, new tokens); `hidden` (slots,
+    dim), which predicts the next token; `report` (3, slots), which the host reads.
     """
 
     def __init__(
@@ -283,8 +283,8 @@ class _Decoding:
         self._advance()
 
     def _draw(self) -> None:
-        """A token of each row into `drawn`; it, its log-probability and whether it stops the row
-        into `report`, where a double holds any id and any float32 as it is.
+        """Draw a token of each row into `drawn`. Write the token, its log-probability and whether
+        it stops the row into `report`. A double holds any id and any float32 exactly.
         """
         assert self.hidden is not None
         rows, active = self.rows, self.active[: self.rows]
@@ -330,7 +330,7 @@ class _Decoding:
             self._leave(self._sent(cut))
 
     def _close_up(self) -> None:
-        """With nobody waiting, the last rows move into free slots, and fewer rows are decoded."""
+        """Without waiting prompts, the last rows move into free slots, and fewer are decoded."""
         going = [row for row in range(self.rows) if self.request[row] >= 0]
         rows = min(self.rows, self.graphs.rows(len(going)))
         sources = [row for row in going if row >= rows]
@@ -348,9 +348,7 @@ class _Decoding:
         self.rows = rows
 
     def _advance(self) -> None:
-        """The tokens just drawn go through the model; a free row computes along, and nobody
-        looks.
-        """
+        """The drawn tokens go through the model. Results of free rows are ignored."""
         rows, cache = self.rows, self.cache
         cache.lengths = self.lengths[:rows]
         cache.width = self.graphs.width(max(self.cached[:rows]) + 1, cache.capacity)

@@ -1,8 +1,8 @@
 """Drawing tokens: one counter-based uniform a token, turned into a token by the inverse CDF.
 
 A draw depends on (seed, prompt ordinal, sample index, position) and on the row's logits, never on
-the batch around it: no random state exists that a resumed run or another batch split could put out
-of step.
+the rest of the batch. Without a random state, a resumed run or another split of the batch draws the
+same tokens.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def sample_tokens(
         sampling: temperature first, then top-k, top-p and min-p on the tempered distribution.
 
     Returns:
-        tokens (rows,) int64 and log-probabilities (rows,) float32. Greedy log-probabilities are those of temperature 1. Where a
-        row's logits are no distribution (one is NaN or infinite, or all are minus infinity), its log-probability is not finite.
+        tokens (rows,) int64 and log-probabilities (rows,) float32. Greedy log-probabilities are
+        those of temperature 1. If a row's logits are no distribution (one is NaN or infinite, or
+        all are minus infinity), its log-probability is not finite.
     """
     if cpu_kernels and sampling.temperature > 0 and not sampling.truncates:
         drawn = draw_tokens(logits, uniforms, sampling.temperature)

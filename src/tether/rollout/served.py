@@ -1,11 +1,11 @@
 """The engine of servers: prompts go out as token ids over HTTP, tokens and their log-probabilities
 come back.
 
-Weights cannot be stale. Every version is a folder of a new name, published by renaming it: an
-adapter, or a whole model where the policy has none. It is loaded on every server, and each answer
-says of which version it is; before a server samples, a probe compares its log-probabilities with
-the learner's. What fails for reasons of the machine is tried elsewhere with the same seed and
-ordinal, so it is the same sample; what the server refuses is an error.
+Weights are never stale. Every version is a folder of a new name, published by renaming: an adapter,
+or a whole model for a policy without one. Every server loads it, and each answer names its version.
+Before a server samples, a probe compares its log-probabilities with the learner's. If a request
+fails because of the machine, another server gets it with the same seed and ordinal, so the sample
+is the same. A refused request is an error.
 
 Adapters are loaded beside each other and sampled by name. Of whole models a server holds one, the
 newest.
@@ -47,9 +47,9 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.12}
 that compute the same.
 
 In bfloat16 the order of operations decides what is rounded. Each correct program is 0.03 to 0.07
-from float32 on a model of 135M parameters, and two of them are as far from each other; twice that
-is allowed. Faults that are seen begin near 0.16: weights that are off by 3%, or a rotary base of
-1e4 in place of 1e5. Which version answers is known by its name.
+from float32 on a model of 135M parameters, and two of them are as far from each other. Twice that
+is allowed. Visible faults begin near 0.16: weights that are off by 3%, or a rotary base of 1e4 in
+place of 1e5. The name identifies the version that answers.
 """
 REQUESTS = 64
 """Prompts at a server at once, at most; a server decodes them together."""
@@ -63,14 +63,14 @@ def probe_ids(encoder: ChatEncoder) -> tuple[int, ...]:
 
 
 class ServedEngine:
-    """Speaks core.protocols.Engine.
+    """Has the interface of core.protocols.Engine.
 
     Args:
         role: the policy that is trained.
         folder: for weights, the servers' logs and the fleet's (`fleet.jsonl`); every server must
             see it.
-        ours: the servers are tether's own, which take seed and ordinal as they are; vLLM gets a
-            seed made of both.
+        ours: the servers are tether's own, which take seed and ordinal directly. vLLM gets a seed
+            made of both.
         combined: the servers' model lacks what the role's layers carry; each adapter brings it.
 
     Raises:

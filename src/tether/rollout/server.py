@@ -51,12 +51,12 @@ class EngineServer(JsonServer):
 
     Args:
         address: host and port; port 0 takes a free one (`server_address`).
-        base: what /v1/models calls the model under the adapters.
+        base: the name of the model under the adapters in /v1/models.
         load: opens an adapter.
-        unload: takes back the engine of one that nobody samples with any more.
+        unload: takes back the engine of an adapter that is no longer used.
         context: the longest sequence, in tokens.
         vocabulary: the number of token ids.
-        alone: each request is decoded by itself, so that what meets changes no bit of an answer.
+        alone: each request is decoded by itself, so that other requests change no bit of an answer.
         token: see JsonServer.
     """
 

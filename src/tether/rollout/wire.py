@@ -92,13 +92,13 @@ def as_request(
     ours: bool,
     unused: Sequence[int] = (),
 ) -> Json:
-    """`count` samples of a prompt, in vLLM's words; seeds of vLLM's samples are this one and those
-    after it.
+    """`count` samples of a prompt, in vLLM's format. Seeds of vLLM's samples are this one and the
+    following ones.
 
     Args:
-        ours: the server is tether's own, which takes seed and ordinal as they are; vLLM gets a seed
+        ours: the server is tether's own, which takes seed and ordinal directly. vLLM gets a seed
             made of both.
-        unused: ids that stand for no token, and must not be sampled.
+        unused: ids without a token, which must not be sampled.
     """
     own = {"extra_args": {"seed": seed, "ordinal": ordinal}} if ours else {}
     params = {

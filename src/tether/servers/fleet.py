@@ -1,8 +1,8 @@
-"""The state of every server of a run, as a machine without threads, sockets or a clock of its own.
+"""The state of every server of a run, as a machine without threads, sockets or its own clock.
 
-Whoever talks to the servers reports what happened (`answered`, `failed`, `exited`, `started`,
-`loaded`) and asks what to do (`pick`, `due`). A server that died holds no adapter, so it comes back
-as STALE and samples only once it has the wanted version:
+The caller reports events (`answered`, `failed`, `exited`, `started`, `loaded`) and requests the
+next action (`pick`, `due`). A server that died holds no adapter. So it comes back as STALE and
+samples only when it has the wanted version:
 
     HEALTHY --failed--> SUSPECT --failed often, or too long--> DEAD --due--> RESTARTING --started-->
     STALE --loaded--> HEALTHY SUSPECT --answered--> HEALTHY     HEALTHY --a new version is wanted-->
@@ -189,9 +189,7 @@ class Fleet:
             )
 
     def emptied(self, name: str, why: str) -> None:
-        """It says that it does not hold the wanted version: somebody restarted it, or it let go of
-        it.
-        """
+        """The server does not have the wanted version: it was restarted, or it dropped the version."""
         self.members[name].version = ""
         if self.members[name].state in (State.HEALTHY, State.SUSPECT):
             self._move(name, State.STALE, why)

@@ -1,9 +1,9 @@
 """A server of JSON over HTTP, on the standard library: each path has a function from a body to a
 status and an answer.
 
-A request is read only if it comes from a program that has the run's token: see `JsonServer`. A web
-page cannot send one, for the token is a secret, browsers name themselves by `Origin`, and a `Host`
-that is a name of somebody else's is refused.
+A request is read only if it comes from a program with the run's token: see `JsonServer`. A web page
+cannot send one, because the token is secret and browsers send `Origin`. A foreign name in `Host` is
+refused.
 """
 
 from __future__ import annotations
@@ -38,17 +38,16 @@ def new_token() -> str:
 
 
 class JsonServer(ThreadingHTTPServer):
-    """Answers every request in a thread of its own.
+    """Answers every request in its own thread.
 
-    `/health` is there for everybody. All else needs `Authorization: Bearer TOKEN` where the server
-    has a token.
+    `/health` is open. All other paths need `Authorization: Bearer TOKEN` if the server has a token.
 
     Args:
         address: host and port; port 0 takes a free one (`server_address`).
-        get, post: by path. What a function raises for a body that it cannot read (KeyError,
-            TypeError, ValueError) becomes 400, every other error 500.
-        token: unset: the one in the environment; without one, everybody who reaches the port may
-            ask.
+        get, post: by path. If a function cannot read a body (KeyError, TypeError, ValueError), the
+            status is 400. Every other error gives 500.
+        token: unset: the one in the environment. Without one, every program that reaches the port
+            may send requests.
     """
 
     daemon_threads, request_queue_size = True, 512
@@ -158,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the log of whoever asks says what failed."""
+        """Nothing: the client's own log has the failure."""
 
 
 def _object(content: bytes) -> Json:

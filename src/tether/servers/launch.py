@@ -48,7 +48,7 @@ class Launcher(Protocol):
         ...
 
     def ended(self, name: str) -> int | None:
-        """The exit status of a program that was started and no longer runs; answers at once."""
+        """The exit status of a started program that no longer runs; returns at once."""
         ...
 
     def stop(self, name: str) -> None:
@@ -61,14 +61,13 @@ class Launcher(Protocol):
 
 
 class Processes:
-    """The launcher of one machine: programs on the loopback, which end with this process however it
-    ends.
+    """The launcher of one machine: programs on the loopback, which end with this process in every
+    case.
 
     Args:
-        needs: how many GPUs of its own each program gets; one that needs none sees what this
-            process sees.
-        gpus: of this machine, that programs may have; where there is none, all see what this
-            process sees.
+        needs: number of GPUs of each program. A program without one sees the GPUs of this process.
+        gpus: of this machine, that programs may have. Without any, all see the GPUs of this
+            process.
 
     Raises:
         ConfigError: programs that run already leave too few.
@@ -114,12 +113,11 @@ class Processes:
 
 
 class Servers:
-    """Servers by name: those that are started get a new address each time, others are only talked
-    to.
+    """Servers by name. Started ones get a new address each time. Others are only clients' targets.
 
     Attributes:
-        token: the secret that requests bear; started servers get it by their environment, vLLM's as
-            its API key.
+        token: the secret of requests. Started servers get it by their environment, vLLM's as its
+            API key.
 
     Args:
         command: of a started one.
@@ -203,7 +201,7 @@ def end_group(process: subprocess.Popen[Any]) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port of this machine, at one of its addresses, that nobody listens on now."""
+    """A free port of this machine, at one of its addresses."""
     with socket.socket() as listener:
         listener.bind((host, 0))
         return listener.getsockname()[1]

@@ -1,8 +1,8 @@
-"""Servers that a thread each looks after, and work that goes to whichever of them is able.
+"""Servers with a supervising thread each, and work that goes to any server that is able.
 
-What fails for reasons of the machine (no connection, no answer in time, garbage) is given to
-another server; what a server refuses, another would refuse, too. How many requests are under way is
-bounded: more wait here, and their senders with them.
+If work fails because of the machine (no connection, no answer in time, garbage), another server
+gets it. A request that one server refuses would fail on every server. The number of open requests
+is bounded: more wait here, and their senders with them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tether.settings.workers import ServersConfig
 
 T = TypeVar("T")
 CUT_OFF = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
-"""A host that is cut off is noticed after 20 s, however long an answer may take: the first three
-ask where nothing is under way, the last bounds what was sent and not acknowledged, which would else
-be sent again for a quarter of an hour.
+"""An unreachable host is noticed after 20 s, for every length of an answer. The first three options
+probe an idle connection. The last one bounds unacknowledged data, which would otherwise be sent
+again for a quarter of an hour.
 """
 SHORT = 60.0
 """Seconds that what is quickly done may take."""
 CONNECT = 10.0
-"""Seconds until a connection must stand."""
+"""Seconds until a connection must be open."""
 PAUSE = 0.05
 """Seconds between two looks at a server that needs nothing."""
 REFUSALS = 400, 401, 403, 413, 422
@@ -57,8 +57,8 @@ class ServerPool:
 
     Args:
         folder: for the log of all changes of state, `fleet.jsonl`.
-        prepare: (a server's name, "load" or "probe") -> makes it ready for what the fleet wants, or
-            looks whether it lives.
+        prepare: (a server's name, "load" or "probe") -> makes the server ready for the fleet, or
+            checks that it lives.
         requests: under way at once, at most, for each server.
     """
 
@@ -229,11 +229,11 @@ class ServerPool:
     def give(
         self, work: Callable[[str], T], prompt: Sequence[int] = (), tries: int | None = None
     ) -> T:
-        """The result of `work(name)` with the name of a healthy server; where the machine makes it
-        fail, with another's.
+        """The result of `work(name)` with the name of a healthy server. If the machine makes it
+        fail, another server's.
 
         Args:
-            prompt: goes where its beginning is known, if that server is not much fuller than
+            prompt: goes to a server that knows its beginning, if this one is not much fuller than
                 others.
             tries: servers that may fail with it, one after another; unset: any number.
 

@@ -1,12 +1,12 @@
-"""Numbers with intervals that say how far to believe them, for observations that hang together in
+"""Numbers with intervals that show their reliability, for observations that are correlated within
 groups.
 
-The home of all intervals. Standard errors come from leaving out one group at a time (the
+All intervals are computed here. Standard errors come from leaving out one group at a time (the
 jackknife). Each kind of number has its own interval: means (`means`), shares and differences of two
 shares (`shares`), the movement of a series (`trends`), the best of several against the best of
 others (`contests`), the place of the highest mean (`peaks`). `python -m benchmarks.coverage`
-measures how often each holds the truth. Where observations are too few, or too much alike, the
-bounds are infinite and `Estimate.reason` says so.
+measures the coverage of each. If observations are too few, or too much alike, the bounds are
+infinite and `Estimate.reason` says so.
 """
 
 from tether.stats.contests import best_against_best as best_against_best

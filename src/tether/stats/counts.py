@@ -23,8 +23,8 @@ def few_interval(successes: int, total: int, confidence: float = 0.95) -> tuple[
     leaves p out where ``P(γ(X) < γ(x)) + P(γ(X) = γ(x)) / 2 ≤ 1 − confidence``, unless that missed
     more than 1.4 (1 − confidence) of all draws at this p: ``P(γ(X) ≤ γ(x))``.
     Paper: Blaker 2000, https://doi.org/10.2307/3315916; mid-P: Lancaster 1961,
-    https://doi.org/10.1080/01621459.1961.10482105. The limit of 1.4 is ours: so every p is held in
-    93% of draws or more, and in no more than 97% where counts are many enough to allow it.
+    https://doi.org/10.1080/01621459.1961.10482105. The limit of 1.4 is ours. With it every p is
+    held in 93% of draws or more, and in at most 97% if counts are large enough to allow it.
     Trap: where p is near 0 or 1 all misses may lie on one side.
     """
     if 2 * successes > total:

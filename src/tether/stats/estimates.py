@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple, NotRequired, TypedDict
 
 TOO_FEW = "too few"
-"""The words that stand in the place of an interval; a reason begins with them."""
+"""The words that replace an interval; a reason begins with them."""
 
 
 class EstimateFields(TypedDict):

@@ -46,10 +46,10 @@ common.
 
 
 class Influence(NamedTuple):
-    """By how much each group moves a statistic.
+    """The effect of each group on a statistic.
 
-    `parts` has a number a group, with mean 0; `repeats` says how many groups are exactly like it,
-    `equal` how many groups of one size they amount to.
+    `parts` has a number a group, with mean 0. `repeats` is the number of groups that are exactly
+    like it. `equal` is the equivalent number of groups of one size.
     """
 
     parts: Array
@@ -91,8 +91,8 @@ def jackknife(
     groups of sizes n amount to ``(Σ n)² / Σ n²`` equal ones (Kish).
     Paper: Efron and Stein 1981, https://doi.org/10.1214/aos/1176345462; few groups: Cameron and
     Miller 2015, https://doi.org/10.3368/jhr.50.2.317.
-    Shapes: ``without`` has a value a group; ``sizes`` how many observations stand in each (unset:
-    equally many), ``repeats`` how many groups are exactly like it (unset: one).
+    Shapes: ``without`` has a value a group; ``sizes`` its number of observations (unset: equally
+    many), ``repeats`` the number of groups that are exactly like it (unset: one).
     Trap: a statistic that jumps, as a median or the place of a maximum does, has no such error.
     """
     repeats, sizes = (

@@ -32,17 +32,17 @@ def grouped_mean(
     bounds: tuple[float, float] | None = None,
     confidence: float = 0.95,
 ) -> Estimate:
-    """Estimate a mean: `mean_interval`, and where values are but two or three at equal distances
-    the interval of a share.
+    """Estimate a mean: `mean_interval`. If values have only two or three equidistant levels, the
+    interval of a share.
 
     Args:
         values: observations; a group that has more of them weighs more.
         groups: the group of each; unset, each is its own.
         bounds: least and greatest possible value, where they are known.
 
-    Trap: values that lie at 0 and 1 alone, at −1, 0 and 1, or at two or three other levels in 16
-    groups or more are taken for all the levels that there are. Where all values are alike and no
-    bounds are known nothing says how rare another one is.
+    Trap: the observed levels are taken for all levels in two cases: values at 0 and 1, or at −1, 0
+    and 1; and values at two or three other levels in 16 groups or more. If all values are alike and
+    no bounds are known, the frequency of other values is unknown.
     """
     value, count = float(values.mean()), len(values)
     if not np.isfinite(values).all():
@@ -129,14 +129,14 @@ def _lacking(means: Array) -> str:
 def mean_interval(
     value: float, influence: Influence, confidence: float = 0.95, *, skewed: bool = True
 ) -> tuple[float, float]:
-    """Compute the interval of a mean, or of what behaves like one, over groups.
+    """Compute the interval of a mean, or of a similar statistic, over groups.
 
     Equation: the hull of two intervals with the standard error se of the jackknife. Student's is
     ``value ± t se``. Hall's undoes the skew γ of the groups: ``value − se g(±t)`` with ``g(y) = 3/a
     ((1 + a (y − a/6))^{1/3} − 1)`` and ``a = γ / √G``. The degrees of freedom of t are those of an
     error whose square has the groups' kurtosis, ``2 k / (1 − k/G)`` with k carriers of the error
-    (Satterthwaite), at most one fewer than equal groups. Student's stands alone where observations
-    are bounded on both sides, and so not `skewed`: there the hull holds the truth in 97 to 99%.
+    (Satterthwaite), at most one fewer than equal groups. If observations are bounded on both sides,
+    and so not `skewed`, only Student's is used: there the hull holds the truth in 97 to 99%.
     Paper: Hall 1992, https://doi.org/10.1111/j.2517-6161.1992.tb01872.x; Satterthwaite 1946,
         https://doi.org/10.2307/3002019.
     Assumes: groups are drawn independently; a tail that no group shows is unknown.

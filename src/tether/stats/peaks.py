@@ -9,13 +9,13 @@ from tether.stats.groups import Array
 from tether.stats.means import FEWEST_GROUPS
 
 SHARE = 0.8
-"""The part of 1 − confidence that the quantile has: each difference has an error of its own, while
-the draws of all share one root of χ² (found by simulation).
+"""The part of 1 − confidence of the quantile: each difference has its own error, and all draws share
+one root of χ² (found by simulation).
 """
 
 
 def peak(sums: Array, counts: Array, *, confidence: float = 0.95) -> tuple[int, int] | None:
-    """Between which columns the highest mean lies; None of fewer than 16 groups.
+    """Return the range of columns that may have the highest mean; None for fewer than 16 groups.
 
     Equation: column s may be the highest unless ``max_t (x̄_t − x̄_s) / se_st`` exceeds its own
     quantile where all columns are equal. The errors of all means are drawn together, with the
@@ -24,7 +24,7 @@ def peak(sums: Array, counts: Array, *, confidence: float = 0.95) -> tuple[int, 
     Paper: multiple comparisons with the best, Hsu 1981, https://doi.org/10.1214/aos/1176345580.
     Shapes: (groups, columns): the sum and the number of each group's observations.
     Assumes: groups are drawn independently.
-    Trap: of columns that are equally high each is held with the given confidence, not all at once.
+    Trap: each of several equally high columns is held with the given confidence, not all at once.
     """
     number, total = len(sums), counts.sum(0)
     if number < FEWEST_GROUPS:

@@ -55,8 +55,8 @@ def prediction_powered_mean(
         without; ``λ = cov(y, f) / ((1 + n/N) var f)``, held in [0, 1], has the least variance.
     Paper: Angelopoulos et al. 2023, https://arxiv.org/abs/2301.09633; λ: Angelopoulos, Duchi and
         Zrnic 2023, https://arxiv.org/abs/2311.01453.
-    Shapes: one entry an item; ``human`` holds None where nobody judged, ``machine`` judges every
-        item. ``groups`` names the prompt of each item.
+    Shapes: one entry an item; ``human`` is None for an item without a person's judgment,
+        ``machine`` judges every item. ``groups`` names the prompt of each item.
     Interval: `stats.mean_interval` with a jackknife over groups that chooses λ anew each time.
     Raises: ``ValueError`` when lengths differ, a number is NaN, or people judged nothing.
     Trap: items that people judge must be drawn at random from all. Where people and machine differ

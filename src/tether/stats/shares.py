@@ -98,14 +98,14 @@ def share_interval(
     spread: float = 1.0,
     confidence: float = 0.95,
 ) -> tuple[float, float]:
-    """Compute the interval of a share over groups, or of what behaves like one near 0 and 1, as F1
-    and agreement do.
+    """Compute the interval of a share over groups, or of a statistic that is similar near 0 and 1:
+    F1 and agreement.
 
     Equation: Wilson's for n trials, where ``1/n = max(se² / p(1−p) + u, v/N)`` with ``u = v (1/G −
-    1/N) / (2k + 1)``: the jackknife's error, no smaller than that of N independent observations. u
-    is half an imaginary carrier whose observations all agree beside the k that are there, for few
-    of them show too little of what groups have in common. v is what the variance of an observation
-    is of p(1−p), less than one where observations lie between 0 and 1.
+    1/N) / (2k + 1)``. This is the jackknife's error, no smaller than that of N independent
+    observations. u is half an imaginary carrier with equal observations, in addition to the k real
+    ones, because few carriers show too little of the correlation. v is the variance of an
+    observation over p(1−p), less than one for observations between 0 and 1.
     Paper: Korn and Graubard 1998, https://www150.statcan.gc.ca/n1/en/catalogue/12-001-X19980024356.
     The imaginary carrier is ours, in place of their quantile of Student's t: Wilson's interval lies
     nearer to ½, and both together hold the truth in 97 to 99% of draws of 10 to 20 groups.
@@ -176,8 +176,8 @@ def grouped_balance(
     Equation: with the shares w of wins and l of losses, each with its own interval and with
     correlation ρ, the balance ``d = w − l`` lies above ``d − √(a² + b² − 2ρab)``, where a is w less
     its low bound and b the high bound of l less l. The high bound is the same with the sides
-    exchanged. The mean is ``(1 + d) / 2``. Without ties it is the interval of w. Where fewer than
-    five groups hold anything but ties there is none: no count of them would rule out much.
+    exchanged. The mean is ``(1 + d) / 2``. Without ties it is the interval of w. If fewer than five
+    groups have an observation that is not a tie, there is no interval.
     Paper: Zou and Donner 2008, https://doi.org/10.1002/sim.3095; Newcombe 1998,
     https://doi.org/10.1002/(SICI)1097-0258(19981130)17:22<2635::AID-SIM954>3.0.CO;2-C.
     """

@@ -14,13 +14,13 @@ from tether.stats.estimates import Estimate, EstimateFields, without_interval
 from tether.stats.groups import Array
 
 FEWEST = 30
-"""Steps from which on noise that hangs together can be told from movement."""
+"""Smallest number of steps that separates correlated noise from movement."""
 FEWEST_FREE = 12.0
 """Independent steps that all steps must be worth, as far as they show: with fewer, noise that is
 slow passes for movement too often.
 """
 SLOW = 2
-"""The degree of the polynomial of time that is movement, and no noise."""
+"""The degree of the polynomial of time that counts as movement; the rest is noise."""
 LONGEST = 2000
 """Steps beyond which neighbours are averaged first: the noise of a mean needs no finer ones."""
 
@@ -52,15 +52,15 @@ class Trend(NamedTuple):
 
 
 def trend(values: Sequence[float]) -> Trend | None:
-    """Of the first and the last tenth of the steps; of up to five, but no more than a quarter,
-    where a tenth is fewer.
+    """Means of the first and the last tenth of the steps. If a tenth is fewer than five: of up to
+    five, but at most a quarter.
 
-    Equation: a value is a quadratic of time and noise ``u_t = φ u_{t−1} + e_t``. The error of a
-    mean of steps is a Student's t whose scale follows from φ; φ is not chosen but averaged over,
-    weighted by the restricted likelihood times a flat prior on (−0.4, 0.99).
+    Equation: a value is a quadratic of time plus noise ``u_t = φ u_{t−1} + e_t``. The error of a
+    mean of steps is a Student's t whose scale follows from φ. φ is averaged over, with the
+    restricted likelihood times a flat prior on (−0.4, 0.99) as its weight.
     Paper: Harville 1974, https://doi.org/10.1093/biomet/61.2.383 (restricted likelihood).
     Assumes: noise of one kind throughout, each step of which forgets the one before at one rate.
-    Trap: where φ is near 1 noise and movement look alike; steps that are worth fewer than six
+    Trap: if φ is near 1, noise and movement look alike; steps that are worth fewer than six
         independent ones give no interval.
     """
     count = len(values)

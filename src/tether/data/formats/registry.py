@@ -347,9 +347,9 @@ CONVERSIONS: dict[tuple[type, type], Conversion] = {
     (Feedback, Prompt): _question("response", "desirable"),
     (StepLabels, Prompt): _question("steps", "labels"),
 }
-    """A tie becomes a demonstration of its first side. It gives no feedback. A problem becomes a
-    demonstration of its solution, or of its bare answer.
-    """
+"""A tie becomes a demonstration of its first side. It gives no feedback. A problem becomes a
+demonstration of its solution, or of its bare answer.
+"""
 
 _AS_IT_IS = Conversion(lambda record: (record,))
 

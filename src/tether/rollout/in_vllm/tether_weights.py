@@ -1,5 +1,5 @@
-"""Whole weights for a running vLLM server, read from a folder: a weight transfer engine of vLLM's,
-and nothing of tether.
+"""Whole weights for a running vLLM server, read from a folder: a weight transfer engine of vLLM
+that does not import tether.
 
 It runs in vLLM's own environment: `--worker-extension-cls tether_weights.Registered` imports it,
 `--weight-transfer-config '{"backend": "folder"}'` chooses it. The rest is vLLM's: it pauses, loads
