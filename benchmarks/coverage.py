@@ -559,13 +559,13 @@ BOUNDS = {
         "missed. Steps are whole, and one between two that may be the highest is held too"
     ),
     "calibration error": (
-        "an absolute value has no direction at 0, so no interval of a sum of them can be exact both "
+        "an absolute value has no direction at 0. So no interval of a sum of them can be exact both "
         "near 0 and far from it. The upper bound leaves room for noise that only adds to the error, "
-        "the lower one for signs that are not known"
+        "the lower one for unknown signs"
     ),
     "best against best decoding": (
-        "each bound alone has to hold in 97.5%, also where the policy has one best temperature and "
-        "the start several, or the other way round. All others get more than that"
+        "each bound alone must hold in 97.5%. This includes a policy with one best temperature and a "
+        "start with several, or the reverse. All other cases get more"
     ),
     "a loss of 0.2 deviations": "as for best against best",
     FORMER: "each pair of temperatures has an interval of its own, and both sides choose the worst",
