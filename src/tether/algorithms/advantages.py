@@ -63,8 +63,8 @@ def leave_one_out_baseline(
     """Average, for each response, the scores of the other responses to its prompt: a baseline that
     leaves the gradient unbiased.
 
-    Equation: ``b_i = 1/(k−1) Σ_{j≠i} s_j`` over the k known scores of i's group; ``s_i`` itself
-    where there is no other, since a score that nothing can be compared with says nothing.
+    Equation: ``b_i = 1/(k−1) Σ_{j≠i} s_j`` over the k known scores of i's group. A single score
+    is its own baseline, because it cannot be compared.
     Paper: Kool et al. 2019, https://openreview.net/forum?id=r1lgTGL5DE; for language models
     Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740.
     Shapes: scores, groups (any non-negative ids) and known (batch,) -> (batch,); the unit is that
@@ -96,8 +96,8 @@ def group_relative(
     Shapes: scores, groups (any non-negative ids) and known (batch,) -> (batch,); the unit of the
         scores, or none when scaled.
     Raises: ``ValueError`` when the shapes differ.
-    Trap: scaling gives a prompt whose answers hardly differ the same weight as one whose answers
-    differ much: where scores are noisy, that noise is what is learned.
+    Trap: scaling gives a prompt with almost equal answers the same weight as one with very
+    different answers. If scores are noisy, the policy learns that noise.
     """
     known = torch.ones_like(groups, dtype=torch.bool) if known is None else known
     check_same_shape(scores=scores, groups=groups, known=known)

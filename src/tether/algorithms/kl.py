@@ -3,23 +3,16 @@ best-of-n.
 
 Everything here estimates KL(policy || reference) for tokens sampled from the policy. With ``r =
 π_ref / π``: k1 = −log r, k2 = ½ log² r, k3 = r − 1 − log r (Schulman,
-http://joschu.net/blog/kl-approx.html).
-
-The last row is k3 times the differentiable ratio ``ρ = π / π_old`` to the policy that drew the
-tokens.
+http://joschu.net/blog/kl-approx.html). ρ k3 is k3 times the differentiable ratio ``ρ = π / π_old``
+to the policy that drew the tokens.
 
 An estimator with the right value may have the wrong gradient, because the samples depend on the
-policy too:
+policy too. The expected value and the expected gradient of each:
 
-========  ==============================  =============================================
-===================== estimate  expected value                  expected gradient, when
-differentiated         so use it ========  ==============================
-=============================================  ===================== k1        KL(policy ||
-reference)         0                                              in the reward k2        close to
-it for small KL        ∇ KL(policy || reference)                      as a loss k3        KL(policy
-|| reference)         ∇ KL(reference || policy)                      to report ρ k3      KL(policy
-|| reference)         ∇ KL(policy || reference)                      as a loss ========
-==============================  =============================================  =====================
+- k1: KL(policy || reference); 0. Use k1 in the reward.
+- k2: close to KL for small KL; ∇ KL(policy || reference). Use k2 as a loss.
+- k3: KL(policy || reference); ∇ KL(reference || policy). Use k3 in reports.
+- ρ k3: KL(policy || reference); ∇ KL(policy || reference). Use ρ k3 as a loss.
 """
 
 import math
@@ -44,8 +37,7 @@ def kl_policy_reference_k1(logprobs: Values, reference_logprobs: Values) -> Valu
     Paper: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593 (the penalty inside the reward).
     Shapes: any, kept; nats per token.
     Raises: ``ValueError`` when the shapes differ.
-    Trap: not a loss. Its expected gradient is zero, so that differentiating it adds noise and
-        nothing else.
+    Trap: not a loss. Its expected gradient is zero, so differentiating it only adds noise.
     """
     check_same_shape(logprobs=logprobs, reference_logprobs=reference_logprobs)
     return logprobs - reference_logprobs
@@ -68,8 +60,8 @@ def kl_policy_reference_k2(logprobs: Values, reference_logprobs: Values) -> Valu
 
 
 def kl_policy_reference_k3(logprobs: Values, reference_logprobs: Values) -> Values:
-    """Estimate KL(policy || reference) per token without bias, with low variance, and never below
-    zero.
+    """Estimate KL(policy || reference) per token without bias and with low variance. The estimate
+    is at least zero.
 
     Equation: ``k3 = r − 1 − log r`` with ``log r = min(log π_ref − log π, 20)``, which guards exp
         against overflow.
@@ -139,12 +131,11 @@ def adapt_kl_coefficient(
     Equation: ``e = clip(observed / target − 1, −0.2, 0.2)``, ``β ← clip(β (1 + e · num_episodes /
         horizon), low, high)`` with the ``bounds`` low and high.
     Paper: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2.2. The bounds are ours:
-        where no coefficient reaches the target the product grows, or sinks, without end.
+        if no coefficient reaches the target, the product grows, or falls, without end.
     Units: ``observed`` and ``target`` in nats per *sequence* (token KL summed, then averaged over
     the batch); ``horizon`` and ``num_episodes`` (those of this step) in episodes.
-    Raises: ``ValueError`` when ``target`` or ``horizon`` is not positive, when ``observed`` is NaN,
-    or when the step is so large against the horizon (five of them or more) that the coefficient
-    could reach zero.
+    Raises: ``ValueError`` when ``target`` or ``horizon`` is not positive, or ``observed`` is NaN.
+    Also when the coefficient could reach zero, because the step is five horizons or larger.
     Trap: giving the per-token mean for ``observed`` makes the KL look tiny, and the coefficient
         sinks without end.
     """
@@ -165,16 +156,15 @@ def adapt_kl_coefficient(
 
 
 def kl_best_of_n(n: int) -> float:
-    """Compute how far best-of-n moves a policy, without asking a model.
+    """Compute the KL of best-of-n from the policy, without a model.
 
     Equation: ``KL(best of n || policy) = log n − (n − 1)/n``.
     Paper: Stiennon et al. 2020, https://arxiv.org/abs/2009.01325, appendix G.3; as a bound: Beirami
     et al. 2024, https://arxiv.org/abs/2401.01879.
     Units: nats a response.
     Raises: ``ValueError`` when n is below 1.
-    Trap: exact only where no two responses tie. Otherwise an upper bound, and a loose one for a
-    policy of few different answers, whose KL cannot exceed −log of its best answer's probability
-    however large n is.
+    Trap: exact only if no two responses tie. Otherwise it is an upper bound. For a policy with few
+    different answers the bound is loose: the KL is at most −log of the best answer's probability.
     """
     if n < 1:
         raise ValueError(f"best of {n}: n must be 1 or more")

@@ -35,15 +35,15 @@ def token_logprobs(
     Shapes: hidden (tokens, dim), weight (vocab, dim), targets (tokens,) -> two of (tokens,) in
     nats, float32 (float64 for float64 states). The product is computed in the type of ``hidden``,
     everything after it in float32. At most ``chunk_size`` rows of logits exist at a time. Both
-    results carry gradient to ``hidden``, and to ``weight`` and ``bias`` where they require it,
-    summed in float32. Where only log-probabilities are differentiated and the output layer is
-    frozen, ``∂ log p_target / ∂h`` comes with the result and backward is a multiplication;
-    otherwise backward computes the logits again, a chunk at a time. Values are bit-equal with and
-    without gradients.
+    results carry gradient to ``hidden``, and to ``weight`` and ``bias`` if they require it, summed
+    in float32. If only log-probabilities are differentiated and the output layer is frozen,
+    ``∂ log p_target / ∂h`` comes with the result and backward is a multiplication. Otherwise
+    backward computes the logits again, chunk by chunk. Values are bit-equal with and without
+    gradients.
     Raises: ``ValueError`` on shapes that do not fit, or a temperature, softcap or chunk size that
         is not positive.
-    Trap: targets are the *next* tokens, already shifted, and every row is computed: select the rows
-    that count before the call rather than marking the others with −100.
+    Trap: targets are the *next* tokens, already shifted, and every row is computed. Select the
+    counted rows before the call instead of marking the others with −100.
     """
     if hidden.shape[0] != targets.shape[0] or hidden.shape[1] != weight.shape[1]:
         raise ValueError(

@@ -1,8 +1,7 @@
 """Sums, means and whitening over the positions that count.
 
-A mask is boolean and True means *counts*. Masked-out positions may hold anything, infinities and
-NaN included: they are replaced before any arithmetic, because ``0 * inf`` is NaN and multiplying by
-the mask would let it through.
+A mask is boolean and True means *counts*. Masked-out positions may hold anything, including
+infinities and NaN. They are replaced before any arithmetic, because ``0 * inf`` is NaN.
 """
 
 import torch
@@ -69,14 +68,14 @@ def masked_variance(values: Values, mask: Mask) -> Scalar:
     Equation: ``Σ_i m_i (x_i − x̄)² / max(1, Σ_i m_i)``, two passes, for the numerics.
     Shapes: any; the result is a scalar in squared units of the values.
     Raises: ``ValueError`` when the shapes differ.
-    Trap: population, not sample: ``torch.var`` divides by one less unless told otherwise.
+    Trap: population, not sample. ``torch.var`` divides by one less by default.
     """
     centred = torch.where(mask, values - masked_mean(values, mask), 0)
     return masked_mean(centred.square(), mask)
 
 
 def whiten(values: Values, mask: Mask, shift_mean: bool = True, epsilon: float = 1e-8) -> Values:
-    """Scale the values that count to unit variance, and to zero mean unless told to keep it.
+    """Scale the values that count to unit variance, and by default to zero mean.
 
     Equation: ``(x − x̄) · rsqrt(var(x) + ε)``, plus ``x̄`` when ``shift_mean`` is False; population
         variance.

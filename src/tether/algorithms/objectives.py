@@ -1,6 +1,6 @@
 """Several objectives as one: weighted sums, and constraints with Lagrange multipliers.
 
-Scores stand in (objectives, responses) matrices; more is better in each.
+Scores are (objectives, responses) matrices; more is better in each.
 """
 
 import math
@@ -19,9 +19,8 @@ def weighted(
     Shapes: (objectives, responses) and (objectives,) -> (responses,); a weight is one over the unit
         of its objective.
     Raises: ``ValueError`` for another number of weights than of objectives.
-    Trap: whatever the weights, only the convex part of a Pareto front is reached: a balanced point
-    in a dent of the front loses to one of the extremes beside it. And the scale of an objective is
-    part of its weight.
+    Trap: all weights reach only the convex part of a Pareto front. A balanced point in a concave
+    part loses to a neighbour at an extreme. The scale of an objective is part of its weight.
     """
     if len(scores) != len(weights):
         raise ValueError(f"{len(scores)} objectives and {len(weights)} weights")
@@ -33,7 +32,7 @@ def lagrangian(
     constrained: Float[Tensor, "constraints responses"],
     multipliers: Float[Tensor, " constraints"],
 ) -> Float[Tensor, " responses"]:
-    """Make one reward of what is to be raised and of what must not fall below its threshold.
+    """Combine the reward to maximise and the constrained objectives into one reward.
 
     Equation: ``(r + Σ_k λ_k r_k) / (1 + Σ_k λ_k)``.
     Paper: Safe RLHF, Dai et al. 2023, https://arxiv.org/abs/2310.12773, where ``r_k`` is minus a
@@ -42,9 +41,9 @@ def lagrangian(
     are constants and leave the gradient alone.
     Raises: ``ValueError`` for another number of multipliers than of constraints, or a negative
         multiplier.
-    Trap: the division keeps the size of the reward, and so the meaning of a KL coefficient, while λ
-    grows; it also makes scores of different λ incomparable. A rising or falling mean of this number
-    says little: look at the objectives.
+    Trap: the division keeps the size of the reward while λ grows, and so the meaning of a KL
+    coefficient. But scores of different λ are then not comparable. A rising or falling mean of
+    this number has little meaning: look at the objectives.
     """
     if len(constrained) != len(multipliers) or bool((multipliers < 0).any()):
         raise ValueError(
@@ -60,15 +59,15 @@ def dual_update(multiplier: float, violation: float, rate: float) -> float:
 
     Equation: ``λ ← max(0, λ + η v)``, ``v = threshold − E[r_k]``: projected ascent on the dual.
     Paper: Safe RLHF, Dai et al. 2023, https://arxiv.org/abs/2310.12773, ascends on ln λ instead, by
-    ``η λ v``. That never reaches 0 and, near it, moves λ by η λ² v: a constraint that was slack for
-    long is answered late. Here 0 is reached, a constraint that holds by itself changes nothing, and
-    λ leaves 0 as fast as the violation asks.
+    ``η λ v``. That never reaches 0, and near 0 it changes λ by η λ² v. So after a long time without
+    violation it reacts late. Here λ can be 0, a satisfied constraint changes nothing, and λ grows
+    in proportion to the violation.
     Units: ``violation`` in those of the objective; the multiplier then is the sum of past
         violations times ``rate``.
     Raises: ``ValueError`` for a negative multiplier, a rate that is not positive, or a violation
         that is not finite.
-    Trap: λ sums violations, so it lags behind the policy: a large rate, or a violation averaged
-    over past steps on top, makes both swing around the threshold. Where no policy satisfies the
+    Trap: λ sums violations, so it lags behind the policy. With a large rate, or a violation that is
+    also averaged over past steps, both overshoot the threshold. If no policy satisfies the
     constraint, λ grows without end.
     """
     if not (multiplier >= 0 and rate > 0 and math.isfinite(violation)):

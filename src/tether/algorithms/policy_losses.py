@@ -1,8 +1,8 @@
 """Losses of the policy and of the value function.
 
-Every loss is a sum over the tokens that count, divided by a denominator the caller counted over the
-whole optimizer
-step: then micro-batches, packing and data-parallel ranks add up to the same gradient.
+Every loss is a sum over the tokens that count, divided by a denominator. The caller counts the
+denominator over the whole optimizer step. So micro-batches, packing and data-parallel ranks add up
+to the same gradient.
 """
 
 from typing import NamedTuple
@@ -26,9 +26,9 @@ class PolicyDiagnostics(NamedTuple):
     """Diagnostics of a step with a clipped policy loss; detached scalars.
 
     The first two add over micro-batches, like the loss. The ratios combine by max and min; they are
-    −inf and +inf when nothing counts. ``approximate_kl`` estimates KL(old policy || policy), in
-    nats, by k3 of every token's own ratio, whatever ratio the loss takes: the tokens come from the
-    old policy.
+    −inf and +inf when nothing counts. ``approximate_kl`` estimates KL(old policy || policy) in
+    nats. It uses k3 of every token's own ratio, for every kind of loss, because the tokens come
+    from the old policy.
     """
 
     clip_fraction: Scalar
@@ -53,7 +53,7 @@ def reinforce_loss(
         ``logprobs``.
     Raises: ``ValueError`` when the shapes differ.
     Trap: right for tokens that this very policy drew. A second step on the same rollouts is off
-        policy, and nothing corrects it.
+    policy, without a correction.
     """
     check_same_shape(logprobs=logprobs, advantages=advantages, mask=mask)
     return (
@@ -88,11 +88,11 @@ def ppo_clip_loss(
     https://arxiv.org/abs/2507.18071, eq. 7; the weights: `importance_weights`.
     Shapes: all alike, (batch, time) or packed (with ``sequence_ratio`` rows are whole sequences);
     log-probabilities in nats. Gradient flows through ``logprobs`` only. The diagnostics are sums
-    over the same denominator, so that they are means per token when that counts tokens.
+    over the same denominator. If it counts tokens, they are means per token.
     Raises: ``ValueError`` when the shapes differ, a clip range is not positive, or ``dual_clip`` is
         not above 1.
-    Trap: both log-probabilities must come from the same numerics and the same temperature;
-    otherwise the ratio of the first epoch is not 1, and clipping answers to rounding. A sequence's
+    Trap: both log-probabilities must come from the same numerics and the same temperature.
+    Otherwise the ratio of the first epoch is not 1, and clipping reacts to rounding. A sequence's
     ratio is a geometric mean: its clip ranges are a thousand times smaller (3e-4).
     """
     check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
@@ -152,8 +152,8 @@ def cispo_loss(
 def importance_weights(
     logprobs: Values, rollout_logprobs: Values, mask: Mask, *, cap: float, truncate: bool = True
 ) -> Values:
-    """Weigh tokens by how likely the learner finds them against the engine that drew them, whose
-    numerics or weights may differ.
+    """Weigh tokens by the learner's probability relative to the engine that drew them. Numerics or
+    weights of the two may differ.
 
     Equation: ``w = min(π_learner / π_engine, cap)``; without ``truncate`` w is the ratio inside
         [1/cap, cap] and 0 outside it.
@@ -163,7 +163,7 @@ def importance_weights(
     ``logprobs`` those of the learner *before* the update. Masked-out positions come back 0. No
     gradient flows through.
     Raises: ``ValueError`` when the shapes differ or ``cap`` is below 1.
-    Trap: this is not PPO's ratio: it corrects for the engine (other numerics, or older weights),
+    Trap: this is not PPO's ratio. It corrects for the engine (other numerics, or older weights),
     not for the update's own steps, and multiplies that ratio.
     """
     check_same_shape(logprobs=logprobs, rollout_logprobs=rollout_logprobs, mask=mask)

@@ -34,10 +34,10 @@ def bradley_terry_loss(
     Shapes: (pairs,), all alike; scores and margin in log-odds; ``probability`` in [0, 1] that the
         chosen answer is the better.
     Raises: ``ValueError`` when the shapes differ.
-    Trap: the margin is how decisively the *winner* wins, whichever that is. It is not signed, and
-    the loss is the expectation over a winner drawn with ``p``: exchanging the answers and replacing
-    p by 1 − p changes nothing, and p = ½ is least at d = 0. With a margin the scores separate
-    beyond the labels, so that σ(d) is no longer a calibrated probability.
+    Trap: the margin is how decisively the *winner* wins, for either winner. It is not signed. The
+    loss is the expectation over a winner drawn with ``p``: exchanging the answers and replacing p
+    by 1 − p changes nothing, and p = ½ is least at d = 0. With a margin the scores separate beyond
+    the labels, so σ(d) is no longer a calibrated probability.
     """
     check_same_shape(
         chosen_scores=chosen_scores,
@@ -63,8 +63,8 @@ def centering_penalty(
     Paper: Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244.
     Shapes: (pairs,), alike; scores in log-odds, the penalty in their square.
     Raises: ``ValueError`` when the shapes differ.
-    Trap: it centres each pair, and so takes from the model the freedom to say that both answers to
-    a prompt are good; keep its coefficient small (0.01).
+    Trap: the penalty centres each pair. So the model can no longer call both answers to a prompt
+    good. Keep its coefficient small (0.01).
     """
     check_same_shape(chosen_scores=chosen_scores, rejected_scores=rejected_scores)
     return (chosen_scores + rejected_scores).square().sum() / denominator
@@ -73,16 +73,16 @@ def centering_penalty(
 def length_disentangling_loss(
     quality: PerResponse, of_length: PerResponse, lengths: PerResponse
 ) -> Scalar:
-    """Penalize what the score of quality has in common with length, and reward what the score of
-    length has.
+    """Penalize the correlation of the score of quality with length, and reward that of the score of
+    length.
 
     Equation: ``|ρ(r_Q, n)| − ρ(r_L, n)`` with Pearson's ρ over the responses and n their lengths.
     Paper: ODIN, Chen et al. 2024, https://arxiv.org/abs/2402.07319: the sum r_Q + r_L is trained as
         the reward, only r_Q is kept.
     Shapes: (responses,), all alike; in [−1, 2] without a unit; no gradient flows to ``lengths``.
     Raises: ``ValueError`` when the shapes differ.
-    Trap: a correlation is of a whole update, not a sum over micro-batches; and of a few responses
-    it is mostly chance, so take many to an update. Scores or lengths that are all the same have the
+    Trap: a correlation belongs to a whole update, not to a sum over micro-batches. With few
+    responses it is mostly chance, so use many in an update. Equal scores or equal lengths have the
     correlation 0.
     """
     check_same_shape(quality=quality, of_length=of_length, lengths=lengths)

@@ -1,7 +1,7 @@
-"""Rewards of the steps of a solution: how they are learned, put together, and credited to tokens.
+"""Rewards of the steps of a solution: learning them, combining them, and crediting tokens.
 
-Steps stand in (batch, steps) matrices, padded on the right; `known` is True where there is a step
-and somebody judged it. Everything else may hold anything, NaN included.
+Steps are (batch, steps) matrices, padded on the right. `known` is True for a step with a
+judgement. All other places may hold anything, NaN included.
 """
 
 from typing import Literal
@@ -35,8 +35,8 @@ def step_cross_entropy(
     Shapes: logits and targets (steps,), or (steps, classes) with targets that sum to 1; known
         (steps,); nats.
     Raises: ``ValueError`` when the shapes differ.
-    Trap: the denominator counts known *steps*, of the whole update: a mean over each solution's
-    steps, or over a micro-batch, would make a step of a short solution weigh more than one of a
+    Trap: the denominator counts known *steps*, of the whole update. A mean over each solution's
+    steps, or over a micro-batch, would give a step of a short solution more weight than one of a
     long solution.
     """
     check_same_shape(logits=logits, targets=targets)
@@ -55,7 +55,7 @@ def right_probabilities(logits: Float[Tensor, "steps *classes"]) -> Float[Tensor
     Equation: ``σ(z)`` of one logit; ``1 − softmax(z)_0`` of several, whose first class is *wrong*.
     Paper: Lightman et al. 2023, https://arxiv.org/abs/2305.20050: a neutral step passes.
     Shapes: (steps,) or (steps, classes) -> (steps,).
-    Trap: after soft labels this is the chance that somebody who goes on from here ends right, not
+    Trap: after soft labels this is the chance that a continuation from here ends correctly, not
         that the step is right.
     """
     return torch.sigmoid(logits) if logits.dim() == 1 else 1.0 - torch.softmax(logits, -1)[:, 0]
@@ -117,8 +117,8 @@ def place_step_rewards(
     flows through.
     Raises: ``ValueError`` when the shapes differ.
     Trap: probabilities are never negative, so their sum grows with the number of steps, and a
-    policy learns to write many. Take off what an average step gets (GRPO does so by itself), or
-    reward the last step alone with the aggregate.
+    policy learns to write many. Subtract the reward of an average step (GRPO does so by itself).
+    Or reward the last step alone with the aggregate.
     """
     check_same_shape(rewards=rewards, ends=ends, known=known)
     placed = torch.zeros(mask.shape, dtype=rewards.dtype, device=rewards.device)

@@ -1,7 +1,7 @@
-"""Several reward models' opinions of the same responses put together to one, and how far they
-differ.
+"""Several reward models' scores of the same responses combined into one, and their
+disagreement.
 
-Scores stand in (members, responses) matrices, each member's on the same scale.
+Scores are (members, responses) matrices, each member's on the same scale.
 """
 
 from typing import Literal
@@ -16,8 +16,8 @@ def combine_members(
     *,
     uncertainty_weight: float = 0.1,
 ) -> Float[Tensor, " responses"]:
-    """Put the members' scores of each response together: what they say on average, at worst, or
-    less their disagreement.
+    """Combine the members' scores of each response: their mean, their minimum, or the mean less the
+    disagreement.
 
     Equation: ``r̄ = Σ_k r_k / K``; ``min_k r_k`` (worst-case optimisation); ``r̄ − λ Σ_k (r_k −
         r̄)² / K`` (uncertainty-weighted).
@@ -26,9 +26,9 @@ def combine_members(
     Shapes: (members, responses) -> (responses,); ``uncertainty_weight``, λ, is one over the unit of
         the scores.
     Raises: ``ValueError`` for an unknown ``how``, no members, or a negative λ.
-    Trap: the members must speak on one scale (each with deviation 1, say): a member with twice the
-    spread decides the minimum, and the variance, not being linear, makes λ mean another thing on
-    another scale. What all members get wrong alike passes.
+    Trap: the members need one scale (for example each with deviation 1). A member with twice the
+    spread decides the minimum. The variance is not linear, so λ has another meaning on another
+    scale. A mistake that all members share passes.
     """
     if not len(scores) or uncertainty_weight < 0:
         raise ValueError(

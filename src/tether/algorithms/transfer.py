@@ -13,8 +13,8 @@ from torch import Tensor
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on that device.
 
-    To a GPU it goes through pinned memory, where that can be had: the copy takes its turn behind
-    the GPU's other work, and the host goes on.
+    To a GPU it goes through pinned memory, if available. The copy waits in the GPU's queue, and the
+    host continues.
     """
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)

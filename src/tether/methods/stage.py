@@ -167,6 +167,6 @@ def _finished(
 
 
 def drop_checkpoint(run: RunDirectory) -> None:
-    """The one of a finished run has had its day, unless time ended it; several were asked for."""
+    """Delete the checkpoint of a finished run, unless a budget ended it or several were kept."""
     if len(complete_checkpoints(run.path / "checkpoints")) < 2 and BUDGET not in run.summary():
         shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
