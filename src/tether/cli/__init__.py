@@ -74,7 +74,7 @@ PANELS = {
     "Preferences": "pairs prefs",
     "Judge": "evaluate judge constitution reward-bench",
     "Look": "watch dashboard chat generate report export",
-    "Run": "new recipes explain plan run resume doctor info engine rewards",
+    "Run": "new recipes explain plan run sweep resume doctor info engine rewards",
     "Research": "prove sycophancy",
     "Learn": "lab",
 }
@@ -127,7 +127,7 @@ for method, (section, key, value) in METHODS.items():
 for name, command in (
     ("quickstart", journeys.quickstart), ("export", trained.export_result), ("prove", examine.prove_recipe),
     ("engine", trained.engine), ("rewards", trained.rewards),
-    ("run", journeys.run), ("resume", journeys.resume), ("plan", journeys.plan),
+    ("run", journeys.run), ("sweep", journeys.sweep), ("resume", journeys.resume), ("plan", journeys.plan),
     ("generate", trained.generate), ("chat", trained.chat), ("report", examine.report), ("doctor", examine.doctor),
     ("info", examine.info), ("reward-bench", examine.reward_bench), ("sycophancy", examine.sycophancy),
     ("judge", judge.judge_pairs), ("constitution", judge.constitution),

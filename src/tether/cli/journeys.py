@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tether.cli.options import BudgetMinutes, On, Overrides, RecipeArgument, Words
+from tether.cli.options import (
+    BudgetMinutes,
+    DryRun,
+    On,
+    Overrides,
+    RecipeArgument,
+    SweptWords,
+    Words,
+)
 from tether.core.errors import ConfigError, RunError, memory_error
 from tether.settings.stages import STAGES
 from tether.settings.synonyms import METHODS
@@ -80,16 +88,71 @@ def run(
     words: Words = None,
     on: On = None,
     budget: BudgetMinutes = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the jobs in their order, and run none.")
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Run all stages of a recipe in order, or the named ones. The same command resumes."""
     given = [*_timed(words, budget), *([f"on={on}"] if on else [])]
     _run(recipe, given, dry_run=dry_run)
 
 
-def _run(recipe: str, words: list[str], method: str = "", *, dry_run: bool = False) -> None:
+def sweep(
+    recipe: RecipeArgument,
+    words: SweptWords = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many seeds, from the recipe's own on: seed=0,1,2 for 3."),
+    ] = None,
+    at_once: Annotated[
+        int,
+        typer.Option(
+            "--at-once", min=1, help="Jobs that run at once, each in a process of its own."
+        ),
+    ] = 1,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget", min=0.01, help="Minutes of each policy's training, as STAGE.budget."
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Run a recipe once for each combination of the values of some keys. The same command
+    resumes.
+    """
+    with starting():
+        from tether.settings.recipe import read_recipe
+        from tether.settings.section import TimedSection
+        from tether.settings.sweep import sweep_overrides
+
+        given = sweep_overrides(words or ())
+        plain = read_recipe(recipe, [word for word in given if "=" in word])
+        timed = [name for name in plain.policies if name in STAGES]
+        timed = [name for name in timed if isinstance(plain.section(name), TimedSection)]
+        if budget is not None and not timed:
+            raise ConfigError(
+                f"--budget is the time of each policy's training, and {recipe} trains none. Give "
+                "a stage its own, such as reward.budget=5"
+            )
+        extra = [f"{name}.budget={budget:g}" for name in timed] if budget is not None else []
+        if at_once > 1 and (plain.on != "local" or plain.learner.ranks > 1):
+            raise ConfigError(
+                "--at-once starts jobs of one process on this machine: leave it out, or the "
+                "recipe's learner.ranks and on"
+            )
+        if seeds is not None:
+            extra.append(f"seed={','.join(str(plain.seed + n) for n in range(seeds))}")
+        given = sweep_overrides([*(words or ()), *extra])
+        if plain.sweep is None and not any(word.startswith("sweep.") for word in given):
+            raise ConfigError(
+                f"no key has several values, and {recipe} has no [sweep]: give values with commas "
+                "between them, such as ppo.kl.coefficient=0,0.05, or --seeds 3"
+            )
+    _run(recipe, given, dry_run=dry_run, at_once=at_once)
+
+
+def _run(
+    recipe: str, words: list[str], method: str = "", *, dry_run: bool = False, at_once: int = 1
+) -> None:
     began = time.monotonic()
     with starting():
         from tether.build.sources import check_sources
@@ -110,7 +173,7 @@ def _run(recipe: str, words: list[str], method: str = "", *, dry_run: bool = Fal
         _show_jobs(Terminal(), config, chosen)
         return
     if config.on in ("local", "ray"):
-        _stages(config, chosen, began, [recipe, *overrides])
+        _stages(config, chosen, began, [recipe, *overrides], at_once)
         return
     from tether.build.launching import submit
 
@@ -158,7 +221,13 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
     return [f"{name}.{key}={value}"]
 
 
-def _stages(config: BaseRecipe, chosen: list[str], began: float, given: Sequence[str] = ()) -> None:
+def _stages(
+    config: BaseRecipe,
+    chosen: list[str],
+    began: float,
+    given: Sequence[str] = (),
+    at_once: int = 1,
+) -> None:
     """Train the chosen stages, and show what became of them and what may come next."""
     from tether.methods.pairs import WaitingError
     from tether.runner.jobs import expand
@@ -184,7 +253,7 @@ def _stages(config: BaseRecipe, chosen: list[str], began: float, given: Sequence
         console.print("The times below are those of one combination.", highlight=False)
     try:
         with bars(console) as announce:
-            results, page = start_run(config, chosen, announce, began=began)
+            results, page = start_run(config, chosen, announce, began=began, at_once=at_once)
     except WaitingError as waiting:
         console.print(str(waiting), markup=False, highlight=False, soft_wrap=True)
         return
@@ -238,12 +307,14 @@ def resume(
         from tether.runner.folder import remembered
         from tether.settings.reading import build
         from tether.settings.recipe import recipe_type
+        from tether.settings.sweep import idle_override
 
         root, started = remembered(run)
         values = {**started["config"], "run": str(root)}
-        config = build(
-            recipe_type(), values, _timed(overrides, budget), where=str(root / "command.json")
-        )
+        given = _timed(overrides, budget)
+        config = build(recipe_type(), values, given, where=str(root / "command.json"))
+        if idle := idle_override(config.sweep or {}, given):
+            raise ConfigError(idle)
     _stages(config, started["stages"], began)
 
 

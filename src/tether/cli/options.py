@@ -46,6 +46,17 @@ Words = Annotated[
         autocompletion=complete_stage,
     ),
 ]
+SweptWords = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[STAGE | KEY=VALUE[,VALUE]...]...",
+        help="Values to combine, such as ppo.kl.coefficient=0,0.05; overrides; some stages only.",
+        autocompletion=complete_stage,
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the jobs in their order, and run none.")
+]
 On = Annotated[
     str | None,
     typer.Option(

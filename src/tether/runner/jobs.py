@@ -18,7 +18,7 @@ from tether.core.errors import ConfigError
 from tether.core.types import Comparison, Feedback, Json, Prompt
 from tether.runner.folder import round_folder
 from tether.settings.parts import StagePart, parts_of
-from tether.settings.reading import build
+from tether.settings.reading import build, set_key
 from tether.settings.recipe import BaseRecipe
 from tether.settings.sampling import RewardedSection
 from tether.settings.section import Section
@@ -175,24 +175,26 @@ def variants(recipe: BaseRecipe) -> list[BaseRecipe]:
     recipe itself where it has none.
 
     Raises:
-        ConfigError: a key is unknown, or a value does not fit.
+        ConfigError: a key is unknown, a value does not fit, or two values are the same.
     """
     if recipe.sweep is None:
         return [recipe]
-    values = recipe.model_dump(
-        mode="json",
-        exclude_unset=True,
-        exclude={"sweep"},
-    )
-    return [
-        build(
-            type(recipe),
-            {**values, "run": str(Path(recipe.run) / "sweep" / folder)},
-            overrides,
-            where="sweep",
-        )
-        for folder, overrides in combinations(recipe.sweep)
-    ]
+    plain = recipe.model_dump_json(exclude_unset=True, exclude={"sweep"})
+    recipes: dict[str, BaseRecipe] = {}
+    for folder, chosen in combinations(recipe.sweep):
+        values = {**json.loads(plain), "run": str(Path(recipe.run) / "sweep" / folder)}
+        where = f"sweep with {folder!r:.200}"
+        for key, value in chosen.items():
+            set_key(values, key, value, where)
+        variant = build(type(recipe), values, where=where)
+        content = variant.model_dump_json(exclude_unset=True, exclude={"run"})
+        if same := recipes.get(content):
+            raise ConfigError(
+                f"{where}: these values are those of {Path(same.run).name!r:.200} in another form. "
+                "Leave one of them out"
+            )
+        recipes[content] = variant
+    return [*recipes.values()]
 
 
 def _swept(recipe: BaseRecipe, stages: Sequence[str] | None) -> list[Job]:
@@ -204,8 +206,8 @@ def _swept(recipe: BaseRecipe, stages: Sequence[str] | None) -> list[Job]:
     return [job for job in jobs.values() if job.name in names]
 
 
-def _combined(recipe: BaseRecipe) -> Iterator[tuple[list[str], list[Job]]]:
-    """The overrides of each combination, and all of its jobs. A job that depends on no swept key
+def _combined(recipe: BaseRecipe) -> Iterator[tuple[Json, list[Job]]]:
+    """The value of each key in each combination, and all of its jobs. A job that depends on no swept key
     runs once for all that have it; what equals the recipe without its sweep keeps the folder that
     it has there.
     """
@@ -221,7 +223,7 @@ def _combined(recipe: BaseRecipe) -> Iterator[tuple[list[str], list[Job]]]:
     )
     own = dict(_identified(plain))
     jobs: dict[str, Job] = {}
-    for variant, (_, overrides) in zip(
+    for variant, (_, chosen) in zip(
         variants(recipe), combinations(recipe.sweep or {}), strict=True
     ):
         folders: dict[Path, Path] = {}
@@ -231,7 +233,7 @@ def _combined(recipe: BaseRecipe) -> Iterator[tuple[list[str], list[Job]]]:
             jobs.setdefault(identity, same)
             folders[job.folder] = same.folder
             mine.append(same)
-        yield overrides, mine
+        yield chosen, mine
 
 
 def sweep_table(recipe: BaseRecipe) -> list[Json]:
@@ -239,16 +241,13 @@ def sweep_table(recipe: BaseRecipe) -> list[Json]:
     that holds it; of rounds the last one's.
     """
     root = Path(recipe.run)
-    table = []
-    for overrides, jobs in _combined(recipe):
-        pairs = (override.partition("=") for override in overrides)
-        table.append(
-            {
-                "values": {key: json.loads(text) for key, _, text in pairs},
-                "stages": {job.name: job.folder.relative_to(root).as_posix() for job in jobs},
-            }
-        )
-    return table
+    return [
+        {
+            "values": chosen,
+            "stages": {job.name: job.folder.relative_to(root).as_posix() for job in jobs},
+        }
+        for chosen, jobs in _combined(recipe)
+    ]
 
 
 def _identified(recipe: BaseRecipe) -> Iterator[tuple[str, Job]]:

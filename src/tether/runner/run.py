@@ -29,6 +29,7 @@ from tether.methods.overlaps import trained_prompts, warn_of_overlap
 from tether.methods.pairs import comparisons_of, feedback_of
 from tether.methods.stage import run_stage
 from tether.planning.price import show_price
+from tether.runner.at_once import job_slots, run_at_once
 from tether.runner.budgets import Budgets, reopen
 from tether.runner.by_device import by_device
 from tether.runner.folder import check_base
@@ -50,12 +51,16 @@ def run_recipe(
     *,
     clock: Callable[[], float] = time.monotonic,
     began: float | None = None,
+    at_once: int = 1,
+    only: Path | None = None,
 ) -> dict[str, Any]:
     """Run the named stages of a recipe in order (None: all); each finds its predecessors' results
     in the run directory.
 
     Args:
         clock, began: the seconds of budgets, and when they began to count; unset: now.
+        at_once: jobs of a sweep that run at once, each in a process of its own.
+        only: the folder of the one job to run; the caller has checked and noted the whole.
 
     Raises:
         ConfigError: a stage that the recipe has no section for, or whose section names no data; a
@@ -65,28 +70,25 @@ def run_recipe(
     """
     root, results, began = Path(recipe.run), {}, clock() if began is None else began
     names = list(recipe.stages if stages is None else stages)
-    for variant in variants(recipe):
-        check_scorers(variant)
-    for job in expand(recipe, names):
-        if job.round in (None, 1) and not (job.round is None and _is_finished(job.folder)):
-            _check(job)
-    for variant in variants(recipe):
-        if "evaluate" in names and not _is_finished(Path(variant.run) / "evaluate"):
-            warn_of_overlap(variant)
+    if only is None:
+        _check_all(recipe, names)
     recipe = by_device(recipe, names)
-    jobs = expand(recipe, names)
+    jobs = [job for job in expand(recipe, names) if only in (None, job.folder)]
     root.mkdir(parents=True, exist_ok=True)
-    if recipe.sweep is not None and here().first:
+    if recipe.sweep is not None and here().first and only is None:
         write_json(root / SWEEP, {"combinations": sweep_table(recipe)})
     price = show_price(recipe, names, progress)
     placement_of(recipe).check()
     if watches(recipe.learner):
         return watched(recipe, names, progress)
+    slots = job_slots(recipe, at_once, price) if at_once > 1 else {}
     with (
         together(recipe, names),
         deterministic() if recipe.deterministic else contextlib.nullcontext(),
-        tracking(recipe.track if here().first else (), root),
+        tracking(recipe.track if here().first and only is None else (), root),
     ):
+        if slots:
+            return run_at_once(recipe, names, slots, progress)
         for identity in dict.fromkeys(map(id, (job.recipe for job in jobs))):
             own = [job for job in jobs if id(job.recipe) == identity]
             order = [(job.name, job.round) for job in own]
@@ -97,6 +99,18 @@ def run_recipe(
             if here().first and any(job.name == "evaluate" for job in own):
                 _write_totals(own)
     return results
+
+
+def _check_all(recipe: BaseRecipe, names: Sequence[str]) -> None:
+    """Look for the faults of all jobs before the first begins."""
+    for variant in variants(recipe):
+        check_scorers(variant)
+    for job in expand(recipe, names):
+        if job.round in (None, 1) and not (job.round is None and _is_finished(job.folder)):
+            _check(job)
+    for variant in variants(recipe):
+        if "evaluate" in names and not _is_finished(Path(variant.run) / "evaluate"):
+            warn_of_overlap(variant)
 
 
 def _check(job: Job) -> None:

@@ -27,12 +27,14 @@ def start_run(
     announce: Callable[[str], Progress],
     *,
     began: float,
+    at_once: int = 1,
 ) -> tuple[Results, Path]:
     """Run stages in a folder that this program alone writes to, and write its page.
 
     Args:
         announce: makes the progress of a stage by its name.
         began: clock reading (`time.monotonic`) at which the user started, for budgets.
+        at_once: jobs of a sweep that run at once.
 
     Returns:
         The summaries, and the path of the page.
@@ -45,7 +47,7 @@ def start_run(
         check_scorers(variant)
     remember(root, recipe, stages)
     try:
-        results = run_recipe(recipe, stages, announce, began=began)
+        results = run_recipe(recipe, stages, announce, began=began, at_once=at_once)
         doing(announce("report"), "writing the page")
         for variant in variants(recipe):
             # a combination that is the recipe itself has no folder of its own

@@ -112,8 +112,8 @@ def build(
 
 def _apply_override(values: Json, override: str) -> None:
     key, separator, raw = override.partition("=")
-    *parents, last = key.strip().lstrip("-").split(".")
-    if not separator or not all((*parents, last)):
+    key = key.strip().lstrip("-")
+    if not separator or not all(key.split(".")):
         raise ConfigError(
             f"override {override!r} is not of the form key.sub=value, for example "
             "optimizer.learning_rate=1e-4"
@@ -122,19 +122,33 @@ def _apply_override(values: Json, override: str) -> None:
         parsed = tomllib.loads(f"v = {raw}")
     except (ValueError, RecursionError):
         parsed = {}
-    node = values
-    for parent in parents:
-        child = node.setdefault(parent, {})
-        if not isinstance(child, dict):
-            raise ConfigError(
-                f"override {override!r}: {parent!r} is a value, not a table. Give "
-                "the whole value in its place."
-            )
-        node = child
     # More than one key: a text of several lines that only looks like TOML.
-    node[last] = (
+    value = (
         json.loads(json.dumps(parsed["v"], default=str)) if parsed.keys() == {"v"} else raw.strip()
     )
+    set_key(values, key, value, f"override {override!r}")
+
+
+def set_key(values: Json, key: str, value: Any, where: str) -> None:
+    """Write the value of a dotted key into tables of tables. A table that holds the rest of the key
+    as one name has its value there.
+
+    Args:
+        where: the subject of the error.
+
+    Raises:
+        ConfigError: a part of the key before the last names a value.
+    """
+    node = values
+    parent, _, rest = key.partition(".")
+    while rest and (parent + "." + rest) not in node:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(
+                f"{where}: {parent!r} is a value, not a table. Give the whole value in its place."
+            )
+        parent, _, rest = rest.partition(".")
+    node[f"{parent}.{rest}" if rest else parent] = value
 
 
 def is_override(word: str) -> bool:

@@ -18,7 +18,7 @@ from tether.settings.reading import load_recipe, packaged_recipe
 from tether.settings.sampling import PolicySection, RewardedSection
 from tether.settings.section import Folder, Lora, Name, overlaid
 from tether.settings.stages import STAGES, StageKind
-from tether.settings.sweep import sweep_faults
+from tether.settings.sweep import idle_override, sweep_faults
 from tether.settings.tracking import TrackerNames
 from tether.settings.workers import On
 
@@ -299,9 +299,13 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> BaseRecipe:
     """A recipe by its file or by the name of one that comes with tether.
 
     Raises:
-        MissingFileError, ConfigError: there is none, or a key or value does not fit.
+        MissingFileError, ConfigError: there is none, or a key or value does not fit; an override
+            names a key that the sweep varies.
     """
-    return load_recipe(packaged_recipe(name), recipe_type(), overrides)
+    recipe = load_recipe(packaged_recipe(name), recipe_type(), overrides)
+    if idle := idle_override(recipe.sweep or {}, overrides):
+        raise ConfigError(idle)
+    return recipe
 
 
 def faults_on(model: ModelConfig, name: str, section: Any, shard: bool) -> Iterator[str]:

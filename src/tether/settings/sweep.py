@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
+
+from tether.core.errors import ConfigError
+from tether.core.types import Json
 
 PER_RUN = ("run", "sweep", "track", "on", "learner", "budget")
 """Keys of the whole run, which a sweep cannot vary."""
@@ -16,13 +20,15 @@ _PLAIN = re.compile(r"[\w.=,+-]{1,100}")
 
 def swept(table: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Values by dotted key: `{"ppo": {"gamma": [1, 0.9]}}` is `{"ppo.gamma": [1, 0.9]}`."""
-    keys: dict[str, list[Any]] = {}
+    return dict(_pairs(table))
+
+
+def _pairs(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, values in table.items():
         if isinstance(values, Mapping):
-            keys |= {f"{key}.{inner}": choices for inner, choices in swept(values).items()}
+            yield from ((f"{key}.{inner}", choices) for inner, choices in _pairs(values))
         else:
-            keys[key] = values
-    return keys
+            yield key, values
 
 
 def sweep_faults(
@@ -34,6 +40,7 @@ def sweep_faults(
         missing: names of the stages that the recipe lacks.
         timed: the recipe has a budget of the whole run.
     """
+    names = [key for key, _ in _pairs(table)]
     keys = swept(table)
     if timed:
         yield (
@@ -43,6 +50,10 @@ def sweep_faults(
     if not keys:
         yield "sweep names no key: write one with its values, such as seed = [0, 1, 2]"
     for key, values in keys.items():
+        if names.count(key) > 1:
+            yield f"sweep has {key!r} twice: write all of its values in one list"
+        if outer := next((name for name in names if key.startswith(f"{name}.")), None):
+            yield f"sweep varies {outer!r} and {key!r}, which is part of it. Leave one of them out"
         if key.split(".")[0] in PER_RUN:
             yield f"sweep varies {key!r}, which belongs to the whole run. Leave it out"
         if key.split(".")[0] in missing:
@@ -57,12 +68,13 @@ def sweep_faults(
                 break
 
 
-def combinations(table: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Every combination: its folder's name, and its overrides in the order of the table."""
+def combinations(table: Mapping[str, Any]) -> Iterator[tuple[str, Json]]:
+    """Every combination: its folder's name, and the value of each key in the order of the table."""
     keys = swept(table)
     for values in product(*keys.values()):
-        overrides = [f"{key}={json.dumps(value)}" for key, value in zip(keys, values, strict=True)]
-        yield _folder(",".join(overrides).replace('"', "")), overrides
+        chosen = dict(zip(keys, values, strict=True))
+        label = ",".join(f"{key}={json.dumps(value)}" for key, value in chosen.items())
+        yield _folder(label.replace('"', "")), chosen
 
 
 def _folder(label: str) -> str:
@@ -71,3 +83,68 @@ def _folder(label: str) -> str:
         return label
     plain = re.sub(r"[^\w.=,+-]+", "-", label)[:60].strip("-")
     return f"{plain}-{hashlib.sha256(label.encode()).hexdigest()[:12]}"
+
+
+def sweep_overrides(words: Sequence[str]) -> list[str]:
+    """The overrides that write the [sweep] table of a command line; a word with one value is an
+    override as it is, and a word without = stays.
+
+    Args:
+        words: `KEY=VALUE,VALUE`, `KEY=VALUE` and names of stages.
+
+    Raises:
+        ConfigError: a key is given twice, or has an empty value.
+    """
+    overrides, keys = [], []
+    for word in words:
+        key, separator, raw = word.partition("=")
+        if not separator:
+            overrides.append(word)
+            continue
+        values = _values_of(raw)
+        if not all(values):
+            raise ConfigError(
+                f"{word!r} has an empty value: give values with commas between them, such as "
+                f"{key or 'ppo.kl.coefficient'}=0,0.05"
+            )
+        keys.append(key.strip().lstrip("-"))
+        if keys.count(keys[-1]) > 1:
+            raise ConfigError(f"{keys[-1]} is given twice: write all of its values in one {key}=")
+        overrides.append(f"sweep.{keys[-1]}=[{', '.join(values)}]" if len(values) > 1 else word)
+    return overrides
+
+
+def _values_of(raw: str) -> list[str]:
+    """The values between the commas of a text, each in TOML; commas within brackets and quotes
+    belong to a value.
+    """
+    values, begun = [], ""
+    for part in raw.split(","):
+        begun = f"{begun},{part}" if begun else part
+        if _is_toml(begun) or not re.match(r"""\s*[\[{"']""", begun):
+            values.append(begun)
+            begun = ""
+    values += begun.split(",") if begun else []
+    return [
+        text if not text or _is_toml(text) else json.dumps(text, ensure_ascii=False)
+        for text in map(str.strip, values)
+    ]
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        return tomllib.loads(f"v = {text}").keys() == {"v"}
+    except (ValueError, RecursionError):
+        return False
+
+
+def idle_override(table: Mapping[str, Any], overrides: Sequence[str]) -> str:
+    """The sentence on an override of a key that the sweep varies; empty: there is none."""
+    for word in overrides:
+        key = word.partition("=")[0].strip().lstrip("-")
+        if outer := next((k for k in swept(table) if f"{key}.".startswith(f"{k}.")), None):
+            return (
+                f"{word!r} has no effect: the sweep varies {outer}. Give its values as "
+                f"sweep.{outer}=[...], or as {outer}=VALUE,VALUE of tether sweep"
+            )
+    return ""
