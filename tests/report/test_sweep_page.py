@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from scipy import stats
+from tests.report.synthetic_run import estimate, ppo_rows, ppo_summary, write, write_lines
 from tests.report.synthetic_sweep import BETAS, KEY, LARGE, write_answers, write_sweep
 
 from tether.core.errors import RunError
 from tether.core.rundir import read_json
 from tether.report.page import write_report
 from tether.report.sweep_answers import packed_answers
+from tether.report.sweep_figures import frontier
 from tether.report.sweeps import loosest, measures_of, read_sweep
 from tether.stats import normal_mean
 
@@ -143,6 +145,36 @@ def test_the_least_tether_is_read_aloud_with_its_worst_answers(tmp_path):
     assert html.escape(HOSTILE, quote=False) in first.replace("&#39;", "'")
     assert "ppo.kl.coefficient = 0 " in first and "−9.00" in first
     assert "is the loosest tether of the sweep" in aloud
+
+
+def test_control_arms_stand_on_the_frontier_once(tmp_path):
+    run = write_sweep(tmp_path / "run", {KEY: BETAS[1:3], "seed": (0, 1)})
+    table = read_json(run / "sweep.json")["combinations"]
+    for number, row in enumerate(table):
+        seed = row["values"]["seed"]
+        row["stages"] |= {
+            "ppo-random": f"arms-{seed}/ppo-random",
+            "ppo-majority": f"arms-{number}/ppo-majority",
+        }
+    (run / "sweep.json").write_text(json.dumps({"combinations": table}))
+    for place, source, kl, gain in (
+        *(("arms-0/ppo-random", "random", 2.0, 0.01), ("arms-1/ppo-random", "random", 3.0, 0.02)),
+        *((f"arms-{n}/ppo-majority", "majority", 4.0 + n, 0.1) for n in range(4)),
+    ):
+        write_lines(run / place / "metrics.jsonl", ppo_rows(5))
+        summary = ppo_summary(kl=kl, gold_gain=estimate(gain, gain - 0.1, gain + 0.1))
+        write(run / place / "summary.json", summary)
+        write(run / place / "config.json", {"ppo": {"reward_source": source}})
+    sweep = read_sweep(run)
+    by_key = {one.key: one for one in measures_of(sweep)}
+    (plot,) = frontier(sweep, by_key["gold"], by_key["kl"])
+    arms = {trace.name: trace for trace in plot.traces if trace.name.startswith("control:")}
+    assert [*arms] == ["control: random reward", "control: majority reward"]
+    shown = {name: sorted(zip(one.xs, one.ys, strict=True)) for name, one in arms.items()}
+    assert shown["control: random reward"] == [(2.0, 0.01), (3.0, 0.02)]
+    assert shown["control: majority reward"] == [(4.0 + n, 0.1) for n in range(4)]
+    (own,) = frontier(sweep, by_key["proxy"], by_key["kl"])
+    assert not any(trace.name.startswith("control:") for trace in own.traces)
 
 
 def opened(driver, chromium, path, problems, **context):

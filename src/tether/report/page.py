@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tether.report import about, figures, reading, tiles
 from tether.report.answers import answer_groups, training_samples
+from tether.report.evaluators import COLUMNS, evaluator_curves, evaluator_rows
 from tether.report.frame import HERE, Figures, fill_template, page_path, write_page
 from tether.report.narrative import conclusion, control_of, loop_conclusion
 from tether.report.parts import Part, gold_parts
@@ -95,6 +96,8 @@ def _journey_page(journey: Journey, run: Path) -> str:
     contents = [("at-verdict", "Verdict"), *[("at-answers", "Before and after")] * compared]
     stages = [*journey.arms[:1], *(each.stage for each in supervised)]
     contents += [(about.anchor(stage.name), about.method_name(stage)) for stage in stages]
+    measured = [(stage, rows) for stage in journey.stages if (rows := evaluator_rows(stage))]
+    contents += [("at-measured", "Evaluators")] * bool(measured)
     rollouts = packed_rollouts(journey.stages)
     contents += [("at-rollouts", "Rollouts")] * (rollouts is not None)
     contents += [("at-time", "Time")] * bool(drawn["stages"]) + [
@@ -122,6 +125,8 @@ def _journey_page(journey: Journey, run: Path) -> str:
         parts=parts,
         policies=journey.arms,
         supervised=supervised,
+        measured=measured,
+        measured_columns=[*map(wording.label, COLUMNS)],
         round_columns=tiles.ROUND_OF_PAIRS,
         arms=(
             [*map(wording.label, tiles.ARM_COLUMNS)],
@@ -195,6 +200,7 @@ def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
         ),
         "curves": figures.charts("curves", journey.arms, own),
         "health": figures.charts("health", journey.arms, own),
+        "evaluators": evaluator_curves(journey.stages),
         "parts": figures.parts_figures(
             parts, [(arm.name, gold_parts(arm)) for arm in journey.arms[1:]]
         ),

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from tether.core.errors import MissingFileError, RunError
-from tether.core.rundir import ENGINE, ROUNDS, TOKENS, in_sequence, is_control
+from tether.core.rundir import ENGINE, EVALUATIONS, ROUNDS, TOKENS, in_sequence, is_control
 from tether.core.visible import visible
 from tether.settings.stages import POLICIES, STAGES
 from tether.stats import Estimate, Trend, trend
@@ -52,6 +52,8 @@ class SubRun:
     alarms: Sequence[Row] = ()
     tokens: Sequence[Row] = ()
     """Numbers of single tokens of a few samples of each step."""
+    evaluations: Sequence[Row] = ()
+    """Figures of evaluators by moment and step, without the rows that they are the means of."""
     work: Sequence[Row] = ()
     """Working times of engine servers, by step."""
     path: Path | None = None
@@ -329,6 +331,9 @@ def read_sub_run(path: Path, notes: list[str]) -> SubRun:
         manifest=json_of(path / "manifest.json", notes),
         alarms=list(_jsonl(path / "alarms.jsonl", notes)),
         tokens=list(_jsonl(path / TOKENS, notes)),
+        evaluations=[
+            {**row, "rows": None, "groups": None} for row in _jsonl(path / EVALUATIONS, notes)
+        ],
         work=list(_jsonl(path / ENGINE / "work.jsonl", notes)),
         path=path,
     )

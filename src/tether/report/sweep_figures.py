@@ -8,9 +8,20 @@ from statistics import fmean
 
 from tether.report import figures
 from tether.report.numbers import SENTENCES, bracketed, has_interval, signed
-from tether.report.plotting import BLUE, FRAMES, GREEN, MUTED, PURPLE, Plot, Trace, framed
+from tether.report.plotting import (
+    BLUE,
+    FRAMES,
+    GREEN,
+    MUTED,
+    ORANGE,
+    PURPLE,
+    SKY,
+    Plot,
+    Trace,
+    framed,
+)
 from tether.report.reading import KL_KEYS, Row, SubRun, finite
-from tether.report.sweeps import Measured, Sweep, control_gain
+from tether.report.sweeps import MEASURES, Measured, Sweep, control_gain
 from tether.stats import Estimate
 
 SAYS = SENTENCES["sweep"]
@@ -37,6 +48,8 @@ AVERAGED = (
     "eval_loss",
 )
 SEED, MEAN = "a seed", "mean of the seeds"
+CONTROLS = {"random": ORANGE, "majority": SKY}
+"""By the reward of a control arm: its colour. Its gain counts where a judge beside it measures it."""
 
 
 def curves(sweep: Sweep) -> list[list[Plot]]:
@@ -118,6 +131,7 @@ def frontier(sweep: Sweep, gain: Measured, kl: Measured) -> list[Plot]:
         [t.xs[0] for t in means], [t.ys[0] for t in means], "", MUTED, dash="dot", silent=True
     )
     traces = [way, *rods, *_first_named(seeds, SEED), *_first_named(means, MEAN)]
+    traces += _control_arms(sweep, gain)
     if gain.key == "gold":
         traces += _control(sweep, max(x for one in traces for x in one.xs if x is not None))
     return framed({**FRAMES["frontier"], "y": gain.name}, traces)
@@ -151,6 +165,30 @@ def _mark(
 def _first_named(traces: Sequence[Trace], name: str) -> list[Trace]:
     """The traces; the legend shows the first one for all."""
     return [trace._replace(name="" if place else name) for place, trace in enumerate(traces)]
+
+
+def _control_arms(sweep: Sweep, gain: Measured) -> Iterator[Trace]:
+    """Open marks of the runs' control arms, each once: an arm may be the same for all settings."""
+    read = {one.key: one.read for one in MEASURES}
+    arms = {
+        (arm.path, str(arm.settings.get("reward_source"))): (arm, member.label)
+        for member in sweep.members
+        for arm in member.journey.policies
+        if arm.path != member.policy.path
+    }
+    for source, colour in CONTROLS.items():
+        points = [
+            (at.value, up.value, label)
+            for (_, own), (arm, label) in arms.items()
+            if own == source
+            and (up := read[gain.key](arm)) is not None
+            and (at := read["kl"](arm)) is not None
+        ]
+        if points and gain.key in ("gold", "heldout"):
+            xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+            name = SAYS["control-arm"].format(source=source)
+            notes = [f"{gain.show(y)}, {name}, {label}" for _, y, label in points]
+            yield Trace(xs, ys, name, colour, "open", size=11.0, notes=notes)
 
 
 def _control(sweep: Sweep, far: float) -> list[Trace]:

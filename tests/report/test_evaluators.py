@@ -1,0 +1,123 @@
+"""The page shows each evaluator's figures before, along and after a training, with intervals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.report.test_report import HOSTILE, Page, report
+
+from tether.report.evaluators import evaluator_rows
+from tether.report.reading import read_journey
+
+
+def estimate(value, low, high, count=40, **more):
+    return {"value": value, "low": low, "high": high, "count": count, **more}
+
+
+def record(moment, step, figures, evaluator="multiple_choice", **more):
+    rows = {name: {"a": 1.0} for name in figures}
+    return {"evaluator": evaluator, "moment": moment, "step": step, "figures": figures,
+            "rows": rows, **more}  # fmt: skip
+
+
+def change(value, low, high, *, paired=True):
+    return {"difference": estimate(value, low, high), "paired": paired}
+
+
+LINES = [
+    record("before", 0, {"acc": estimate(0.5, 0.35, 0.65), "ece": estimate(0.1, None, None, reason="too few rows: 40")}),
+    record("along", 10, {"acc": estimate(0.6, 0.45, 0.75)}, change={"acc": change(0.1, -0.02, 0.22)}),
+    record("along", 20, {"acc": estimate(0.4, 0.25, 0.55)}, change={"acc": change(-0.1, -0.22, 0.02)}),
+    record("after", 30, {"acc": estimate(0.375, 0.22, 0.53), "ece": estimate(0.2, 0.1, 0.3)},
+           change={"acc": change(-0.125, -0.25, -0.01), "ece": change(0.1, -0.1, 0.3, paired=False)}),
+    record("before", 0, {"distinct_1": estimate(0.75, 0.7, 0.8)}, evaluator="diversity"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path, synthetic):
+    folder = tmp_path / "run"
+    synthetic.write_lines(folder / "ppo" / "metrics.jsonl", synthetic.ppo_rows(30))
+    synthetic.write(folder / "ppo" / "summary.json", synthetic.ppo_summary())
+    synthetic.write_lines(folder / "ppo" / "evaluations.jsonl", LINES)
+    return folder
+
+
+def cells(page: Page, heading: str) -> list[list[str]]:
+    """The rows of the table whose first cell of the head is `heading`, read off the page."""
+    rows, source = [], page.source
+    table = next(part for part in source.split("<table>")[1:] if f">{heading}</th>" in part)
+    for row in table.partition("</table>")[0].split("<tr>")[2:]:
+        rows.append([cell.partition("</td>")[0] for cell in row.split("<td>")[1:]])
+    return rows
+
+
+def test_the_table_has_every_figure_with_its_interval_and_change(run):
+    assert cells(report(run), "figure") == [
+        ["multiple_choice, acc", "0.500 [0.350, 0.650]", "0.400 [0.250, 0.550], step 20",
+         "0.375 [0.220, 0.530]", "−0.125 [−0.250, −0.010]"],
+        ["multiple_choice, ece", "0.100 [too few]", "–", "0.200 [0.100, 0.300]",
+         "+0.100 [−0.100, +0.300], not paired"],
+        ["diversity, distinct_1", "0.750 [0.700, 0.800]", "–", "–", "–"],
+    ]  # fmt: skip
+
+
+def test_a_curve_has_the_measured_values_and_intervals(run):
+    page = report(run)
+    assert [name for name in page.charts if name.startswith("evaluator")] == [
+        "evaluator-0",
+        "evaluator-1",
+    ]
+    xs, ys = page.line("evaluator-0", 1)
+    assert xs == pytest.approx([0, 10, 20, 30], abs=0.2)
+    assert ys == pytest.approx([0.5, 0.6, 0.4, 0.375], abs=0.005)
+    xs, ys = page.line("evaluator-0", 0)
+    assert xs == pytest.approx([0, 0, 10, 10, 20, 20, 30, 30], abs=0.2)
+    assert ys == pytest.approx([0.35, 0.65, 0.45, 0.75, 0.25, 0.55, 0.22, 0.53], abs=0.005)
+    assert any("0.400 [0.250, 0.550]" in text for text in page.texts("evaluator-0", "title"))
+
+
+def test_policies_that_a_stage_compares_have_rows_of_their_own(run, synthetic):
+    lines = [
+        {**LINES[0], "policy": "before"},
+        *({**record("after", 0, {"acc": estimate(value, 0.1, 0.9)}), "policy": name}
+          for name, value in (("ppo", 0.25), ("ppo-random", 0.75))),
+    ]  # fmt: skip
+    synthetic.write_lines(run / "evaluate" / "evaluations.jsonl", lines)
+    synthetic.write(run / "evaluate" / "summary.json", {"policies": {}})
+    stage = next(stage for stage in read_journey(run).stages if stage.name == "evaluate")
+    assert [row[0:1] + row[3:4] for row in evaluator_rows(stage)] == [
+        ["ppo: multiple_choice, acc", "0.250 [0.100, 0.900]"],
+        ["ppo: multiple_choice, ece", ""],
+        ["ppo-random: multiple_choice, acc", "0.750 [0.100, 0.900]"],
+    ]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_hostile_name_is_text(run, synthetic, text):
+    plain = report(run).skeleton
+    lines = json.loads(
+        json.dumps(LINES).replace("multiple_choice", "NAME").replace('"acc"', '"FIGURE"')
+    )
+    for line in lines:
+        line["evaluator"] = text if line["evaluator"] == "NAME" else line["evaluator"]
+        for key in ("figures", "rows", "change"):
+            if key in line:
+                line[key] = {text if k == "FIGURE" else k: v for k, v in line[key].items()}
+    synthetic.write_lines(run / "ppo" / "evaluations.jsonl", lines)
+    assert report(run).skeleton == plain
+
+
+def test_damaged_lines_leave_the_others(run):
+    path = run / "ppo" / "evaluations.jsonl"
+    odd = ['{"evaluator": 3, "figures": []}', "[1]", '{"figures": {"x": {"value": "y"}}}', "{"]
+    path.write_text(path.read_text() + "\n".join(odd) + "\n")
+    page = report(run)
+    assert "0.375 [0.220, 0.530]" in page.text
+    assert "evaluations.jsonl: 2 damaged line(s) left out" in page.text
+
+
+def test_a_run_without_evaluators_has_no_such_section(run):
+    (run / "ppo" / "evaluations.jsonl").unlink()
+    assert "at-measured" not in report(run).source
