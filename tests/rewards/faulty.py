@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 GOOD = "return [float(len(r)) for r in responses]"
-HEAD = """import asyncio, decimal, gc, itertools, locale, logging, math, os, random, signal, sys, time, warnings
+HEAD = """import asyncio, builtins, decimal, gc, itertools, json, locale, logging, math, os
+import random, signal, sys, threading, time, warnings
 import numpy as np
 import torch
 from tether.core.types import Score
@@ -69,6 +70,11 @@ FAULTS = {
     "changes the process": "random.seed(0); np.random.seed(0); os.chdir('/'); os.umask(0o777); "
     "os.environ.clear(); gc.disable(); "
     "warnings.simplefilter('error'); signal.alarm(3); logging.disable(50); " + GOOD,
+    "changes Python's functions": "os.kill = os.open = time.time = time.monotonic = json.loads = "
+    "json.dumps = random.random = threading.Thread = signal.signal = math.isfinite = None; " + GOOD,
+    "changes what is built in": "r = [float(len(r)) for r in responses]; builtins.len = "
+    "builtins.isinstance = builtins.open = builtins.BaseException = builtins.list = None; return r",
+    "changes Python's functions on import": GOOD,
     "closes the terminal": "sys.stdout.close(); sys.stdout = sys.stderr = None; " + GOOD,
     "changes signals on import": GOOD,
 }
@@ -78,6 +84,8 @@ BEFORE = {
     "changes torch on import": "torch.set_default_dtype(torch.float64); "
     "torch.set_default_device('meta'); "
     "torch.set_grad_enabled(False); torch.set_num_threads(7)",
+    "changes Python's functions on import": "os.kill = time.time = json.loads = None; "
+    "builtins.len = builtins.open = None",
     "changes signals on import": "signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     "signal.alarm(3); os.chdir('/')",

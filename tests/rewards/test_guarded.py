@@ -3,19 +3,23 @@ again after each call.
 """
 
 import asyncio
+import builtins
 import decimal
 import gc
 import itertools
+import json
 import locale
 import logging
 import math
 import os
 import random
+import re
 import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -377,6 +381,118 @@ def test_what_a_call_changes_is_the_runs_again_and_named_once(
         assert read() == before
     (message,) = [record.message for record in caplog.records]
     assert "f (test_guarded.py) changed " in message and facet in message
+
+
+MODULES = {
+    "os": (os, ["kill", "open", "environ", "path", "getcwd", "dup"]),
+    "posixpath": (os.path, ["join", "exists"]),
+    "time": (time, ["time", "monotonic", "sleep", "perf_counter"]),
+    "json": (json, ["loads", "dumps", "JSONDecodeError"]),
+    "random": (random, ["random", "seed", "Random"]),
+    "threading": (threading, ["Thread", "enumerate", "current_thread", "Lock", "Timer"]),
+    "signal": (signal, ["signal", "getsignal", "setitimer", "valid_signals"]),
+    "math": (math, ["isfinite", "floor"]),
+    "builtins": (
+        builtins,
+        [
+            *("len", "isinstance", "list", "float", "str", "type", "open", "map", "zip"),
+            *("print", "KeyError", "Exception", "BaseException", "set", "super", "__import__"),
+        ],
+    ),
+}
+
+
+def values_of(module: Any, names: list[str]) -> list[Any]:
+    return [vars(module).get(name) for name in names]
+
+
+@pytest.mark.parametrize("how", ["replaced", "deleted", "replaced, then raises"])
+@pytest.mark.parametrize("name", MODULES)
+def test_functions_of_pythons_modules_that_a_call_replaces_are_the_runs_again_and_named_once(
+    name: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, names = MODULES[name]
+    before = values_of(module, names)
+
+    def f(prompts: Any, responses: Any) -> list[float]:
+        results = [1.0 for _ in responses]
+        for one in names:
+            if how == "deleted":
+                del module.__dict__[one]
+            else:
+                module.__dict__[one] = None
+        return results if how != "replaced, then raises" else 1 / 0  # type: ignore[return-value]
+
+    source = FunctionReward(f, time_limit=20.0)
+    for _ in range(2):
+        scores = source.score(ASKED[:2])
+        assert all(a is b for a, b in zip(before, values_of(module, names), strict=True))
+        if how == "replaced, then raises":
+            assert "raised ZeroDivisionError" in scores[0].reason
+        else:
+            assert [score.value for score in scores] == [1.0, 1.0]
+    (message,) = [record.message for record in caplog.records if " changed " in record.message]
+    assert "f (test_guarded.py) changed " in message
+    assert all(f"{name}.{one}" in message for one in names)
+
+
+def test_every_name_that_the_run_depends_on_at_once_is_put_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = facets.values_of_names()
+
+    def f(prompts: Any, responses: Any) -> list[float]:
+        results = [1.0 for _ in responses]
+        for one in facets.NAMES:
+            for name in one.names:
+                one.space[name] = None
+        return results
+
+    assert [score.value for score in scored(f)] == [1.0] * 3
+    after = facets.values_of_names()
+    assert all(
+        a is b for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True)
+    )
+    assert re.search(r"changed builtins\.\w+, .{200,900} and \d{3} more\. ", caplog.messages[-1])
+
+
+def test_what_a_coroutine_an_import_and_a_hanging_call_replace_is_put_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, kill, loads = time.time, os.kill, json.loads
+
+    async def waits(prompts: Any, responses: Any) -> Any:
+        os.kill = json.loads = None  # type: ignore[assignment]
+        return [1.0] * 3
+
+    def hangs(prompts: Any, responses: Any) -> Any:
+        sleep = time.sleep
+        time.time = time.monotonic = builtins.open = None  # type: ignore[assignment]
+        sleep(30)
+
+    file = tmp_path / "replaces.py"
+    file.write_text(
+        "import time\ntime.time = lambda: 0.0\ndef f(prompts, responses): return [1.0] * 3\n"
+    )
+    assert [score.value for score in scored(waits)] == [1.0] * 3
+    assert "gave no answer within 0.5 s, it was in" in scored(hangs, time_limit=0.5)[0].reason
+    assert [score.value for score in scored(load_function(f"{file}:f"))] == [1.0] * 3
+    assert (time.time, os.kill, json.loads) == (clock, kill, loads)
+    words = " ".join(record.message for record in caplog.records)
+    assert f"the import of {file} changed time.time. " in words
+    assert "changed os.kill and json.loads. " in words
+
+
+def test_what_a_call_in_this_thread_replaces_is_put_back() -> None:
+    number, kill = builtins.isinstance, os.kill
+
+    def on_step(step: int) -> None:
+        os.kill = builtins.isinstance = builtins.BaseException = None  # type: ignore[misc, assignment]
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        in_place(on_step, "the function on_step")(1)
+    assert (builtins.isinstance, os.kill) == (number, kill)
 
 
 def test_a_function_finds_what_it_left() -> None:

@@ -127,13 +127,13 @@ class Guarded:
         with SENTINEL.watch(self.source, self.time_limit), around:
 
             def work() -> None:
-                outcome.append(self._outcome(read, arguments))
+                outcome.append(self._outcome(read, arguments, around))
                 around.note_thread()
 
             thread = threading.Thread(target=work, daemon=True, name=self.source)
             thread.start()
             thread.join(self.dump_after)
-            where = self._hangs(thread) if thread.is_alive() else ""
+            where = self._hangs(thread, around) if thread.is_alive() else ""
             thread.join(self.time_limit - self.dump_after)
         if not outcome:
             raise RewardError(f"{self.source} gave no answer within {self.time_limit:g} s{where}")
@@ -143,10 +143,12 @@ class Guarded:
             raise RewardError(outcome[0].fault)
         return outcome[0].value  # type: ignore[return-value]
 
-    def _outcome(self, read: Callable[[Any, str], T], arguments: tuple[Any, ...]) -> _Outcome[T]:
+    def _outcome(
+        self, read: Callable[[Any, str], T], arguments: tuple[Any, ...], around: Surroundings
+    ) -> _Outcome[T]:
         reading = ""
         try:
-            returned = settled(self.function(*arguments))
+            returned = around.run(settled, around.run(self.function, *arguments))
             reading = f" while its {type(returned).__name__} was read"
             return _Outcome(read(returned, self.source))
         except STOPS as stop:
@@ -156,8 +158,9 @@ class Guarded:
                 return _Outcome(fault=str(error))
             return _Outcome(fault=f"{self.source} raised {error_words(error)}{reading}")
 
-    def _hangs(self, thread: threading.Thread) -> str:
+    def _hangs(self, thread: threading.Thread, around: Surroundings) -> str:
         """Report where the call is."""
+        around.put_names_back()
         return (
             ", it was in "
             f"{self.watchdog.late(self.source, self.dump_after, thread.ident or 0, self.file)}"
@@ -176,8 +179,8 @@ def in_place(function: Callable[..., Any], role: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
         try:
-            with Surroundings(source):
-                return settled(function(*arguments))
+            with Surroundings(source) as around:
+                return around.run(settled, around.run(function, *arguments))
         except STOPS:
             raise
         except Exception as error:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import decimal
 import gc
+import json
 import locale
 import logging
+import math
 import operator
 import os
 import random
@@ -13,10 +16,15 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+
+# a user's function may replace those of `builtins`
+from builtins import KeyError, all, map, zip  # noqa: UP029
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +46,55 @@ class Facet(NamedTuple):
     write: Callable[[Any], object]
     keeps: bool = True
     same: Callable[[Any, Any], bool] = operator.eq
+
+
+class Names(NamedTuple):
+    """Names of a module that a run depends on, and what gives their values."""
+
+    module: str
+    space: dict[str, Any]
+    names: tuple[str, ...]
+    read: Callable[[Any], tuple[Any, ...]]
+
+
+def _names_of(module: ModuleType) -> Names:
+    """All public functions, classes and modules of a module, and the environment variables."""
+    names = tuple(
+        name
+        for name, value in vars(module).items()
+        if (not name.startswith("_") or name == "__import__")
+        and (callable(value) or isinstance(value, ModuleType | os._Environ))
+    )
+    return Names(module.__name__, vars(module), names, operator.itemgetter(*names))
+
+
+NAMES = tuple(
+    _names_of(one) for one in (builtins, os, os.path, time, json, random, threading, signal, math)
+)
+
+
+def values_of_names() -> list[tuple[Any, ...]]:
+    """The values of all NAMES now."""
+    return [one.read(one.space) for one in NAMES]
+
+
+def put_names_back(before: Sequence[tuple[Any, ...]]) -> list[str]:
+    """Give the NAMES these values again; returns those that had others, such as `os.kill`.
+
+    Nothing in here depends on a name that may have been replaced.
+    """
+    changed: list[str] = []
+    for one, values in zip(NAMES, before, strict=True):
+        try:
+            if all(map(operator.is_, one.read(one.space), values)):
+                continue
+        except KeyError:
+            pass
+        for name, value in zip(one.names, values, strict=True):
+            if name not in one.space or one.space[name] is not value:
+                one.space[name] = value
+                changed.append(f"{one.module}.{name}")
+    return changed
 
 
 def _device() -> torch.device | None:

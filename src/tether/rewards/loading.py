@@ -144,9 +144,9 @@ def _imported(place: str) -> Any:
     try:
         with Surroundings(source, silent=(FILTERS,)) as around:
             module = (
-                importlib.import_module(place)
+                around.run(importlib.import_module, place)
                 if path is None
-                else _module(path.resolve(), path.stat().st_mtime_ns)
+                else around.run(_module, path.resolve(), path.stat().st_mtime_ns)
             )
             if hasattr(module, "__file__"):
                 around.note_folder(module.__file__)

@@ -13,20 +13,31 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from tether.core.once import once
 from tether.core.stopping import LEFT_BEHIND
-from tether.rewards.facets import FACETS, FOLDER, STREAMS, THREADS, Facet
+from tether.rewards.facets import (
+    FACETS,
+    FOLDER,
+    STREAMS,
+    THREADS,
+    Facet,
+    put_names_back,
+    values_of_names,
+)
 
+T = TypeVar("T")
 CHANGED = (
     "%s changed %s. The run has its own again after each call, and the numbers of the run "
     "are the same."
 )
+LISTED = 20
+"""Names that a warning lists at most."""
 _LOG = logging.getLogger("tether.rewards")
 _LEFT: dict[str, object] = {}
 """Values that the functions of this process left outside the run, by the facet's name. The next
@@ -71,8 +82,11 @@ class Surroundings:
         self.before: dict[str, object] = {}
         self.begins: dict[str, object] = {}
         self.inside: dict[str, object] = {}
+        self.names: list[tuple[object, ...]] = []
+        self.replaced: list[str] = []
 
     def __enter__(self) -> Surroundings:
+        self.names = values_of_names()
         self.copies, self.threads = (
             [_copied(number) for number in range(3)],
             set(threading.enumerate()),
@@ -103,23 +117,34 @@ class Surroundings:
         """Note, in another thread in which the code ran, what that thread has for itself."""
         self.inside = {THREADS: torch.get_num_threads()}
 
+    def run(self, code: Callable[..., T], *arguments: Any) -> T:
+        """Run code of the user's within the block; afterwards the functions of Python's own modules
+        are the run's again, on which those depend that read its result.
+        """
+        try:
+            return code(*arguments)
+        finally:
+            self.put_names_back()
+
+    def put_names_back(self) -> None:
+        """Give functions of Python's own modules that the code has replaced back to the run."""
+        self.replaced += put_names_back(self.names)
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.put_names_back()
         os._exit = self.end
         LEFT_BEHIND.update(
             thread
             for thread in set(threading.enumerate()) - self.threads
             if thread.name != self.source
         )
-        changed = (
-            [STREAMS]
-            if [number for number in range(3) if _put_back(number, self.copies[number])]
-            else []
-        )
+        streams = [number for number in range(3) if _put_back(number, self.copies[number])]
+        changed = [*dict.fromkeys(self.replaced), *([STREAMS] if streams else [])]
         after = {**_read(), **self.inside}
         for facet in FACETS:
             name = facet.name
@@ -188,4 +213,5 @@ def _write(facet: Facet, value: object) -> None:
 
 
 def _listed(names: list[str]) -> str:
+    names = names if len(names) <= LISTED else [*names[:LISTED], f"{len(names) - LISTED} more"]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
