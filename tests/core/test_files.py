@@ -60,6 +60,57 @@ def test_what_a_killed_process_had_begun_is_removed_at_the_next_start(tmp_path):
         locks.release(tmp_path)
 
 
+def test_an_unfinished_folder_of_a_killed_process_goes_and_one_of_a_living_stays(tmp_path):
+    program = (
+        "import os, sys\nfrom pathlib import Path\n"
+        "from tether.core.locks import unfinished_folder\n"
+        "with unfinished_folder(Path(sys.argv[1]) / 'out[1]') as part:\n"
+        "    (part / 'weights').write_text('half')\n    print(part.name, flush=True)\n"
+        "    sys.stdin.read()\n    os._exit(9)\n"
+    )
+
+    def start():
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return process, process.stdout.readline().strip()
+
+    def there():
+        return {path.name for path in tmp_path.iterdir()}
+
+    (killed, left), (living, filled) = start(), start()
+    assert there() == {left, filled}
+    killed.communicate("")
+    assert killed.returncode == 9 and left in there()
+    (tmp_path / ".out[1].partial").mkdir()
+    with locks.unfinished_folder(tmp_path / "out[1]") as part:
+        assert there() == {part.name, filled, ".out[1].partial"}
+        (part / "whole").mkdir()
+        (part / "whole").rename(tmp_path / "out[1]")
+    living.communicate("")
+    assert there() == {filled, ".out[1].partial", "out[1]"}
+
+
+def test_an_unfinished_folder_that_another_process_takes_for_a_left_one_is_made_anew(
+    tmp_path, monkeypatch
+):
+    opened, taken = os.open, []
+
+    def taken_first(path, *flags, **more):
+        if not taken:
+            taken.append(path)
+            os.rmdir(path)
+        return opened(path, *flags, **more)
+
+    monkeypatch.setattr(os, "open", taken_first)
+    with locks.unfinished_folder(tmp_path / "out") as part:
+        assert part.is_dir() and str(part) != str(taken[0])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_lock_whose_file_was_removed_meanwhile_is_taken_on_the_new_file(tmp_path, monkeypatch):
     """Between opening and locking, the holder releases, and removes the file that was opened."""
     other = tmp_path / ".lock"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import re
+import shutil
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -94,3 +99,53 @@ def release(folder: Path) -> None:
     if file := _HELD.pop(place, None):
         place.unlink(missing_ok=True)
         file.close()
+
+
+@contextlib.contextmanager
+def unfinished_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder beside `target`, to be filled and renamed; what is left of it goes at the
+    end.
+
+    Those for the same target that killed processes left are removed first. One that a living
+    process fills has its lock.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{glob.escape(target.name)}.????????.partial"):
+        _remove_left(left)
+    folder, lock = _own_folder(target)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove an unfinished folder, unless a living process has its lock."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _own_folder(target: Path) -> tuple[Path, int]:
+    """A new unfinished folder for a target, and the descriptor that holds its lock."""
+    while True:
+        folder = Path(
+            tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial")
+        )
+        # before it is locked, another process may take the folder for one that was left
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY)
+            with contextlib.suppress(ImportError, OSError):
+                import fcntl
+
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from tether.core.locks import unfinished_folder
 from tether.core.once import once
 from tether.core.rundir import cpuinfo
 from tether.models.packaged import cache_folder
@@ -142,8 +143,8 @@ def _loaded_copy(opened: int, file: str) -> ctypes.CDLL:
 
 def _build(folder: Path, name: str, compilation: Sequence[str], links: Sequence[str]) -> str:
     """Compile and link a source file; gives the name of the library in the folder."""
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        target, part = Path(temporary) / "library.so", str(Path(temporary) / "part.o")
+    with unfinished_folder(folder / name) as temporary:
+        target, part = temporary / "library.so", str(temporary / "part.o")
         for command in (
             [*compilation, "-o", part],
             [compilation[0], "-shared", part, "-o", str(target), *links],

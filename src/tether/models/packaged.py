@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from tether.core.errors import ModelError
+from tether.core.locks import unfinished_folder
 from tether.core.rundir import file_digest
 
 
@@ -87,11 +87,10 @@ def cached(folder: Path, origin: str, make: Callable[[Path], object]) -> Path:
     where it comes from.
     """
     if not (folder / "COMPLETE").is_file():
-        with tempfile.TemporaryDirectory(dir=cache_folder()) as temporary:
-            made = Path(temporary) / "out"
+        with unfinished_folder(folder) as temporary:
+            made = temporary / "out"
             make(made)
             (made / "COMPLETE").write_text(f"{origin}\n")
-            folder.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(made, folder)
     return folder

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import re
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tether.build.roles import (
     newest_policy,
 )
 from tether.core.errors import ConfigError, DataError, MissingFileError, ModelError, RunError
+from tether.core.locks import unfinished_folder
 from tether.core.rundir import read_json
 from tether.core.types import Conversation, Json, Message, assistant, user
 from tether.cpu.memory import free_memory
@@ -124,11 +124,8 @@ def export_model(
             f"{source} was trained whole: there is no adapter to keep. Export it without --adapter."
         )
     weights = loaded.model.dtype if dtype == "auto" else getattr(torch, dtype)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        dir=output.parent, prefix=f".{output.name}.", suffix=".partial"
-    ) as temporary:
-        folder = Path(temporary) / "model"
+    with unfinished_folder(output) as temporary:
+        folder = temporary / "model"
         base = base_name(loaded.source)
         measured = Writer(origin.kind, role, loaded, adapter).write(folder, weights, shard_size)
         outputs = 1 if role.head is None else role.head.outputs
