@@ -173,6 +173,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
                                                            "number"),
     ("open_assistant", {"prompt": {**TREE, "replies": []}}, "no ranked siblings: the tree holds "
                                                             "no comparison"),
+    ("open_assistant", {"prompt": {**TREE, "replies": [REPLIES[0] | {"rank": n} for n in range(9000)]}},
+     "too many replies: 9000 to one turn, and a ranking has at most 512"),
     ("open_assistant", {"prompt": {**TREE, "role": "king"}}, "unknown role: 'king'"),
     ("open_assistant", {"prompt": {**TREE, "text": None}}, "not a text: column text holds nothing"),
     ("open_assistant", {"prompt": {**TREE, "replies": [{**r, "rank": "x"} for r in REPLIES]}}, "not a number: column rank"),

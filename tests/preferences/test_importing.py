@@ -404,6 +404,19 @@ def test_a_name_that_is_empty_is_refused_and_a_prefix_keeps_people_apart(store):
     check(store)
 
 
+def test_people_whose_long_names_begin_alike_stay_apart(store, tmp_path):
+    """An annotator's name has at most 80 characters in a store."""
+    names = {f"{'x' * 79}{end}" for end in ("a", "b", "bc", "bd")}
+    row = {**VOTED[0], "annotations": [{"annotator": name, "preference": 1} for name in names]}
+    found = import_cases(store, read_cases(lines(tmp_path / "a.jsonl", [row])))
+    assert found["judgments"] == len(names)
+    there = {person.name for person in store.annotators()}
+    assert len(there) == len(names) and max(map(len, there)) <= 80
+    assert {f"{'x' * 79}a", f"{'x' * 79}b"} < there
+    again = import_cases(store, read_cases(tmp_path / "a.jsonl"))
+    assert again["judgments"] == 0 and len(store.annotators()) == len(names)
+
+
 def test_an_import_beside_people_at_work_keeps_every_place(store):
     sides = [
         [Answer((user(f"p{n}"),), (assistant(f"{k} {n}"),)) for k in range(2)] for n in range(6)

@@ -367,6 +367,26 @@ def test_a_ranking_of_three_is_three_pairs(tmp_path, kind):
     assert ids == ["label-studio:7:m0-m1", "label-studio:7:m0-m2", "label-studio:7:m1-m2"]
 
 
+@pytest.mark.parametrize(
+    ("items", "reason"),
+    [
+        (
+            [{"id": f"m{n}", "body": f"answer {n}"} for n in range(10_000)],
+            "too many answers: column items lists 10000, of at most 512",
+        ),
+        (
+            [*ITEMS, {"id": "m0", "body": "another"}],
+            "equal ids: two answers in column items have the same one",
+        ),
+    ],
+)
+def test_rankings_of_too_many_answers_or_of_two_under_one_id_are_refused(tmp_path, items, reason):
+    given = annotation(1, ADA, ranking(["m1", "m0"]))
+    path = lines(tmp_path / "a.jsonl", [task(given, data={"prompt": "why?", "items": items})])
+    with pytest.raises(DataError, match=reason):
+        list(read_cases(path))
+
+
 def test_rankings_that_do_not_order_the_answers_are_refused(tmp_path):
     data = {"prompt": "why?", "items": ITEMS}
     buckets = ranking({"good": ["m0", "m1"], "bad": ["m2"]})

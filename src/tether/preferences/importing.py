@@ -21,6 +21,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlmodel import Session
 
+from tether.core.digest import digest
 from tether.core.errors import DataError
 from tether.core.types import Comparison
 from tether.data.formats.containers import places
@@ -309,7 +310,10 @@ def _later(
 
 
 def _name(prefix: str, name: str) -> str:
-    full = f"{prefix}{name}".strip()[:80]
+    """The name of a person in a store; a long one ends with a digest, which keeps people apart."""
+    full = f"{prefix}{name}".strip()
+    if len(full) > 80:
+        full = f"{full[:66]}… {digest(full)[:12]}"
     if not full:
         raise StoreError(
             "an annotator in this file has no name. Give --prefix, which goes before every name"

@@ -18,6 +18,7 @@ from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Json
+from tether.data.formats.conversations import MOST
 from tether.data.formats.fields import as_text, number, sequence
 from tether.data.formats.printed import cell_value
 from tether.preferences import task_json
@@ -319,6 +320,12 @@ def _rankings(
         DataError: the prompt is not found, or of several rankings none can be read.
     """
     column, answers = ranked
+    if len(answers) > MOST:
+        raise DataError(
+            f"too many answers: column {column} lists {len(answers)}, of at most {MOST}"
+        )
+    if len(answers) < len(data[column]):
+        raise DataError(f"equal ids: two answers in column {column} have the same one")
     prompt = next((name for name in task_json.PROMPTS if name in data), None)
     if prompt is None:
         raise DataError(f"unknown fields: a prompt is looked for among {', '.join(data):.200}")

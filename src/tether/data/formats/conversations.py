@@ -41,6 +41,8 @@ from tether.data.formats.messages import ROLES, read_message
 
 RESPONSES = ("response", "completion", "output", "answer")
 """Columns of answers that are given for prompts of another file."""
+MOST = 512
+"""Ranked responses of one row, and ranked replies to one turn; so many give 130,816 pairs."""
 PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "conversations")
 """Columns of a prompt, as rows with answers beside it name them."""
 TURNS_BEFORE = ("trajectory", "messages", "conversation", "context")
@@ -305,6 +307,8 @@ def read_tree(row: Row) -> Iterator[Comparison | DataError]:
         sorted((reply for reply in replies if fields.has(reply, "rank")), key=_rank)
         for _, replies in questions
     ]
+    if (most := max(map(len, rivals), default=0)) > MOST:
+        raise DataError(f"too many replies: {most} to one turn, and a ranking has at most {MOST}")
     ranked = [
         (path, two)
         for (path, _), of_path in zip(questions, rivals, strict=True)

@@ -21,11 +21,9 @@ from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Prompt, assistant, user
 from tether.data.formats import fields
 from tether.data.formats.cells import leave_out
-from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE
+from tether.data.formats.conversations import MOST, PROMPTS, TURNS_BEFORE
 from tether.data.formats.json_rows import Row
 
-MOST = 512
-"""Responses of one row; so many give 130,816 pairs."""
 LISTS = ("responses", "generations", "completions", "outputs")
 SCORES = ("scores", "ratings", "rating")
 RANKS = ("ranks", "rank")
