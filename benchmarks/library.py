@@ -15,7 +15,7 @@ HEAD = """# Losses, advantages and samplers as a library
 
 *Written by `python -m benchmarks.references` from the docstrings.*
 
-`tether.algorithms` needs torch and jaxtyping and nothing else of tether. Its functions take tensors and return tensors: no
+`tether.algorithms` needs only torch and jaxtyping. Its functions take tensors and return tensors: no
 configuration, model, logger or device. So they fit into any trainer. Each docstring holds the equation, the paper, the
 shapes and the one trap; [the manual](../README.md) shows them in full after `make docs`.
 

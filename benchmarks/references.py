@@ -44,17 +44,21 @@ DATA = """# Data: every format
 
 *Written by `python -m benchmarks.references` from the table of formats; every row here is read by a test.*
 
-A file is JSON lines, JSON, CSV, TSV, Parquet or Arrow, compressed or not; a text file holds a prompt a line; a folder
-is its files; and `hub:owner/name:split` is a data set of the hub (`hub:owner/name/config:split` one of its
-configurations or folders). The format is found by the names of the columns, and
-`data = { path = "...", format = "kto" }` names it. A row that cannot be used is set aside with its place and the reason.
-`tether data inspect FILE` shows what a file holds before anything is trained on it.
+`path` names a file, a folder or a data set:
 
-- Of a folder with files of several splits (`train-00000-of-00001.parquet`, `test.jsonl`) the training's are read, and
-  those that name no split. The others are named in the log, in `tether data inspect` and in the summary
-  (`files_left_out`). Without a training split the folder is refused.
-- Of a folder that `save_to_disk` of `datasets` wrote the Arrow files are read. A `DatasetDict` with several splits is
-  refused: name the folder of one. Of a data set in the cache of the hub the snapshot that `main` names is read.
+- A file is JSON lines, JSON, CSV, TSV, Parquet or Arrow, compressed or not. A text file has one prompt a line.
+- A folder stands for its files.
+- `hub:owner/name:split` is a data set of the hub. `hub:owner/name/config:split` is one of its configurations or folders.
+
+tether detects the format by the names of the columns; `data = { path = "...", format = "kto" }` names it.
+An unusable row is set aside with its place and the reason.
+`tether data inspect FILE` shows the contents of a file before training.
+
+- If a folder has files of several splits (`train-00000-of-00001.parquet`, `test.jsonl`), tether reads those of the
+  training split and those without a split. The log, `tether data inspect` and the summary name the others
+  (`files_left_out`). A folder without a training split is refused.
+- If `save_to_disk` of `datasets` wrote a folder, tether reads its Arrow files. A `DatasetDict` with several splits is
+  refused: name the folder of one. For a data set in the cache of the hub, tether reads the snapshot of `main`.
 - Spreadsheets, archives, YAML, pickles and databases are refused, with the way to mend that. In a folder they are named
   as left out.
 - A `.json` file may hold `{"data": [...]}`, `{"train": [...]}`, columns (`{"prompt": [...]}`) or what
