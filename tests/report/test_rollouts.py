@@ -102,14 +102,19 @@ def test_a_run_without_times_has_no_trace(tmp_path, synthetic):
     assert not (tmp_path / "run" / "trace.json").exists()
 
 
-def test_the_page_says_how_to_run_it_again(tmp_path, synthetic):
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["tether", "sft", "my recipe.toml"], "tether sft &#39;my recipe.toml&#39;"),
+        (["__main__.py", "run", "a.toml"], "tether run a.toml"),
+        (["mine.py", "3"], "python mine.py 3"),
+    ],
+)
+def test_the_page_says_how_to_run_it_again(tmp_path, synthetic, argv, command):
     run = tmp_path / "run"
     synthetic.write_lines(run / "metrics.jsonl", [{"step": 1, "loss": 1.0}])
-    synthetic.write(
-        run / "manifest.json", {"argv": ["tether", "sft", "my recipe.toml"], "cwd": "/home/me"}
-    )
-    text = write_report(run).read_text()
-    assert "cd /home/me &amp;&amp; tether sft &#39;my recipe.toml&#39;" in text
+    synthetic.write(run / "manifest.json", {"argv": argv, "cwd": "/home/me"})
+    assert f"cd /home/me &amp;&amp; {command}" in write_report(run).read_text()
 
 
 @pytest.mark.browser
@@ -186,3 +191,13 @@ def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromi
         assert page.evaluate("'hacked' in window") is False and overflow == 0
         browser.close()
     assert problems == []
+
+
+def test_a_kl_without_an_interval_is_not_called_0(tmp_path, synthetic):
+    run = synthetic.write_quickstart(tmp_path / "run", arms=False)
+    whole = json.loads((run / "summary.json").read_text())
+    for noise, vague in ((None, False), (9.0, True)):
+        ppo = {**whole["ppo"], "kl": 1.5, "kl_noise": noise}
+        synthetic.write(run / "summary.json", {**whole, "ppo": ppo})
+        synthetic.write(run / "ppo" / "summary.json", ppo)
+        assert ("nats: indistinguishable from 0" in write_report(run).read_text()) == vague

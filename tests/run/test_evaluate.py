@@ -130,21 +130,18 @@ def test_answers_belong_to_the_weights_that_gave_them(tmp_path, own, monkeypatch
     assert compared(tmp_path / "run", own, judge)["num_prompts"] == again["num_prompts"]
 
 
-def test_somebody_says_how_long_answers_may_be(tmp_path, own):
+def test_answers_have_a_length_where_no_stage_samples(tmp_path, own, caplog):
     _, direct, heldout = own
     bare = dict.fromkeys(("sft", "reward", "ppo"))
     recipe = journey(
         tmp_path / "run", **bare, direct=direct, evaluate={"data": heldout, "judge": LETTERS}
     )
     without = recipe.model_copy(update={"pairs": None})
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"set evaluate.max_new_tokens and evaluate.temperature: "
-            r"no stage"
-        ),
-    ):
+    with caplog.at_level("INFO"):
         run_recipe(without, ["direct", "evaluate"])
+    assert "answers have up to 128 tokens at temperature 0.7" in caplog.text
+    written = json.loads((tmp_path / "run" / "evaluate" / "before" / "answers.json").read_text())
+    assert set(written["decoded"]) == {"0.5", "0"} and written["length"] > 40
 
 
 @pytest.mark.parametrize(

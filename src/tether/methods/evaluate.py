@@ -51,6 +51,8 @@ from tether.models.trunk import Role
 from tether.settings.evaluation import EvaluationSection
 
 _LOG = logging.getLogger("tether.evaluate")
+UNTRAINED = Sampling(max_new_tokens=128, temperature=0.7)
+"""The way of answering where no stage of a recipe samples."""
 
 SEED = 104729
 """Added to the run's: held-out answers share no randomness with those of training."""
@@ -62,7 +64,7 @@ def train(
     """Compare the context's policies with what they start from; every answer is in `answers.jsonl`.
 
     Raises:
-        ConfigError: there is no policy, or nothing says how long answers may be.
+        ConfigError: there is no policy.
     """
     if not context.policies:
         raise ConfigError(
@@ -71,6 +73,14 @@ def train(
     start = time.perf_counter()
     run.update_manifest(judge=described(section.judge))
     sampling = sampling_of(section, context.sampling)
+    if context.sampling is None and None in (section.max_new_tokens, section.temperature):
+        _LOG.info(
+            "%s: no stage of the recipe samples, so answers have up to %d tokens at temperature %g "
+            "(evaluate.max_new_tokens, evaluate.temperature)",
+            context.name,
+            sampling.max_new_tokens,
+            sampling.temperature,
+        )
     load = partial(open_model, context.model, seed=context.seed)
     note = context.root / context.name / "left_out.json"
     rows = usable_once(context, rows, sampling.max_new_tokens, note, load)
@@ -102,18 +112,11 @@ def train(
 
 
 def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Sampling:
-    """The way in which both sides answer; `trained` is how a stage of the recipe samples.
-
-    Raises:
-        ConfigError: nothing says it.
+    """The way in which both sides answer; `trained` is how a stage of the recipe samples, None
+    where no stage samples.
     """
     own = section.model_dump(include={"max_new_tokens", "temperature"}, exclude_none=True)
-    if trained is None and len(own) < 2:
-        raise ConfigError(
-            "set evaluate.max_new_tokens and evaluate.temperature: no stage of the "
-            "recipe says how to sample"
-        )
-    return replace(trained or Sampling(), **own)
+    return replace(trained or UNTRAINED, **own)
 
 
 def weights_of(source: str | Path) -> str:

@@ -127,10 +127,20 @@ def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
 def _again(manifests: Sequence[Row]) -> list[str]:
     """The commands that began the stages, each once, to be given in their working directory."""
     begun = [
-        (str(manifest.get("cwd", ".")), shlex.join(map(str, listed(manifest.get("argv")))))
+        (str(manifest.get("cwd", ".")), _command(list(map(str, listed(manifest.get("argv"))))))
         for manifest in manifests
     ]
     return [f"cd {shlex.quote(cwd)} && {line}" for cwd, line in dict.fromkeys(begun) if line]
+
+
+def _command(words: Sequence[str]) -> str:
+    """The command line of a start, from the name of its program and its arguments."""
+    if not words:
+        return ""
+    first, *rest = words
+    if first == "__main__.py":  # of `python -m tether`
+        first = "tether"
+    return shlex.join([*(["python"] if first.endswith(".py") else []), first, *rest])
 
 
 def _data(stage: SubRun) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -82,7 +83,7 @@ def tiles(journey: Journey) -> list[Tile]:
     over = mapping(control_of(summary).get("over_best_decoding"))
     alike = "both at the temperature of training"
     moved = f"nats per response: {moved_in_words(kl.value)}" if kl else ""
-    vague = kl is not None and (kl.value <= 0 or kl.low <= 0)
+    vague = kl is not None and (kl.value <= 0 or -math.inf < kl.low <= 0)
     return _tiles((
         ("best against best decoding", over.get("win_rate"), percent, "won against the model "
                                                                       "before"),

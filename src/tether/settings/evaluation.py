@@ -37,10 +37,10 @@ class EvaluationSection(PromptedSection):
     )
     samples: int = Field(default=1, ge=1, description="answers a prompt")
     max_new_tokens: int | None = Field(
-        default=None, ge=1, description="unset: as the policy was trained"
+        default=None, ge=1, description="unset: as the policy was trained; 128 if no stage samples"
     )
     temperature: float | None = Field(
-        default=None, gt=0, description="unset: as the policy was trained"
+        default=None, gt=0, description="unset: as the policy was trained; 0.7 if no stage samples"
     )
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         default=(0.7, 0.5, 0.0),

@@ -158,7 +158,7 @@ def _rounding(share: float | None, *, adapter: bool) -> str:
     what = "fine-tuning changed, in the base of this adapter" if adapter else "adapters changed"
     return (
         f"Rounded weights hold {share:.0%} of what {what}. --dtype float32 without --adapter holds "
-        "all of it."
+        'all of it; in Python, run.export(folder, dtype="float32").'
     )
 
 
