@@ -195,9 +195,9 @@ def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromi
 
 def test_a_kl_without_an_interval_is_not_called_0(tmp_path, synthetic):
     run = synthetic.write_quickstart(tmp_path / "run", arms=False)
-    whole = json.loads((run / "summary.json").read_text())
+    judged = run / "evaluate" / "summary.json"
+    whole = json.loads(judged.read_text())
     for noise, vague in ((None, False), (9.0, True)):
-        ppo = {**whole["ppo"], "kl": 1.5, "kl_noise": noise}
-        synthetic.write(run / "summary.json", {**whole, "ppo": ppo})
-        synthetic.write(run / "ppo" / "summary.json", ppo)
+        ppo = {**whole["policies"]["ppo"], "kl": 1.5, "kl_noise": noise}
+        synthetic.write(judged, {**whole, "policies": {"ppo": ppo}})
         assert ("nats: indistinguishable from 0" in write_report(run).read_text()) == vague
