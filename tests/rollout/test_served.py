@@ -117,6 +117,7 @@ def test_served_samples_are_the_local_ones_over_updates(served, count):
         assert drawn(theirs) == drawn(ours)
         for a, b in zip(theirs, ours, strict=True):
             for one, other in zip(a.rollouts, b.rollouts, strict=True):
+                assert one.spans == ((0, len(one.response_ids)),)
                 assert (
                     one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
                     and one.policy_version == version

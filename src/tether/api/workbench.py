@@ -64,12 +64,10 @@ class Workbench:
         ]
 
     def batch(self, rollouts: Sequence[Rollout]) -> TokenBatch:
-        """Responses with their prompts as tensors; a response's tokens are what counts, its stop
+        """Responses with their prompts as tensors; the tokens that the policy wrote count, the stop
         token among them.
         """
-        encoded = [
-            self.encoder.rollout(rollout.prompt_ids, rollout.response_ids) for rollout in rollouts
-        ]
+        encoded = [self.encoder.rollout(r.prompt_ids, r.response_ids, r.spans) for r in rollouts]
         return make_batch(encoded, self.encoder.pad_id).to(self.loaded.model.device)
 
 

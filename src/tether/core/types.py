@@ -237,11 +237,25 @@ class Sampling:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
+Spans = tuple[tuple[int, int], ...]
+"""Parts of a response in ascending order, each the places (start, stop) of its tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """One sampled response: ids, what the engine thought of each, and where it comes from.
 
     `response_ids` includes the stop token when one was sampled (it is an action like any other).
+
+    Attributes:
+        logprobs: one for each token that the policy wrote, in nats; empty if unknown.
+        spans: the tokens that the policy wrote. Tokens between spans come from an environment: they
+            are read and scored, and carry no loss, KL or advantage. None given: one span, the
+            whole response.
+
+    Raises:
+        ValueError: spans that overlap, are empty or leave the response, or log-probabilities that
+            do not match them.
     """
 
     prompt_ids: tuple[int, ...]
@@ -253,10 +267,39 @@ class Rollout:
     policy_version: int
     sampling: Sampling
     prompt: Prompt
+    spans: Spans = ()
+
+    def __post_init__(self) -> None:
+        length = len(self.response_ids)
+        spans = self.spans or (((0, length),) if length else ())
+        edge = 0
+        for start, stop in spans:
+            if not edge <= start < stop <= length:
+                raise ValueError(f"spans {spans} do not fit a response of {length} tokens")
+            edge = stop
+        object.__setattr__(self, "spans", spans)
+        if self.logprobs and len(self.logprobs) != self.num_written:
+            raise ValueError(
+                f"{len(self.logprobs)} log-probabilities for {self.num_written} tokens of the policy"
+            )
 
     @property
     def finished(self) -> bool:
         return self.stop_reason is not StopReason.LENGTH
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Ids of the tokens that the policy wrote, in order."""
+        return tuple(i for start, stop in self.spans for i in self.response_ids[start:stop])
+
+    @property
+    def num_written(self) -> int:
+        """Number of tokens that the policy wrote."""
+        return self.written_before(len(self.response_ids))
+
+    def written_before(self, place: int) -> int:
+        """Number of tokens that the policy wrote among the first `place` of the response."""
+        return sum(max(0, min(stop, place) - start) for start, stop in self.spans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from tether.core.errors import DataError, ModelError
 from tether.core.once import once
-from tether.core.types import Conversation, Json, Message, assistant, user
+from tether.core.types import Conversation, Json, Message, Spans, assistant, user
 from tether.data.rendered import FAMILIES, Marks, Rendered, marks_of, unrendered
 from tether.data.templates import ChatTemplate, RenderedReply
 
@@ -205,11 +205,14 @@ class ChatEncoder:
             )
         return sequences
 
-    def rollout(self, prompt_ids: tuple[int, ...], response_ids: tuple[int, ...]) -> Encoded:
-        """A sampled response as it was sampled."""
-        return Encoded(
-            prompt_ids + response_ids, (False,) * len(prompt_ids) + (True,) * len(response_ids)
-        )
+    def rollout(
+        self, prompt_ids: tuple[int, ...], response_ids: tuple[int, ...], spans: Spans = ()
+    ) -> Encoded:
+        """A response as it was sampled: the tokens of its spans count; none given: all of them."""
+        counts = [not spans] * len(response_ids)
+        for start, stop in spans:
+            counts[start:stop] = [True] * (stop - start)
+        return Encoded(prompt_ids + response_ids, (False,) * len(prompt_ids) + tuple(counts))
 
     def rollout_for_scoring(
         self, prompt_ids: tuple[int, ...], response_ids: tuple[int, ...]

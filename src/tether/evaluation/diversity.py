@@ -36,7 +36,7 @@ class Diversity:
         groups = policy.engine.generate(self.prompts, self.sampling, seed=SEED, progress=tell)
         answers = [group.rollouts[0] for group in groups]
         words = [re.findall(r"\w+|[^\w\s]", answer.text.lower()) for answer in answers]
-        tokens = [answer.response_ids for answer in answers]
+        tokens = [answer.written for answer in answers]
         lengths = [float(len(ids)) for ids in tokens]
         figures = {
             "distinct_1": distinct_share(words, 1),

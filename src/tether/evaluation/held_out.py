@@ -105,7 +105,7 @@ class HeldOutAnswers:
         named = {f"{name}{key}": column for key, column in columns.items()}
         figures = column_figures(named, self.groups)
         figures[f"{name}{ANSWER_LENGTH}"] = mean_estimate(
-            [float(len(rollout.response_ids)) for rollout in rollouts], self.groups
+            [float(rollout.num_written) for rollout in rollouts], self.groups
         )
         figures[f"{name}{ANSWER_ENTROPY}"] = entropy_of(rollouts, self.groups)
         return figures
@@ -167,11 +167,11 @@ def entropy_of(rollouts: Sequence[Rollout], groups: Sequence[str]) -> Estimate:
     Equation: ``−Σ log π / Σ tokens``; the interval is a jackknife over prompts.
     Trap: greedy answers are not drawn, and have 0.
     """
-    tokens = sum(len(rollout.response_ids) for rollout in rollouts)
+    tokens = sum(rollout.num_written for rollout in rollouts)
     if rollouts[0].sampling.temperature == 0:
         return without_interval(0.0, len(rollouts), "draws: the answers are greedy")
     value = -sum(sum(rollout.logprobs) for rollout in rollouts) / max(1, tokens)
-    pairs = [(-sum(rollout.logprobs), len(rollout.response_ids)) for rollout in rollouts]
+    pairs = [(-sum(rollout.logprobs), rollout.num_written) for rollout in rollouts]
     nats, lengths = (
         by_group(np.array(column, dtype=np.float64), groups)[0]
         for column in zip(*pairs, strict=True)

@@ -450,7 +450,7 @@ def _texts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     return {
         "texts": [r.text for r in rollouts],
         "finished": statistics.fmean(r.finished for r in rollouts),
-        "length": statistics.fmean(len(r.response_ids) for r in rollouts),
+        "length": statistics.fmean(r.num_written for r in rollouts),
     }
 
 

@@ -313,7 +313,7 @@ def _looks(rollouts: Sequence[Rollout]) -> Json:
     """The mean length of samples in tokens, and the share that ended in time."""
     if not rollouts:
         return {}
-    lengths = [len(r.response_ids) for r in rollouts]
+    lengths = [r.num_written for r in rollouts]
     ended = [r.finished for r in rollouts]
     return {"length": statistics.fmean(lengths), "finished": statistics.fmean(ended)}
 
@@ -330,12 +330,15 @@ def _row(chosen: Rollout, rejected: Rollout, **scores: float) -> Json:
         **scores,
         "prompt_ids": chosen.prompt_ids,
         **{f"{name}_ids": side.response_ids for name, side in sides.items()},
+        **{f"{name}_spans": side.spans for name, side in sides.items() if len(side.spans) > 1},
     }
 
 
 def _ranking(row: Json, encoder: ChatEncoder) -> Ranking:
     sides = tuple(
-        encoder.rollout(tuple(row["prompt_ids"]), tuple(row[f"{name}_ids"]))
+        encoder.rollout(
+            tuple(row["prompt_ids"]), tuple(row[f"{name}_ids"]), row.get(f"{name}_spans", ())
+        )
         for name in ("chosen", "rejected")
     )
     return Ranking(row["group"], sides, (0,), (1,), (1.0,), (0.0,))

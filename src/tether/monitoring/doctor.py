@@ -245,7 +245,12 @@ def odd_answers(
 
     def answer(rollout: Rollout, ids: tuple[int, ...], reason: StopReason) -> Rollout:
         return replace(
-            rollout, response_ids=ids, logprobs=(), stop_reason=reason, text=encoder.decode(ids)
+            rollout,
+            response_ids=ids,
+            logprobs=(),
+            spans=(),
+            stop_reason=reason,
+            text=encoder.decode(ids),
         )
 
     def endless(rollout: Rollout) -> tuple[int, ...]:

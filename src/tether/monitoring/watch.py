@@ -187,7 +187,7 @@ def _text(rollout: Rollout, score: Score) -> Text:
     return Text(
         prompt="\n".join(message.content for message in rollout.prompt.messages),
         response=rollout.text,
-        length=len(rollout.response_ids),
+        length=rollout.num_written,
         score=score.value,
         finished=rollout.finished,
         spread=statistics.pstdev(members) if len(members) > 1 else None,

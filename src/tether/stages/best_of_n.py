@@ -109,7 +109,7 @@ class BestOfN:
         over all responses, in nats.
         """
         config, size = self.config, self.config.samples_per_prompt
-        sequences = [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
+        sequences = [self.encoder.rollout(r.prompt_ids, r.response_ids, r.spans) for r in rollouts]
         with_logprobs = all(r.logprobs for r in rollouts)
         policy = (
             [sum(r.logprobs) for r in rollouts]
@@ -128,9 +128,7 @@ class BestOfN:
             metrics["reward/kept"] = statistics.fmean(
                 value for i in selected if (value := scores[i].value) is not None
             )
-            metrics["kept/length"] = statistics.fmean(
-                len(rollouts[i].response_ids) for i in selected
-            )
+            metrics["kept/length"] = statistics.fmean(rollouts[i].num_written for i in selected)
         if config.keep == 1 and config.threshold is None:
             metrics["kl/best_of_n"] = kl_best_of_n(size)
         if self.reference is not None:
@@ -145,7 +143,7 @@ class BestOfN:
         if not selected:
             return {}
         sequences, losses, metrics = (
-            [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in selected],
+            [self.encoder.rollout(r.prompt_ids, r.response_ids, r.spans) for r in selected],
             [],
             {},
         )

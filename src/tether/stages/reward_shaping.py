@@ -115,13 +115,17 @@ class RewardShaping:
                 return totals
 
     def _step_rewards(self, experience: Experience) -> Tensor:
-        """Rewards of single steps at their last tokens, each over the baseline of all steps of its
-        group; penalties last.
+        """Rewards of single steps at the last tokens of theirs that the policy wrote, each over the
+        baseline of all steps of its group; penalties last.
         """
         mask, device, rows = experience.mask, experience.mask.device, self.scaled(experience.scores)
         ends = [
-            torch.tensor([end for end, _ in s.steps], dtype=torch.long, device=device)
-            for s in experience.scores
+            torch.tensor(
+                [max(0, r.written_before(end + 1) - 1) for end, _ in s.steps],
+                dtype=torch.long,
+                device=device,
+            )
+            for r, s in zip(experience.rollouts, experience.scores, strict=True)
         ]
         places = pad_sequence(ends, batch_first=True)
         values = pad_sequence(

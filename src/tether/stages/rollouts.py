@@ -63,7 +63,7 @@ class Step(NamedTuple):
         engine.update_weights(number + 1)
         clock.lap("update")
         return self._replace(
-            metrics={**self.metrics, **clock.times(sum(len(r.response_ids) for r in self.rollouts))}
+            metrics={**self.metrics, **clock.times(sum(r.num_written for r in self.rollouts))}
         )
 
 
@@ -143,7 +143,7 @@ EVALUATED = "logprobs", "reference_logprobs", "values", "entropy"
 
 class Experience:
     """Rollouts as micro-batches, and their (sequence, response time) matrices, padded on the right
-    with zeros.
+    with zeros. A time is a token that the policy wrote: tokens of an environment are context.
 
     `batches` are micro-batches cut once: scoring and every epoch of the update see the same tensors
     in the same order, so old and new log-probabilities come from the same numerics to the bit
@@ -174,7 +174,7 @@ class Experience:
         taught: Sequence[bool] | None = None,
     ) -> None:
         self.rollouts, self.scores = list(rollouts), list(scores)
-        sequences = [encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
+        sequences = [encoder.rollout(r.prompt_ids, r.response_ids, r.spans) for r in rollouts]
         cuts: list[list[int]] = []
         self.minibatches: list[list[int]] = []
         for places in minibatches or [range(len(rollouts))]:
@@ -191,7 +191,7 @@ class Experience:
         self.cuts = cuts
         self.rows = [to_device(torch.tensor(cut), device) for cut in cuts]
         self.common: list[Tensor | None] = [None] * len(self.batches)
-        lengths = [len(r.response_ids) for r in rollouts]
+        lengths = [sequence.num_trained for sequence in sequences]
         taught = [s.value is not None for s in scores] if taught is None else taught
         self.counted = [length * counts for length, counts in zip(lengths, taught, strict=True)]
         self.lengths = to_device(torch.tensor(lengths), device)
@@ -205,7 +205,7 @@ class Experience:
         self.values, self.entropy = zeros(), zeros()
         self.rewards, self.weights = zeros(), zeros()
         self.advantages, self.returns = zeros(), zeros()
-        drawn = [torch.tensor(r.logprobs or (0.0,) * len(r.response_ids)) for r in rollouts]
+        drawn = [torch.tensor(r.logprobs or (0.0,) * r.num_written) for r in rollouts]
         self.rollout_logprobs = to_device(pad_sequence(drawn, batch_first=True), device)
 
     @property
@@ -308,7 +308,7 @@ def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict
         "reward/proxy": statistics.fmean(values) if values else math.nan,
         "reward/proxy_std": statistics.pstdev(values) if values else math.nan,
         "reward/failed": float(len(scores) - len(values)),
-        "response/length": statistics.fmean(len(r.response_ids) for r in rollouts),
+        "response/length": statistics.fmean(r.num_written for r in rollouts),
         "response/stop_rate": statistics.fmean(float(r.finished) for r in rollouts),
         "response/distinct_2": distinct(rollouts),
     }
@@ -318,7 +318,12 @@ def distinct(rollouts: Sequence[Rollout]) -> float:
     """Distinct pairs of neighbouring tokens over all such pairs of all responses
     (https://arxiv.org/abs/1510.03055).
     """
-    pairs = [pair for r in rollouts for pair in itertools.pairwise(r.response_ids)]
+    pairs = [
+        pair
+        for r in rollouts
+        for start, stop in r.spans
+        for pair in itertools.pairwise(r.response_ids[start:stop])
+    ]
     return len(set(pairs)) / max(1, len(pairs))
 
 

@@ -19,7 +19,7 @@ MOST_TOKENS = 256
 def token_rows(
     experience: Experience, encoder: ChatEncoder, places: Sequence[int], step: int
 ) -> Iterator[Json]:
-    """A row a response: the text of each token, its KL with the reference, its value and its
+    """A row a response: the text of each token that the policy wrote, its KL with the reference, its value and its
     advantage, and how many tokens count.
 
     `sample` is the place among the responses of the step that are recorded. Values
@@ -31,7 +31,7 @@ def token_rows(
         "advantage": experience.advantages,
     }
     for sample, place in enumerate(places[:NOTED]):
-        ids = experience.rollouts[place].response_ids[:MOST_TOKENS]
+        ids = experience.rollouts[place].written[:MOST_TOKENS]
         rows = torch.stack([one[place, : len(ids)] for one in matrices.values()]).tolist()
         measured = {
             "kl": bool(experience.seen[place] and experience.compared[place]),

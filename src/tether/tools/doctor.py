@@ -322,7 +322,7 @@ def _shaping_checks(stage: PolicyGradient, probe: Probe) -> list[Result]:
     try:
         with torch.no_grad():
             calm, moved = (stage.shape(probe.drifted(drift)) for drift in (0.0, drifted))
-        results = [doctor.score_once(calm, [len(r.response_ids) for r in probe.rollouts])]
+        results = [doctor.score_once(calm, [r.num_written for r in probe.rollouts])]
         if not stage.kl_coefficient:
             return [*results, Unexamined("KL sign", "kl.coefficient = 0: no KL is paid")]
         place: Literal["reward", "loss"] = "loss" if config.kl.place == "loss" else "reward"

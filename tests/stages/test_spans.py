@@ -1,0 +1,174 @@
+"""Responses of several spans, between which an environment speaks: its tokens are read, and carry
+no loss, no KL and no advantage. The oracle is a pass of the whole model, and sums by hand.
+"""
+
+import json
+
+import pytest
+import torch
+from tests.stages.test_ppo import PROMPTS, EvenReward
+
+from tether.core.types import Rollout, Sampling, Score, StopReason
+from tether.data.chat import ChatEncoder
+from tether.evaluation.likelihood import kl_to_reference
+from tether.methods import rounds
+from tether.models.heads import ScalarHead
+from tether.models.tiny import tiny_model, tiny_tokenizer
+from tether.models.trunk import Role
+from tether.rollout.local import LocalEngine
+from tether.settings.policy import PolicyConfig
+from tether.stages.online_direct import SampledPair
+from tether.stages.policy_gradient import PolicyGradient
+from tether.stages.token_numbers import token_rows
+
+PROMPT_IDS = (70, 71)
+RESPONSE, SPANS, WRITTEN = (7, 8, 90, 91, 92, 9, 1), ((0, 2), (5, 7)), (0, 1, 5, 6)
+
+
+def rollout(ids, spans=(), logprobs=()):
+    how = (StopReason.STOP_TOKEN, "", 0, 0, Sampling(), PROMPTS[0])
+    return Rollout(PROMPT_IDS, ids, logprobs, *how, spans)
+
+
+TWO_SPANS, WHOLE = rollout(RESPONSE, SPANS, (-1.0, -2.0, -3.0, -4.0)), rollout((11, 12, 13))
+BOTH = (TWO_SPANS, WRITTEN), (WHOLE, (0, 1, 2))
+
+
+def by_hand(model, one, places):
+    """The log-probability of each token that the policy wrote."""
+    ids = [*one.prompt_ids, *one.response_ids]
+    rows = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    return torch.stack([rows[place + 1, one.response_ids[place]] for place in places])
+
+
+def gathered(**settings):
+    """A stage whose reference differs from its policy, and its matrices of both rollouts."""
+    common = {"temperature": 1.0, "epochs": 1, "normalize_scores": False}
+    config = PolicyConfig.model_validate({"samples_per_prompt": 1, **common, **settings})
+    encoder = ChatEncoder(tiny_tokenizer(), (1,))
+    policy, reference = (Role(tiny_model(0).eval()) for _ in range(2))
+    value = Role(tiny_model(0).eval(), head=ScalarHead(64)) if config.critic else None
+    engine = LocalEngine(policy, encoder)
+    stage = PolicyGradient(config, policy, reference, value, EvenReward(), engine, encoder)
+    with torch.no_grad():
+        for parameter in stage.reference.model.parameters():
+            parameter += 0.03 * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())
+            )
+    scores = [Score(1.0, steps=((3, 0.25), (6, 0.5))), Score(-2.0, steps=((2, 0.75),))]
+    experience = stage.gather([TWO_SPANS, WHOLE], scores, 0)
+    stage.evaluate(experience)
+    return stage, experience
+
+
+def test_a_response_without_spans_is_one():
+    assert WHOLE.spans == ((0, 3),) and WHOLE.written == WHOLE.response_ids
+    assert TWO_SPANS.written == (7, 8, 9, 1) and TWO_SPANS.num_written == 4
+    assert [TWO_SPANS.written_before(place) for place in range(8)] == [0, 1, 2, 2, 2, 2, 3, 4]
+    assert rollout(()).spans == ()
+
+
+@pytest.mark.parametrize("spans", [((0, 2), (1, 3)), ((0, 9),), ((2, 2),), ((-1, 2),)])
+def test_spans_that_no_policy_can_have_written(spans):
+    with pytest.raises(ValueError, match="do not fit a response of 7 tokens"):
+        rollout(RESPONSE, spans)
+
+
+def test_log_probabilities_belong_to_written_tokens():
+    with pytest.raises(ValueError, match="7 log-probabilities for 4 tokens"):
+        rollout(RESPONSE, SPANS, (-1.0,) * 7)
+
+
+def test_the_tokens_of_spans_count():
+    encoder = ChatEncoder(tiny_tokenizer(), (1,))
+    mask = encoder.rollout(PROMPT_IDS, RESPONSE, SPANS).trained
+    assert [place - 2 for place, counts in enumerate(mask) if counts] == [*WRITTEN]
+    assert encoder.rollout(PROMPT_IDS, RESPONSE).trained == (False,) * 2 + (True,) * 7
+    pair = SampledPair(TWO_SPANS, WHOLE, 1.0, 0.0).ranking(encoder, "one")
+    assert [side.num_trained for side in pair.sequences] == [4, 3]
+
+
+def test_log_probabilities_kl_rewards_and_advantages_by_hand():
+    stage, experience = gathered(
+        kl={"coefficient": 0.3}, gamma=0.9, lam=0.8, whiten_advantages=False
+    )
+    rows = [
+        (by_hand(stage.policy.model, *one), by_hand(stage.reference.model, *one)) for one in BOTH
+    ]
+    assert experience.mask.tolist() == [[True] * 4, [True] * 3 + [False]]
+    assert experience.rollout_logprobs[0].tolist() == [-1.0, -2.0, -3.0, -4.0]
+    rewards = stage.shape(experience)
+    experience.values = torch.tensor([[0.5, 0.1, -0.2, 0.3], [0.2, -0.1, 0.4, 0.0]])
+    experience.rewards = rewards
+    advantages, returns = stage.advantages(experience)
+    for row, (score, (ours, theirs)) in enumerate(zip((1.0, -2.0), rows, strict=True)):
+        count = len(ours)
+        torch.testing.assert_close(experience.logprobs[row, :count], ours, atol=2e-5, rtol=0)
+        expected = -0.3 * (ours - theirs)
+        expected[-1] += score
+        torch.testing.assert_close(rewards[row, :count], expected, atol=2e-5, rtol=0)
+        assert (ours - theirs).abs().min() > 1e-3
+        running, following = 0.0, 0.0
+        for t in reversed(range(count)):
+            value = float(experience.values[row, t])
+            running = float(expected[t]) + 0.9 * following - value + 0.9 * 0.8 * running
+            following = value
+            assert float(advantages[row, t]) == pytest.approx(running, abs=1e-4)
+            assert float(returns[row, t]) == pytest.approx(running + value, abs=1e-4)
+    kl = kl_to_reference(
+        stage.policy, stage.reference, [TWO_SPANS, WHOLE], stage.encoder, temperature=1.0
+    )
+    assert kl == pytest.approx([float((a - b).sum()) for a, b in rows], abs=1e-4)
+
+
+def test_the_gradient_by_hand():
+    """-(1/7) sum A log pi + (beta/7) sum (log pi - log pi_ref)^2 / 2 over the seven tokens that the
+    policy wrote.
+    """
+    stage, experience = gathered(
+        algorithm="grpo",
+        samples_per_prompt=2,
+        normalize="token",
+        scale_advantages=False,
+        kl={"coefficient": 0.2, "place": "loss", "estimator": "k2"},
+    )
+    experience.rewards = stage.shape(experience)
+    experience.advantages, experience.returns = stage.advantages(experience)
+    gradients, original = [], stage.learner.step
+
+    def step():
+        gradients.extend(master.grad.clone() for master in stage.learner.masters)
+        return original()
+
+    stage.learner.step = step
+    total = 0.0
+    for one, advantage in zip(BOTH, (1.5, -1.5), strict=True):
+        logprobs, reference = (by_hand(r.model, *one) for r in (stage.policy, stage.reference))
+        total += (-advantage * logprobs + 0.1 * (logprobs - reference.detach()) ** 2).sum() / 7
+    expected = torch.autograd.grad(total, stage.learner.parameters)
+    metrics = stage.update(experience, 0)
+    assert metrics["policy/updates"] == 1
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-3)
+
+
+def test_a_step_that_an_environment_ends_is_credited_to_the_token_before():
+    stage, experience = gathered(step_rewards=True, baseline="none", kl={"coefficient": 0.0})
+    assert stage.shape(experience).tolist() == [[0.0, 0.25, 0.0, 0.5], [0.0, 0.0, 0.75, 0.0]]
+
+
+def test_the_numbers_of_tokens_are_of_written_ones():
+    stage, experience = gathered()
+    (row, other) = token_rows(experience, stage.encoder, [0, 1], 0)
+    assert len(row["tokens"]) == row["counted"] == 4 and other["counted"] == 3
+    assert len(row["kl"]) == 4
+
+
+def test_saved_pairs_with_and_without_spans():
+    encoder = ChatEncoder(tiny_tokenizer(), (1,))
+    row = json.loads(json.dumps(rounds._row(TWO_SPANS, WHOLE)))
+    assert "rejected_spans" not in row
+    sides = rounds._ranking(row, encoder).sequences
+    assert [side.num_trained for side in sides] == [4, 3]
+    del row["chosen_spans"]
+    assert [side.num_trained for side in rounds._ranking(row, encoder).sequences] == [7, 3]
