@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Self, TypeVar
+from itertools import chain
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -15,6 +16,7 @@ from pydantic import (
 )
 
 from tether.core.types import Json
+from tether.settings.needs import unmet
 
 RECIPE = "recipe"
 """The context in which a text that a person wrote is validated; code may say infinity."""
@@ -50,6 +52,8 @@ class Config(BaseModel):
     belongs.
     """
 
+    table: ClassVar[str] = ""
+    """The table's name before a key in messages, such as "kl."."""
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
     @field_validator("*", mode="before")
@@ -100,14 +104,18 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _check_faults(self) -> Self:
-        for kind in reversed(type(self).__mro__):
-            for fault in vars(kind)["faults"](self) if "faults" in vars(kind) else ():
-                raise ValueError(fault)
+        own = (
+            vars(kind)["faults"](self)
+            for kind in reversed(type(self).__mro__)
+            if "faults" in vars(kind)
+        )
+        for fault in chain(unmet(self, self.table), chain.from_iterable(own)):
+            raise ValueError(fault)
         return self
 
     def faults(self) -> Iterator[str]:
-        """Settings that have no effect or do not go together, in a sentence each. The first is the
-        error.
+        """Settings that do not go together and that no condition of a field (`Needs`) can express,
+        in a sentence each. The first is the error.
 
         Each class reports the faults of its own settings, after those of its base classes.
         """

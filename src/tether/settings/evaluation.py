@@ -9,6 +9,7 @@ from pydantic import Field, Tag
 
 from tether.settings.config import Config
 from tether.settings.judges import BY_KIND, AFunction, AModel
+from tether.settings.needs import Needs
 from tether.settings.section import DataConfig, PromptedSection
 
 
@@ -93,11 +94,12 @@ class EvaluateConfig(Config):
             "best: end with the weights of the highest measurement, those of the start among them"
         ),
     )
-    keep_by: str = Field(
+    keep_by: Annotated[str, Needs("keep = 'best'")] = Field(
         default="held_out.score",
         pattern=r"^-?\w+\.\S+$",
         description=(
-            "with keep = 'best': EVALUATOR.FIGURE that is to be high, such as diversity.distinct_2; "
+            "with keep = 'best': EVALUATOR.FIGURE that is to be high, such as "
+            "diversity.distinct_2; "
             "with a - in front: to be low"
         ),
     )
@@ -116,8 +118,6 @@ class EvaluateConfig(Config):
         return -1 if self.keep_by.startswith("-") else 1, evaluator, figure
 
     def faults(self) -> Iterator[str]:
-        if self.keep == "last":
-            yield from self.idle("keep_by", because="without keep = 'best'")
         if self.temperature == 0 and self.samples_per_prompt > 1:
             yield (
                 "evaluate.temperature = 0 gives a prompt the same answer each time: set "

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from tether.settings.config import Config
+from tether.settings.needs import Needs
+
+MORE_RANKS = Needs(
+    "ranks > 1", "has no effect on one rank: set learner.ranks to 2 or more, or leave it out"
+)
 
 
 class LearnerConfig(Config):
@@ -18,12 +23,12 @@ class LearnerConfig(Config):
         ge=1,
         description="processes that train together, each on its share of every step's rows",
     )
-    timeout: float = Field(
+    timeout: Annotated[float, MORE_RANKS] = Field(
         default=60.0,
         ge=5,
         description="seconds without a sign of life after which a rank is lost",
     )
-    restarts: int = Field(
+    restarts: Annotated[int, MORE_RANKS] = Field(
         default=3,
         ge=0,
         description=(
@@ -31,18 +36,13 @@ class LearnerConfig(Config):
         ),
     )
 
-    shard: bool = Field(
+    shard: Annotated[bool, MORE_RANKS] = Field(
         default=False,
         description=(
             "each rank holds its part of the trunk's layers alone (FSDP2); "
             "what samples must be servers"
         ),
     )
-
-    def faults(self) -> Iterator[str]:
-        if self.ranks == 1:
-            because = "on one rank: set learner.ranks to 2 or more, or leave it out"
-            yield from self.idle("timeout", "restarts", "shard", because=because, table="learner.")
 
 
 class Rates(NamedTuple):
@@ -89,7 +89,13 @@ class OptimizerConfig(Config):
     schedule: Literal["cosine", "linear", "constant"] = Field(
         default="cosine", description="of the learning rate after the warm-up"
     )
-    final_fraction: float = Field(
+    final_fraction: Annotated[
+        float,
+        Needs(
+            "schedule != 'constant'",
+            "has no effect with schedule='constant'; choose another, or remove it",
+        ),
+    ] = Field(
         default=0.1,
         ge=0,
         le=1,
@@ -109,9 +115,6 @@ class OptimizerConfig(Config):
     def faults(self) -> Iterator[str]:
         if not all(0 <= b < 1 for b in self.betas):
             yield f"optimizer.betas must lie in [0, 1), got {self.betas}"
-        if self.schedule == "constant":
-            because = "with schedule='constant'; choose another, or remove it"
-            yield from self.idle("final_fraction", because=because, table="optimizer.")
 
 
 class TrainedConfig(Config):

@@ -5,11 +5,12 @@ libraries are loaded.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from tether.settings.config import Config
+from tether.settings.needs import Needs
 
 TINY = "tiny"
 PACKAGE_PREFIX = "package:"
@@ -69,9 +70,14 @@ class ModelConfig(Config):
             "hold the frozen weights under adapters in 4 bits (QLoRA); needs bitsandbytes"
         ),
     )
-    attention: Literal["auto", "sdpa", "eager", "grouped"] = Field(
-        default="auto", description="how attention is computed; auto chooses by device"
-    )
+    attention: Annotated[
+        Literal["auto", "sdpa", "eager", "grouped"],
+        Needs(
+            "cpu_kernels",
+            "is one of the kernels that cpu_kernels = false leaves out. Drop one of the two",
+            "grouped",
+        ),
+    ] = Field(default="auto", description="how attention is computed; auto chooses by device")
     device: str = Field(
         default="auto", description="where the model lies; auto takes a GPU where there is one"
     )

@@ -11,6 +11,7 @@ from tether.core.types import (
     Sampling,
 )
 from tether.settings.judges import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig
+from tether.settings.needs import Needs
 from tether.settings.section import PromptedSection
 
 Strategy = Literal[
@@ -19,6 +20,7 @@ Strategy = Literal[
 """Ways to choose the pairs that are judged."""
 SCORED = ("uncertain", "information", "disagreement")
 """Choices of pairs that ask a reward model."""
+OF_PEOPLE = Needs("judge = 'people'", "has no effect with this judge: it is of people")
 
 
 class PairsSection(PromptedSection):
@@ -69,8 +71,10 @@ class PairsSection(PromptedSection):
     store: str | None = Field(
         default=None, description="of people: the preference store, a path or a URL"
     )
-    ask: int = Field(default=1, ge=1, description="of people: how many judge each comparison")
-    how: Literal["majority", "soft", "dawid-skene"] = Field(
+    ask: Annotated[int, OF_PEOPLE] = Field(
+        default=1, ge=1, description="of people: how many judge each comparison"
+    )
+    how: Annotated[Literal["majority", "soft", "dawid-skene"], OF_PEOPLE] = Field(
         default="majority",
         description=(
             "of people: labels by majority, by the share of votes, by "
@@ -89,8 +93,6 @@ class PairsSection(PromptedSection):
             yield "judge = 'people' and store belong together: people judge what lies in a store"
         if self.agreement is not None and not isinstance(self.judge, JudgeConfig):
             yield "agreement has no effect without a language model that judges"
-        if not people:
-            yield from self.idle("ask", "how", because="with this judge: it is of people")
         if not simulated:
             yield from self.idle(
                 "annotator_agreement",

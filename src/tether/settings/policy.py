@@ -5,14 +5,15 @@ The methods are independent switches, and presets that name their combinations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from tether.core.types import Json, Sampling
 from tether.settings.config import Config
 from tether.settings.learner import OptimizerConfig, Rates, TrainedConfig
+from tether.settings.needs import Needs
 
 Algorithm = Literal[
     "ppo",
@@ -113,6 +114,7 @@ class KLConfig(Config):
     what is observed.
     """
 
+    table: ClassVar[str] = "kl."
     coefficient: float = Field(
         default=0.05,
         ge=0,
@@ -120,35 +122,79 @@ class KLConfig(Config):
         "first step with normalize_scores, those of each group with scale_advantages; with neither "
         "(dr_grpo) in the reward's own unit",
     )
-    place: Literal["token", "sequence", "loss"] = Field(
+    place: Annotated[
+        Literal["token", "sequence", "loss"],
+        Needs("coefficient > 0", "has no effect with kl.coefficient = 0"),
+    ] = Field(
         default="token",
         description=(
             "in every token's reward, in the response's score before its baseline, or in the loss"
         ),
     )
-    estimator: Literal["k2", "k3", "k3_corrected"] = Field(
+    estimator: Annotated[
+        Literal["k2", "k3", "k3_corrected"],
+        Needs("place = 'loss'", "has no effect outside the loss (kl.place): rewards take k1"),
+        Needs("coefficient > 0", "has no effect with kl.coefficient = 0"),
+    ] = Field(
         default="k2",
         description=(
             "in the loss: k2 and k3_corrected have the gradient of KL(policy || "
             "reference), k3 (GRPO) of the reverse"
         ),
     )
-    mode: Literal["fixed", "adaptive", "stop"] = Field(
+    mode: Annotated[
+        Literal["fixed", "adaptive", "stop"],
+        Needs(
+            "coefficient > 0", "multiplies kl.coefficient, which is 0: start above 0", "adaptive"
+        ),
+        Needs(
+            "coefficient > 0 or report", "must see the KL: set kl.report or kl.coefficient", "stop"
+        ),
+    ] = Field(
         default="fixed",
         description="adaptive: towards the target (Ziegler 2019); stop: training ends beyond it",
     )
-    target: float = Field(default=6.0, gt=0, description="nats a response")
-    horizon: float = Field(
+    target: Annotated[
+        float,
+        Needs(
+            "mode = 'adaptive' or 'stop'",
+            "has no effect with kl.mode='fixed'; remove it or set kl.mode='adaptive' or 'stop'",
+        ),
+    ] = Field(default=6.0, gt=0, description="nats a response")
+    horizon: Annotated[
+        float, Needs("mode = 'adaptive'", "has no effect without kl.mode='adaptive'")
+    ] = Field(
         default=10_000,
         gt=0,
         description="responses over which the coefficient can change by a factor of e",
     )
-    max_factor: float = Field(default=100.0, gt=1, description="adaptive: most change, up or down")
-    report: bool = Field(
+    max_factor: Annotated[
+        float, Needs("mode = 'adaptive'", "has no effect without kl.mode='adaptive'")
+    ] = Field(default=100.0, gt=1, description="adaptive: most change, up or down")
+    report: Annotated[
+        bool,
+        Needs(
+            "coefficient = 0",
+            "has no effect with kl.coefficient above 0: the reference is run anyway",
+        ),
+    ] = Field(
         default=True,
         description="at coefficient 0 run the reference on a quarter of a step's answers, at "
         "least 16: how far the policy has moved",
     )
+
+
+A_CRITIC = Needs("critic", "has no effect without a critic")
+A_CLIP = Needs("surrogate = 'clip' or 'sequence'", "has no effect with this surrogate")
+UPDATES = Needs(
+    "epochs > 1 or minibatches > 1",
+    "has no effect with one update a batch: nothing has moved when the ratio is taken. Set epochs "
+    "or minibatches above 1",
+)
+OFF_POLICY = (
+    "has no ratio, so that a second update on the same rollouts would be off policy: set "
+    "epochs = 1 and minibatches = 1, or take another surrogate"
+)
 
 
 class PolicyConfig(SampledConfig):
@@ -192,34 +238,59 @@ class PolicyConfig(SampledConfig):
         ge=0,
         description="last tokens before max_new_tokens over which a penalty grows",
     )
-    overlong_penalty: float = Field(
+    overlong_penalty: Annotated[float, Needs("overlong_buffer")] = Field(
         default=1.0, gt=0, description="taken off the score at the end of that buffer"
     )
-    step_rewards: bool = Field(
+    step_rewards: Annotated[
+        bool,
+        Needs(
+            "kl.place != 'sequence'",
+            "has no single score that kl.place = 'sequence' could be taken off: use 'token' or "
+            "'loss'",
+        ),
+    ] = Field(
         default=False,
         description="use the rewards of single steps that the source gives, not the score",
     )
-    filter_groups: bool = Field(
+    filter_groups: Annotated[
+        bool,
+        Needs(
+            "baseline = 'group' or 'leave_one_out'",
+            "has no effect without baseline 'group' or 'leave_one_out'",
+        ),
+    ] = Field(
         default=False,
         description="leave out prompts whose samples all score the same; no update where all do",
     )
-    refill: int = Field(
+    refill: Annotated[int, Needs("filter_groups")] = Field(
         default=0,
         ge=0,
         description="further batches of prompts that may be sampled to replace those left out",
     )
 
-    baseline: Literal["none", "running_mean", "group", "leave_one_out"] = Field(
+    baseline: Annotated[
+        Literal["none", "running_mean", "group", "leave_one_out"],
+        Needs(
+            "samples_per_prompt > 1",
+            "needs other samples of the same prompt: set samples_per_prompt to 2 or more",
+            "group",
+        ),
+        Needs(
+            "samples_per_prompt > 1",
+            "needs other samples of the same prompt: set samples_per_prompt to 2 or more",
+            "leave_one_out",
+        ),
+    ] = Field(
         default="none",
         description=(
             "taken off each score: past scores' mean, the mean of the prompt's samples, "
             "or that of its others"
         ),
     )
-    baseline_window: int = Field(
+    baseline_window: Annotated[int, Needs("baseline = 'running_mean'")] = Field(
         default=1024, ge=1, description="scores that the running mean remembers"
     )
-    scale_advantages: bool = Field(
+    scale_advantages: Annotated[bool, Needs("baseline = 'group'")] = Field(
         default=False, description="divide by the standard deviation of the group's scores"
     )
     critic: bool = Field(
@@ -233,7 +304,7 @@ class PolicyConfig(SampledConfig):
         ),
     )
     gamma: float = Field(default=1.0, gt=0, le=1, description="discount of later rewards, a token")
-    lam: float = Field(
+    lam: Annotated[float, A_CRITIC] = Field(
         default=0.95,
         ge=0,
         le=1,
@@ -249,27 +320,38 @@ class PolicyConfig(SampledConfig):
         ),
     )
 
-    surrogate: Literal["clip", "sequence", "cispo", "reinforce"] = Field(
+    surrogate: Annotated[
+        Literal["clip", "sequence", "cispo", "reinforce"],
+        Needs("epochs = 1", OFF_POLICY, "reinforce"),
+        Needs("minibatches = 1", OFF_POLICY, "reinforce"),
+        Needs(
+            "clip_range_high",
+            "truncates weights at 1 + clip_range_high: set clip_range_high",
+            "cispo",
+        ),
+    ] = Field(
         default="clip",
         description=(
             "PPO's clipped ratio, that of whole sequences, a truncated weight, or the "
             "bare policy gradient"
         ),
     )
-    clip_range: float = Field(
+    clip_range: Annotated[float, A_CLIP, UPDATES] = Field(
         default=0.2,
         gt=0,
         description="how far the ratio of a token's probabilities, new to old, counts: 1 ± this",
     )
-    clip_range_high: float | None = Field(
-        default=None, gt=0, description="upper clip range; unset: clip_range"
-    )
-    dual_clip: float | None = Field(
+    clip_range_high: Annotated[
+        float | None,
+        Needs("surrogate != 'reinforce'", "has no effect with surrogate = 'reinforce'"),
+        UPDATES,
+    ] = Field(default=None, gt=0, description="upper clip range; unset: clip_range")
+    dual_clip: Annotated[float | None, A_CLIP, UPDATES] = Field(
         default=None,
         gt=1,
         description="bound on the loss of a bad token, in units of its advantage",
     )
-    target_kl: float | None = Field(
+    target_kl: Annotated[float | None, UPDATES] = Field(
         default=None,
         gt=0,
         description=(
@@ -283,10 +365,24 @@ class PolicyConfig(SampledConfig):
             "or drop tokens beyond the cap"
         ),
     )
-    importance_cap: float = Field(
+    importance_cap: Annotated[
+        float, Needs("importance != 'none'", "has no effect without importance")
+    ] = Field(
         default=2.0, ge=1, description="bound of the importance weight between engine and trainer"
     )
-    max_staleness: int = Field(
+    max_staleness: Annotated[
+        int,
+        Needs(
+            "importance != 'none'",
+            "above 0 learns from answers of earlier weights: correct for that, with importance = "
+            "'truncate' or 'mask'",
+        ),
+        Needs(
+            "not filter_groups",
+            "asks for a step's answers before it is known which groups teach something: leave "
+            "filter_groups out",
+        ),
+    ] = Field(
         default=0,
         ge=0,
         description=(
@@ -295,13 +391,15 @@ class PolicyConfig(SampledConfig):
         ),
     )
     entropy_coefficient: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
-    value_clip_range: float | None = Field(
+    value_clip_range: Annotated[float | None, A_CRITIC, UPDATES] = Field(
         default=0.2,
         gt=0,
         description="how far a value may move in an update; unset: as far as it likes",
     )
-    value_coefficient: float = Field(default=0.5, ge=0, description="weight of the value loss")
-    value_trains_trunk: bool = Field(
+    value_coefficient: Annotated[float, A_CRITIC] = Field(
+        default=0.5, ge=0, description="weight of the value loss"
+    )
+    value_trains_trunk: Annotated[bool, A_CRITIC] = Field(
         default=False,
         description=(
             "let the value loss change the policy's own weights where both share one pass"
@@ -320,38 +418,12 @@ class PolicyConfig(SampledConfig):
         return PRESETS.get(name, {}) if isinstance(name, str) else {}
 
     def faults(self) -> Iterator[str]:
-        if self.max_staleness > 0 and self.importance == "none":
-            yield (
-                "max_staleness above 0 learns from answers of earlier weights: correct for that, "
-                "with importance = 'truncate' or "
-                "'mask'"
-            )
-        if self.max_staleness > 0 and self.filter_groups:
-            yield (
-                "max_staleness asks for a step's answers before it is known which groups teach "
-                "something: leave filter_groups out"
-            )
         if self.top_p < 1.0:
             yield (
                 "top_p < 1 samples from a distribution whose log-probabilities the update does "
                 "not have (its ratios would be of "
                 "another policy). Train with top_p = 1; use temperature to sharpen, and top_p "
                 "when generating afterwards"
-            )
-        if self.grouped and self.samples_per_prompt < 2:
-            yield (
-                "this baseline needs other samples of the same prompt: set samples_per_prompt "
-                "to 2 or more"
-            )
-        if self.surrogate == "reinforce" and not self.one_update:
-            yield (
-                "surrogate = 'reinforce' has no ratio, so that a second update on the same "
-                "rollouts would be off policy: set "
-                "epochs = 1 and minibatches = 1, or take another surrogate"
-            )
-        if self.surrogate == "cispo" and self.clip_range_high is None:
-            yield (
-                "surrogate = 'cispo' truncates weights at 1 + clip_range_high: set clip_range_high"
             )
         if self.minibatches > self.prompts_per_step * self.samples_per_prompt:
             yield (
@@ -361,23 +433,6 @@ class PolicyConfig(SampledConfig):
             )
         if self.overlong_buffer > self.max_new_tokens:
             yield "overlong_buffer is longer than max_new_tokens"
-        if self.kl.mode == "adaptive" and self.kl.coefficient == 0:
-            yield "kl.coefficient = 0 cannot adapt: it is multiplied; start above 0"
-        if self.kl.mode == "stop" and not self.needs_reference:
-            yield "kl.mode = 'stop' must see the KL: set kl.report or kl.coefficient"
-        if self.step_rewards and self.kl.place == "sequence":
-            yield (
-                "kl.place = 'sequence' has no single score to be taken off with step_rewards: "
-                "use 'token' or 'loss'"
-            )
-        yield from self._without_effect()
-
-    def _without_effect(self) -> Iterator[str]:
-        given = {*self.model_fields_set, *(f"kl.{name}" for name in self.kl.model_fields_set)}
-        for options, has_effect, needs in _EFFECTS:
-            for option in filter(given.__contains__, options):
-                if not has_effect(self):
-                    yield f"{option} has no effect {needs}"
 
     @property
     def one_update(self) -> bool:
@@ -392,58 +447,3 @@ class PolicyConfig(SampledConfig):
     @property
     def needs_reference(self) -> bool:
         return self.kl.coefficient > 0 or self.kl.report
-
-
-Rule = tuple[tuple[str, ...], Callable[[PolicyConfig], bool], str]
-_EFFECTS: tuple[Rule, ...] = (
-    (("overlong_penalty",), lambda c: c.overlong_buffer > 0, "without overlong_buffer"),
-    (("refill",), lambda c: c.filter_groups or not c.refill, "without filter_groups"),
-    (
-        ("filter_groups",),
-        lambda c: c.grouped or not c.filter_groups,
-        "without baseline 'group' or 'leave_one_out'",
-    ),
-    (
-        ("baseline_window",),
-        lambda c: c.baseline == "running_mean",
-        "without baseline = 'running_mean'",
-    ),
-    (
-        ("scale_advantages",),
-        lambda c: c.baseline == "group" or not c.scale_advantages,
-        "without baseline = 'group'",
-    ),
-    (
-        ("lam", "value_clip_range", "value_coefficient", "value_trains_trunk"),
-        lambda c: c.critic,
-        "without a critic",
-    ),
-    (("clip_range",), lambda c: c.surrogate in ("clip", "sequence"), "with this surrogate"),
-    (("clip_range_high",), lambda c: c.surrogate != "reinforce", "with surrogate = 'reinforce'"),
-    (("dual_clip",), lambda c: c.surrogate in ("clip", "sequence"), "with this surrogate"),
-    (
-        ("clip_range", "clip_range_high", "dual_clip", "value_clip_range", "target_kl"),
-        lambda c: not c.one_update,
-        "with one update a batch: nothing has moved when the ratio is taken. Set epochs or "
-        "minibatches above 1",
-    ),
-    (("importance_cap",), lambda c: c.importance != "none", "without importance"),
-    (
-        ("kl.estimator",),
-        lambda c: c.kl.place == "loss",
-        "outside the loss (kl.place): rewards take k1",
-    ),
-    (("kl.estimator", "kl.place"), lambda c: c.kl.coefficient > 0, "with kl.coefficient = 0"),
-    (
-        ("kl.target",),
-        lambda c: c.kl.mode != "fixed",
-        "with kl.mode='fixed'; remove it or set kl.mode='adaptive' or 'stop'",
-    ),
-    (("kl.horizon",), lambda c: c.kl.mode == "adaptive", "without kl.mode='adaptive'"),
-    (("kl.max_factor",), lambda c: c.kl.mode == "adaptive", "without kl.mode='adaptive'"),
-    (
-        ("kl.report",),
-        lambda c: c.kl.coefficient == 0,
-        "with kl.coefficient above 0: the reference is run anyway",
-    ),
-)

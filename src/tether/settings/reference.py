@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from tether.settings.messages import models_of
+from tether.settings.needs import needs_of
 
 BOUNDS = {"Ge": "at least", "Gt": "above", "Le": "at most", "Lt": "below"}
 NAMES = {
@@ -70,7 +71,9 @@ def keys_of(kind: type[BaseModel], made: Any = None, above: tuple[str, ...] = ()
             )
         )
         shown = "required" if field.is_required() else _value(default)
-        yield Key((*above, name), words, shown, field.description or "", kind)
+        needs = dict.fromkeys(condition.words for condition in needs_of(field.metadata))
+        description = "; ".join(filter(None, (field.description, *needs)))
+        yield Key((*above, name), words, shown, description, kind)
         for table in models_of(field.annotation):
             yield from keys_of(table, default, (*above, name))
 

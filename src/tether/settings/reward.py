@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from tether.core.types import Comparison
 from tether.settings.learner import PreferenceConfig, Rates
 from tether.settings.model import LoraConfig
+from tether.settings.needs import Needs
 from tether.settings.rewards import Combine
 from tether.settings.section import DataConfig, Lora, Name, TimedSection
 
@@ -35,9 +36,13 @@ class RewardConfig(PreferenceConfig):
     labels: Literal["given", "votes"] = Field(
         default="given", description="votes: the share of annotators, ties half"
     )
-    disentangle_length: float = Field(
-        default=0.0, ge=0, description="weight of a second head, for length (ODIN has 1.0)"
-    )
+    disentangle_length: Annotated[
+        float,
+        Needs(
+            "not head_dropout",
+            "scores every response twice, and head_dropout makes them differ: leave one out",
+        ),
+    ] = Field(default=0.0, ge=0, description="weight of a second head, for length (ODIN has 1.0)")
     centering: float = Field(
         default=0.0,
         ge=0,
@@ -59,13 +64,6 @@ class RewardConfig(PreferenceConfig):
         """Of the head while it is trained: quality, and perhaps length."""
         return 2 if self.disentangle_length else 1
 
-    def faults(self) -> Iterator[str]:
-        if self.disentangle_length and self.head_dropout:
-            yield (
-                "disentangle_length scores every response twice, and head_dropout makes them "
-                "differ: leave one out"
-            )
-
 
 TAKEN = {
     "model",
@@ -83,17 +81,30 @@ TAKEN = {
 """Names that folders and columns have already, so that no objective can have them."""
 
 
+NOT_OF_OBJECTIVES = Needs(
+    "not objectives", "has no effect with objectives: each has comparisons of its own"
+)
+MEMBERS = Needs("members > 1 or teacher", "has no effect on one model: set members to 2 or more")
+
+
 class RewardSection(TimedSection, RewardConfig):
     record: ClassVar[type] = Comparison
-    objectives: dict[Name, DataConfig] | None = Field(
+    objectives: Annotated[
+        dict[Name, DataConfig] | None,
+        Needs("lora", "are adapters on one trunk, and lora is false. Leave lora out"),
+        Needs(
+            "heldout_fraction",
+            "are brought to one scale on held-out responses: heldout_fraction must be above 0",
+        ),
+    ] = Field(
         default=None,
         min_length=2,
         description="instead of data: by name the comparisons of several reward models",
     )
-    test: dict[str, DataConfig] = Field(
+    test: Annotated[dict[str, DataConfig], NOT_OF_OBJECTIVES] = Field(
         default_factory=dict, description="further held-out comparisons, evaluated by name"
     )
-    test_share: float = Field(
+    test_share: Annotated[float, NOT_OF_OBJECTIVES] = Field(
         default=0.0,
         ge=0,
         lt=1,
@@ -109,21 +120,29 @@ class RewardSection(TimedSection, RewardConfig):
         ge=1,
         description="more than one: an ensemble on one trunk, with seeds and orders of their own",
     )
-    average: bool = Field(
+    average: Annotated[
+        bool,
+        MEMBERS,
+        Needs("not distill", "and distill both make one model of the members: choose one"),
+    ] = Field(
         default=False,
         description=(
             "make one model of the members by averaging their weights, "
             "https://arxiv.org/abs/2401.12187"
         ),
     )
-    distill: Combine | None = Field(
+    distill: Annotated[Combine | None, MEMBERS] = Field(
         default=None,
         description=(
             "train one more model, on the same base, on what the members "
             "say together, and keep that one"
         ),
     )
-    teacher: str | None = Field(
+    teacher: Annotated[
+        str | None,
+        Needs("members = 1", "is learned by one model: leave members and objectives out"),
+        Needs("not objectives", "is learned by one model: leave members and objectives out"),
+    ] = Field(
         default=None,
         description=(
             "a run or folder with a trained reward model, of any size and tokenizer, whose scores "
@@ -147,18 +166,10 @@ class RewardSection(TimedSection, RewardConfig):
     def _objective_faults(self) -> Iterator[str]:
         if self.objectives is None:
             return
-        if self.data or self.test or self.test_share:
-            name = "data" if self.data else "test" if self.test else "test_share"
-            yield f"{name} has no effect with objectives: each has comparisons of its own"
+        if self.data:
+            yield f"data {NOT_OF_OBJECTIVES.because}"
         if self.members > 1:
             yield "members and objectives do not go together: each objective has one model"
-        if self.lora is False:
-            yield "objectives are adapters on one trunk, and lora is false. Leave lora out"
-        if not self.heldout_fraction:
-            yield (
-                "objectives are brought to one scale on held-out responses: heldout_fraction "
-                "must be above 0"
-            )
         if taken := [
             name for name in self.objectives if name in TAKEN or re.match("round-[0-9]", name)
         ]:
@@ -171,13 +182,6 @@ class RewardSection(TimedSection, RewardConfig):
                 "the members of an ensemble are adapters on one trunk, and lora is false. Leave "
                 "members or lora out"
             )
-        if self.teacher and (self.members > 1 or self.objectives is not None):
-            yield "a teacher is learned by one model: leave members and objectives out"
-        for name in ("average", "distill"):
-            if getattr(self, name) and self.members == 1 and not self.teacher:
-                yield f"{name} has no effect on one model: set members to 2 or more"
-        if self.average and self.distill:
-            yield "average and distill both make one model of the members: choose one"
         if (self.distill or self.teacher) and self.disentangle_length:
             yield (
                 "a student has its teachers' scores and no second head: disentangle_length does "

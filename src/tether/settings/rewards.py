@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from tether.settings.config import Config
+from tether.settings.needs import Needs
 from tether.settings.workers import ServersConfig
 
 Shape = Literal["texts", "messages"]
@@ -115,38 +116,40 @@ class VerifiableConfig(Config):
         "kind (and the tag first, "
         "with format = 'think-answer')",
     )
-    tolerance: float = Field(
+    tolerance: Annotated[
+        float,
+        Needs(
+            "kind = 'numeric'",
+            "has no effect with kind = {config.kind!r}; remove it or choose 'numeric'",
+        ),
+    ] = Field(
         default=1e-6, ge=0, description="numeric: |answer - known| <= tolerance * max(1, |known|)"
     )
-    credit: Literal["all", "share"] = Field(
-        default="all", description="code: 1 for all tests met or 0, or the share of them"
-    )
-    format: Literal["think-answer", "boxed", "hashes"] | None = Field(
-        default=None, description="what the whole response has to look like"
-    )
+    credit: Annotated[
+        Literal["all", "share"],
+        Needs(
+            "kind = 'code'", "has no effect with kind = {config.kind!r}; remove it or choose 'code'"
+        ),
+    ] = Field(default="all", description="code: 1 for all tests met or 0, or the share of them")
+    format: Annotated[
+        Literal["think-answer", "boxed", "hashes"] | None,
+        Needs("not format_pattern", "and format_pattern are two ways to say the same; remove one"),
+    ] = Field(default=None, description="what the whole response has to look like")
     format_pattern: str | None = Field(
         default=None, description="a regular expression for the whole response; . matches new lines"
     )
-    format_weight: float = Field(
-        default=0.1, gt=0, description="share of the reward that the format earns"
-    )
+    format_weight: Annotated[
+        float,
+        Needs(
+            "format or format_pattern",
+            "has no effect without a format; remove it, or set format or format_pattern",
+        ),
+    ] = Field(default=0.1, gt=0, description="share of the reward that the format earns")
     time_limit: float = Field(default=5.0, gt=0, description="seconds a check")
     workers: int = Field(default=2, ge=1, description="processes that check")
     memory_mb: int = Field(default=1024, ge=256, description="of each worker")
 
     def faults(self) -> Iterator[str]:
-        if self.format is not None and self.format_pattern is not None:
-            yield "format and format_pattern are two ways to say the same; remove one"
-        if self.pattern is None:
-            yield from self.idle(
-                "format_weight",
-                because="without a format; remove it, or set format or format_pattern",
-            )
-        for name, kind in (("tolerance", "numeric"), ("credit", "code")):
-            if self.kind != kind:
-                yield from self.idle(
-                    name, because=f"with kind = {self.kind!r}; remove it or choose {kind!r}"
-                )
         try:
             re.compile(self.pattern or "")
         except re.error as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,31 +14,43 @@ from tether.core.types import (
     Sampling,
 )
 from tether.settings.model import LoraConfig
+from tether.settings.needs import Needs
 from tether.settings.sampling import REWARD_KEYS, RewardedSection
 from tether.settings.section import SteadyLora
 from tether.settings.supervised import DirectConfig
 
+NOT_SPIN = Needs(
+    "method = 'iterative'",
+    "has no effect with rounds.method = 'spin': each demonstration meets one sample",
+)
+
 
 class RoundsSection(RewardedSection):
     """Settings of the rounds; `direct` are those of the training in each. Lengths are in tokens."""
+
+    table: ClassVar[str] = "rounds."
 
     method: Literal["iterative", "spin"] = Field(
         default="iterative",
         description="pairs of samples ordered by a reward, or demonstrations over samples",
     )
     rounds: int = Field(default=3, ge=1, description="how often to sample and train")
-    reference: Literal["round", "fixed"] = Field(
-        default="round", description="the policy at the round's start, or before the first"
-    )
+    reference: Annotated[
+        Literal["round", "fixed"],
+        Needs(
+            "direct.loss = 'dpo' or 'robust' or 'ipo'",
+            "has no effect with rounds.direct.loss = '{config.direct.loss}', which asks none",
+        ),
+    ] = Field(default="round", description="the policy at the round's start, or before the first")
     prompts_per_round: int | None = Field(
         default=None, ge=1, description="unset: all of them in every round"
     )
-    samples_per_prompt: int = Field(
+    samples_per_prompt: Annotated[int, NOT_SPIN] = Field(
         default=8, ge=2, description="iterative: the best and the worst of them are a pair"
     )
     max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
     temperature: float = Field(default=1.0, gt=0, description="of sampling")
-    missing_stop_penalty: float = Field(
+    missing_stop_penalty: Annotated[float, NOT_SPIN] = Field(
         default=0.0,
         ge=0,
         description="iterative: taken off the score of a response that did not end in time",
@@ -82,9 +94,11 @@ class RoundsSection(RewardedSection):
 
     def faults(self) -> Iterator[str]:
         if self.method == "spin":
-            because = "with rounds.method = 'spin': each demonstration meets one sample"
-            idle = ("missing_stop_penalty", "samples_per_prompt", *REWARD_KEYS)
-            yield from self.idle(*idle, because=because, table="rounds.")
+            yield from (
+                f"rounds.{key} {NOT_SPIN.because}"
+                for key in REWARD_KEYS
+                if key in self.model_fields_set
+            )
             if self.reference == "fixed" or self.direct.loss != "dpo":
                 yield (
                     "rounds.method = 'spin' is played against the round's own start with "
@@ -95,6 +109,3 @@ class RoundsSection(RewardedSection):
                 "verifiable.kind = 'reasoning-gym' makes its own prompts, and [rounds] takes "
                 "them from data: use another kind"
             )
-        if not self.direct.needs_reference:
-            because = f"with rounds.direct.loss = '{self.direct.loss}', which asks none"
-            yield from self.idle("reference", because=because, table="rounds.")

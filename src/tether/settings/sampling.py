@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,7 @@ from tether.settings.evaluation import (
 )
 from tether.settings.learner import OptimizerConfig, Rates
 from tether.settings.model import LoraConfig
+from tether.settings.needs import Needs
 from tether.settings.policy import TO_ZERO, PolicyConfig, SampledConfig
 from tether.settings.rewards import (
     GIVEN,
@@ -76,7 +77,7 @@ class BestOfNConfig(SampledConfig):
 class OnlineDirectConfig(PairLossConfig, SampledConfig):
     """Settings of the stage; lengths are in tokens."""
 
-    section: ClassVar[str] = "online_direct"
+    table: ClassVar[str] = "online_direct."
     rates: ClassVar[Rates] = Rates(5e-4, 1e-6)
 
     prompts_per_step: int = Field(default=8, ge=1, description="each gives one pair, or none")
@@ -101,15 +102,6 @@ TABLES = ("verifiable", "classifier", "function")
 """The sources of reward that have a table of their own."""
 
 
-OF_SOURCE = {
-    "process_aggregate": "process",
-    "reward_model": "learned",
-    "reward_combine": "learned",
-    "objectives": "learned",
-}
-"""The keys that one source alone reads."""
-
-
 class RewardedSection(TimedSection):
     """Keys of every stage whose answers a reward scores."""
 
@@ -121,7 +113,7 @@ class RewardedSection(TimedSection):
         "sequence classifier, your function; as controls no information, or agreement with "
         "most answers to the prompt",
     )
-    reward_model: str | None = Field(
+    reward_model: Annotated[str | None, Needs("reward_source = 'learned'")] = Field(
         default=None,
         description=(
             "of 'learned': a run with a reward stage, or a reward model's folder; unset: "
@@ -141,14 +133,20 @@ class RewardedSection(TimedSection):
             "share of failed scores, of the last ten batches of answers, at which training stops"
         ),
     )
-    process_aggregate: Literal["min", "product", "last"] = Field(
+    process_aggregate: Annotated[
+        Literal["min", "product", "last"], Needs("reward_source = 'process'")
+    ] = Field(
         default="min", description="how a response's score is made of its steps' probabilities"
     )
-    reward_combine: Combine = Field(
+    reward_combine: Annotated[
+        Combine,
+        Needs("reward_source = 'learned'"),
+        Needs("not objectives", "has no effect on objectives: they have weights"),
+    ] = Field(
         default="mean",
         description="how a response's score is made of those of an ensemble's members",
     )
-    uncertainty_weight: float = Field(
+    uncertainty_weight: Annotated[float, Needs("reward_combine = 'uncertainty'")] = Field(
         default=0.1,
         ge=0,
         description=(
@@ -156,7 +154,9 @@ class RewardedSection(TimedSection):
             "the paper has 0.5 for best-of-n"
         ),
     )
-    objectives: dict[Name, ObjectiveConfig] | None = Field(
+    objectives: Annotated[
+        dict[Name, ObjectiveConfig] | None, Needs("reward_source = 'learned'")
+    ] = Field(
         default=None,
         min_length=2,
         description="what each of [reward.objectives] weighs, or where it is held",
@@ -197,17 +197,10 @@ class RewardedSection(TimedSection):
                 "reward_source = 'majority' compares answers, and two programs cannot be "
                 "compared: choose another control"
             )
-        for key, source in OF_SOURCE.items():
-            if self.reward_source != source and getattr(self, key) is not None:
-                yield from self.idle(key, because=f"without reward_source = {source!r}")
-        if self.reward_combine != "uncertainty":
-            yield from self.idle(
-                "uncertainty_weight", because="without reward_combine = 'uncertainty'"
-            )
-        if self.objectives is not None:
-            yield from self.idle("reward_combine", because="on objectives: they have weights")
-            if not any(objective.weight for objective in self.objectives.values()):
-                yield "objectives has no weight above 0: constraints alone leave nothing to raise"
+        if self.objectives is not None and not any(
+            objective.weight for objective in self.objectives.values()
+        ):
+            yield "objectives has no weight above 0: constraints alone leave nothing to raise"
 
 
 REWARD_KEYS = tuple(
@@ -215,18 +208,48 @@ REWARD_KEYS = tuple(
 )
 
 
+ONE_REWARD = (
+    "give each response the score of one reward: not a random one, nor the majority's, nor that of "
+    "objectives"
+)
+REASONING_GYM = (
+    "makes prompts of reasoning-gym: it takes no data, and verifiable.kind must be 'reasoning-gym'"
+)
+
+
 class OnlineSection(RewardedSection):
     """Keys of every stage that samples."""
 
-    task: TaskConfig | None = Field(default=None, description="prompts of a reasoning-gym task")
+    task: Annotated[
+        TaskConfig | None,
+        Needs("not data", REASONING_GYM),
+        Needs("verifiable.kind = 'reasoning-gym'", REASONING_GYM),
+    ] = Field(default=None, description="prompts of a reasoning-gym task")
     lora: SteadyLora = Field(
         default=LoraConfig(), description="the adapter that learns; false trains the whole model"
     )
-    roles: Literal["shared", "separate"] = Field(
-        default="shared", description="adapters on one trunk, or a model a role"
-    )
-    offload: bool = Field(default=False, description=OFFLOAD)
-    reward_servers: RewardServersConfig | None = Field(
+    roles: Annotated[
+        Literal["shared", "separate"],
+        Needs(
+            "lora",
+            "needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning",
+            "shared",
+        ),
+    ] = Field(default="shared", description="adapters on one trunk, or a model a role")
+    offload: Annotated[
+        bool,
+        Needs(
+            "roles = 'separate'",
+            "moves frozen models of their own, and with roles = 'shared' there are none. "
+            "Leave it out",
+        ),
+    ] = Field(default=False, description=OFFLOAD)
+    reward_servers: Annotated[
+        RewardServersConfig | None,
+        Needs("reward_source != 'random'", ONE_REWARD),
+        Needs("reward_source != 'majority'", ONE_REWARD),
+        Needs("not objectives", ONE_REWARD),
+    ] = Field(
         default=None, description="have the reward worked out by servers, not in this process"
     )
     engine: EngineConfig = Field(
@@ -251,16 +274,6 @@ class OnlineSection(RewardedSection):
             yield self.evaluate.data
 
     def faults(self) -> Iterator[str]:
-        if self.roles == "shared" and self.lora is False:
-            yield (
-                "roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for "
-                "full fine-tuning"
-            )
-        if self.roles == "shared" and self.offload:
-            yield (
-                "offload moves frozen models of their own, and with roles = 'shared' there are "
-                "none. Leave it out"
-            )
         if "sycophancy" in self.watch.act and (
             self.evaluate is None or self.evaluate.sycophancy is None
         ):
@@ -300,11 +313,6 @@ class OnlineSection(RewardedSection):
     def _server_faults(self) -> Iterator[str]:
         if (servers := self.reward_servers) is None:
             return
-        if self.reward_source in ("random", "majority") or self.objectives is not None:
-            yield (
-                "reward_servers give each response the score of one reward: not a random one, "
-                "nor the majority's, nor that of objectives"
-            )
         if self.function is not None:
             if any(call.startswith(GIVEN) for call in self.function.calls):
                 yield (
@@ -317,11 +325,6 @@ class OnlineSection(RewardedSection):
 
     def _prompt_faults(self) -> Iterator[str]:
         checked = self.verifiable and self.verifiable.kind
-        if self.task is not None and (self.data is not None or checked != "reasoning-gym"):
-            yield (
-                "task makes prompts of reasoning-gym: it takes no data, and verifiable.kind "
-                "must be 'reasoning-gym'"
-            )
         if (
             self.evaluate is not None
             and self.evaluate.keep == "best"
@@ -343,7 +346,25 @@ class OnlineSection(RewardedSection):
 class PolicySection(OnlineSection, PolicyConfig):
     """Any policy-gradient method."""
 
-    reward_per_token: bool = Field(
+    reward_per_token: Annotated[
+        bool,
+        Needs(
+            "not reward_servers",
+            "pays at each token, and reward_servers give each response one score",
+        ),
+        Needs(
+            "reward_source = 'learned'", "needs reward_source = 'learned' and step_rewards = true"
+        ),
+        Needs("step_rewards", "needs reward_source = 'learned' and step_rewards = true"),
+        Needs(
+            "baseline = 'none'",
+            "has its own baseline, the score before each token: set baseline = 'none'",
+        ),
+        Needs(
+            "value_init = 'zero'",
+            "pays changes of a score, and value_init = 'reward' knows whole scores: use 'zero'",
+        ),
+    ] = Field(
         default=False,
         description=(
             "with step_rewards: pay at each token what it changed of the reward model's score"
@@ -368,24 +389,6 @@ class PolicySection(OnlineSection, PolicyConfig):
                 "watch.act = 'raise_kl' doubles kl.coefficient, which is 0: start above 0, or "
                 "use 'stop'"
             )
-        if self.reward_per_token:
-            if self.reward_servers is not None:
-                yield (
-                    "reward_servers give each response one score, and reward_per_token wants "
-                    "one for each token"
-                )
-            if self.reward_source != "learned" or not self.step_rewards:
-                yield "reward_per_token needs reward_source = 'learned' and step_rewards = true"
-            if self.baseline != "none":
-                yield (
-                    "reward_per_token has its own baseline, the score before each token: set "
-                    "baseline = 'none'"
-                )
-            if self.value_init == "reward":
-                yield (
-                    "value_init = 'reward' knows whole scores, reward_per_token pays their "
-                    "changes: use 'zero'"
-                )
         if self.value_init == "reward" and not (self.critic and self.reward_source == "learned"):
             yield (
                 "value_init = 'reward' needs a critic and a learned reward model (reward_source "

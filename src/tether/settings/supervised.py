@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from tether.core.types import Comparison, Demonstration, Feedback, StepLabels
 from tether.settings.config import Config
 from tether.settings.learner import Rates, ReferencedConfig, SupervisedConfig
 from tether.settings.model import LoraConfig
+from tether.settings.needs import Needs
 from tether.settings.section import OFFLOAD, Lora, SteadyLora, TimedSection
 
 REFERENCE_FREE = ("orpo", "simpo")
@@ -45,6 +46,9 @@ class SFTConfig(SupervisedConfig):
     )
 
 
+OUTCOME = "has no effect with target = 'outcome', right or wrong; remove it"
+
+
 class ProcessRewardConfig(SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
 
@@ -56,10 +60,16 @@ class ProcessRewardConfig(SupervisedConfig):
     delimiters: tuple[str, ...] = Field(
         ("\n\n",), min_length=1, description="end a step; the first joins labelled steps"
     )
-    classes: Literal[2, 3] = Field(
-        2, description="right or wrong, or PRM800K's ratings -1, 0, 1 in label_column"
-    )
-    label_column: str = Field(
+    classes: Annotated[
+        Literal[2, 3],
+        Needs("target = 'process'", OUTCOME, 3),
+        Needs(
+            "label_column",
+            "needs label_column, the column of the rows that holds the ratings -1, 0 and 1",
+            3,
+        ),
+    ] = Field(2, description="right or wrong, or PRM800K's ratings -1, 0, 1 in label_column")
+    label_column: Annotated[str, Needs("target = 'process'", OUTCOME)] = Field(
         "",
         description=(
             "metadata column with a probability or a rating a step; empty: right or wrong"
@@ -89,28 +99,19 @@ class ProcessRewardConfig(SupervisedConfig):
             "share of the others that chooses thresholds and best weights; 0: those trained on"
         ),
     )
-    evaluate_every: int = Field(
+    evaluate_every: Annotated[
+        int,
+        Needs(
+            "calibration_fraction",
+            "needs problems to evaluate on: set calibration_fraction above 0, or leave it out",
+        ),
+    ] = Field(
         default=0, ge=0, description="updates between losses on calibration problems; 0: none"
     )
 
     def faults(self) -> Iterator[str]:
         if not all(self.delimiters):
             yield "delimiters holds an empty text, which ends a step everywhere; remove it"
-        if self.target == "outcome" and (self.classes != 2 or self.label_column):
-            yield (
-                "classes and label_column have no effect with target = 'outcome', right or "
-                "wrong; remove them"
-            )
-        if self.classes == 3 and not self.label_column:
-            yield (
-                "classes = 3 needs label_column, the column of the rows that holds the ratings "
-                "-1, 0 and 1"
-            )
-        if self.evaluate_every and not self.calibration_fraction:
-            yield (
-                "evaluate_every needs problems to evaluate on: set calibration_fraction above "
-                "0, or leave it out"
-            )
 
     @property
     def outputs(self) -> int:
@@ -123,11 +124,14 @@ class PairLossConfig(Config):
     sampled.
     """
 
-    section: ClassVar[str]
-
-    loss: Literal["dpo", "robust", "ipo", "orpo", "simpo"] = Field(
-        default="dpo", description="the method"
-    )
+    loss: Annotated[
+        Literal["dpo", "robust", "ipo", "orpo", "simpo"],
+        Needs(
+            "label_smoothing",
+            "needs the rate of wrong labels: set {config.table}label_smoothing above 0",
+            "robust",
+        ),
+    ] = Field(default="dpo", description="the method")
     beta: float | None = Field(
         default=None,
         gt=0,
@@ -135,13 +139,29 @@ class PairLossConfig(Config):
             "strength of the KL constraint (orpo: of the odds ratio); unset: 0.1, for simpo 2.5"
         ),
     )
-    label_smoothing: float = Field(
+    label_smoothing: Annotated[
+        float,
+        Needs(
+            "loss = 'dpo' or 'robust'",
+            "has no effect with {config.table}loss = '{config.loss}'; it belongs to dpo and robust",
+        ),
+    ] = Field(
         default=0.0, ge=0, lt=0.5, description="rate of wrong labels that dpo and robust assume"
     )
-    margin: float = Field(
-        default=0.0, ge=0, description="simpo's target margin, not multiplied by beta"
-    )
-    average: bool = Field(
+    margin: Annotated[
+        float,
+        Needs(
+            "loss = 'simpo'",
+            "has no effect with {config.table}loss = '{config.loss}'; it belongs to simpo",
+        ),
+    ] = Field(default=0.0, ge=0, description="simpo's target margin, not multiplied by beta")
+    average: Annotated[
+        bool,
+        Needs(
+            "loss = 'ipo'",
+            "has no effect with {config.table}loss = '{config.loss}'; it belongs to ipo",
+        ),
+    ] = Field(
         default=False,
         description="ipo on the mean log ratio of a response's tokens instead of their sum",
     )
@@ -151,19 +171,6 @@ class PairLossConfig(Config):
     micro_batch_tokens: int = Field(
         default=2048, ge=8, description="padded size of a micro-batch; unset on a GPU: up to 8192"
     )
-
-    def faults(self) -> Iterator[str]:
-        owners = {"label_smoothing": ("dpo", "robust"), "margin": ("simpo",), "average": ("ipo",)}
-        name = self.section
-        for option, methods in owners.items():
-            if self.loss not in methods:
-                because = f"with {name}.loss = '{self.loss}'; it belongs to {' and '.join(methods)}"
-                yield from self.idle(option, because=because, table=f"{name}.")
-        if self.loss == "robust" and self.label_smoothing == 0:
-            yield (
-                f"{name}.loss = 'robust' needs the rate of wrong labels: set "
-                f"{name}.label_smoothing above 0"
-            )
 
     @property
     def needs_reference(self) -> bool:
@@ -186,7 +193,7 @@ class PairLossConfig(Config):
 class DirectConfig(PairLossConfig, ReferencedConfig):
     """Settings of the stage; lengths are in tokens."""
 
-    section: ClassVar[str] = "direct"
+    table: ClassVar[str] = "direct."
     rates: ClassVar[Rates] = Rates(2e-4, 1e-6)
 
     def faults(self) -> Iterator[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
 from tether.settings.config import Config
+from tether.settings.needs import Needs
 
 
 class ServersConfig(Config):
@@ -15,14 +15,27 @@ class ServersConfig(Config):
 
     prefix: ClassVar[str] = "server"
     """Beginning of the servers' names."""
-    servers: int = Field(default=1, ge=1, description="how many are started; they end with the run")
+    servers: Annotated[
+        int,
+        Needs(
+            "not addresses",
+            "says how many to start, and addresses are of servers that run already: give one of "
+            "them",
+        ),
+    ] = Field(default=1, ge=1, description="how many are started; they end with the run")
     addresses: tuple[str, ...] = Field(
         default=(),
         description=(
             "servers that run already, such as http://10.0.0.5:8000; they must see the run's folder"
         ),
     )
-    resources: dict[str, float] | None = Field(
+    resources: Annotated[
+        dict[str, float] | None,
+        Needs(
+            "not addresses",
+            "are of servers that are started, and addresses of others: give one of them",
+        ),
+    ] = Field(
         default=None,
         description=(
             "what a server needs of a machine of the cluster, { GPU = 2 }; unset: one "
@@ -45,18 +58,6 @@ class ServersConfig(Config):
             "then the run goes on without it"
         ),
     )
-
-    def faults(self) -> Iterator[str]:
-        if self.addresses and "servers" in self.model_fields_set:
-            yield (
-                "addresses are of servers that run already, and servers is how many to start: "
-                "give one of them"
-            )
-        if self.addresses and self.resources:
-            yield (
-                "resources are of servers that are started, and addresses of others: give one "
-                "of them"
-            )
 
     @property
     def names(self) -> list[str]:
