@@ -2,7 +2,7 @@
 docs/trust/agreement.md.
 
 `data` reads pandalm/testset-v1.jsonl.gz and open-instruct/human-eval.jsonl.gz in the folder that
-TETHER_DATA names. The others simulate people whose truth is known (tests/preferences/crowds.py).
+TETHER_DATA names. The others simulate people whose truth is known (tests/labels/crowds.py).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.preferences.crowds import CARELESS, crowd
+from tests.labels.crowds import CARELESS, crowd
 
-from tether.preferences.aggregation import Label, dawid_skene, majority
-from tether.preferences.agreement import (
+from tether.labels.aggregation import Label, dawid_skene, majority
+from tether.labels.agreement import (
     agreement_report,
     cohen_kappas,
     fleiss_kappa,
     krippendorff_alpha,
     raw_agreement,
 )
-from tether.preferences.quality import suspicious
-from tether.preferences.votes import Vote
+from tether.labels.quality import suspicious
+from tether.labels.votes import Vote
 
 DATA = Path(os.environ.get("TETHER_DATA", "."))
 STRENGTHS = {

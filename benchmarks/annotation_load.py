@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from preferences_load import faults
 from sqlalchemy import text
 
+from tether.annotation.store import Answer, Store
+from tether.annotation.tables import TaskRow
 from tether.core.types import assistant, user
-from tether.preferences.store import Answer, Store
-from tether.preferences.tables import TaskRow
 
 COMMAND = [sys.executable, "-m", "tether", "prefs", "serve"]
 

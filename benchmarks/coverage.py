@@ -27,8 +27,8 @@ from tether.evaluation.peaks import peak_interval
 from tether.evaluation.process import StepCounts, accuracy_erroneous, step_estimates, step_f1
 from tether.evaluation.sycophancy import judge_premises
 from tether.evaluation.winrate import gain, mean_estimate, pairwise_accuracy, win_rate
-from tether.preferences.agreement import cohen_kappas, krippendorff_alpha, raw_agreement
-from tether.preferences.votes import Vote
+from tether.labels.agreement import cohen_kappas, krippendorff_alpha, raw_agreement
+from tether.labels.votes import Vote
 from tether.stats import Estimate, best_against_best, trend
 from tether.stats.groups import student
 

@@ -125,9 +125,9 @@ def target_rows(folder: Path) -> Callable[[bytes], None]:
 
 
 def target_importers(folder: Path) -> Callable[[bytes], None]:
+    from tether.annotation.answers import read_answers
+    from tether.annotation.importing import read_cases
     from tether.data.sources import Quarantine
-    from tether.preferences.answers import read_answers
-    from tether.preferences.importing import read_cases
 
     seeds = [seed for seed in SEEDS if seed["kind"] in ("Case", "Answer", "Comparison")]
 
@@ -226,7 +226,15 @@ def child(target: str, corpus: str, seconds: int) -> None:
     """Fuzz one target in this process, which libFuzzer ends."""
     fuzzer = atheris()
     with fuzzer.instrument_imports(
-        include=["tether.data", "tether.core", "tether.preferences", "tomllib", "json", "csv"]
+        include=[
+            "tether.data",
+            "tether.core",
+            "tether.annotation",
+            "tether.labels",
+            "tomllib",
+            "json",
+            "csv",
+        ]
     ):
         from tether.core.errors import TetherError
 

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tether.annotation.server.address import Address, listen
 from tether.live.board import Board
 from tether.live.server import dashboard_app
-from tether.preferences.server.address import Address, listen
 
 METRIC = "reward/proxy"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-precise-memory-info", "--js-flags=--expose-gc"]  # fmt: skip

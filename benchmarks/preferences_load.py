@@ -26,11 +26,11 @@ from typing import Any
 
 from sqlalchemy import text
 
+from tether.annotation.store import Answer, Store
+from tether.annotation.tables import TaskRow
+from tether.annotation.work import Work
 from tether.core.types import assistant, user
-from tether.preferences.store import Answer, Store
-from tether.preferences.tables import TaskRow
-from tether.preferences.votes import Opinion
-from tether.preferences.work import Work
+from tether.labels.votes import Opinion
 
 FORK = multiprocessing.get_context("spawn")
 FAULTS = {

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tether.labs.words import Answers, draw, fine_tuned, gold
-from tether.preferences.aggregation import Label
-from tether.preferences.votes import Vote
+from tether.labels.aggregation import Label
+from tether.labels.votes import Vote
 
 
 def take(answers: Answers, rows: Tensor) -> Answers:

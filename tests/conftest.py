@@ -95,7 +95,7 @@ LONGEST = (
     ),
     *(
         "device/test_pretend.py",
-        "preferences/server/test_browser.py",
+        "annotation/server/test_browser.py",
         "run/test_exact_resume.py",
         "learner/test_planner.py",
     ),
@@ -107,7 +107,7 @@ LONGEST = (
     ),
     *(
         "rewards/test_verifiable.py",
-        "preferences/server/test_serve.py",
+        "annotation/server/test_serve.py",
         "quickstart/test_quickstart.py",
     ),
 )

@@ -107,7 +107,7 @@ READS_THE_CLOCK = {
         "tracking/follow.py",
         "servers/pool.py",
     ),
-    "preferences/store.py",
+    "annotation/store.py",
     "live/condition.py",
     "live/followed.py",
 }

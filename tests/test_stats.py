@@ -8,8 +8,8 @@ from scipy import stats
 
 from tether.evaluation.process import StepCounts, step_estimates, step_f1
 from tether.evaluation.winrate import mean_estimate, win_rate
-from tether.preferences.agreement import krippendorff_alpha, raw_agreement
-from tether.preferences.votes import Vote
+from tether.labels.agreement import krippendorff_alpha, raw_agreement
+from tether.labels.votes import Vote
 from tether.stats import Influence, jackknife, share_interval, wilson_interval
 
 

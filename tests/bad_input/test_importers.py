@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tests.bad_input.rows import GOOD, SEEDS, changed, write
 
+from tether.annotation.answers import import_answers, read_answers
+from tether.annotation.importing import format_of, import_cases, read_cases
+from tether.annotation.store import Store
 from tether.core.errors import DataError, MissingFileError, TetherError
 from tether.data.sources import Quarantine
-from tether.preferences.answers import import_answers, read_answers
-from tether.preferences.importing import format_of, import_cases, read_cases
-from tether.preferences.store import Store
 
 HUGE = 10**400
 STUDIO, ARGILLA = GOOD["label-studio"], GOOD["argilla"]

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from tests.bad_input.rows import HARSH, SEEDS, write
 
 import tether.core.types as types
+from tether.annotation.answers import read_answers
+from tether.annotation.bridges import BRIDGES
+from tether.annotation.exchange import Case
 from tether.core.errors import DataError, TetherError
 from tether.data.formats.containers import SUFFIXES
 from tether.data.formats.fields import turns
 from tether.data.formats.json_rows import fault
 from tether.data.formats.registry import FORMATS
 from tether.data.sources import Quarantine, read
-from tether.preferences.answers import read_answers
-from tether.preferences.bridges import BRIDGES
-from tether.preferences.exchange import Case
 from tether.settings.reading import build, load_recipe
 from tether.settings.recipe import Recipe
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import tether
 from tether.cli.options import AskingOptions, Options, grouped
 from tether.cli.prefs import ChoiceOptions
-from tether.preferences.pairs import PairsConfig
+from tether.labels.pairs import PairsConfig
 from tether.settings.judges import JudgeServerConfig
 
 

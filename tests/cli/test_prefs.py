@@ -9,12 +9,12 @@ import sys
 import pytest
 from tests.cli.test_commands import tether
 
+from tether.annotation.store import Store
+from tether.annotation.work import Work
 from tether.cli import main
 from tether.core.types import Comparison
 from tether.data.sources import read
-from tether.preferences.store import Store
-from tether.preferences.votes import Opinion
-from tether.preferences.work import Work
+from tether.labels.votes import Opinion
 
 ROWS = [
     {"prompt": f"p{n}", "chosen": f"good {n}", "rejected": f"bad {n}", "annotations": [

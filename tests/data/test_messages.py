@@ -24,8 +24,8 @@ from tether.core.types import (
 )
 from tether.data.formats.messages import read_message, tool_schemas
 from tether.data.formats.registry import prompt_of
+from tether.data.rows import record_row, turn_rows, turns_of
 from tether.data.sources import Quarantine, read
-from tether.preferences.rows import record_row, turn_rows, turns_of
 
 CALL = '{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}'
 ASK = {"role": "user", "content": "q"}

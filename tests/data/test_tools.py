@@ -13,11 +13,11 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration, Message, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.data.formats.registry import format_named, kind_reader
+from tether.data.rows import turn_rows, turns_of, write_rows
 from tether.data.sources import read
 from tether.data.templates import PLAIN_TEMPLATE
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.preferences.rows import turn_rows, turns_of, write_rows
 from tether.settings.learner import OptimizerConfig
 from tether.settings.supervised import SFTConfig
 from tether.stages.sft import SFT

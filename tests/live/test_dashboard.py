@@ -13,11 +13,11 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'tether-rlhf[dashboard]'")
 from fastapi.testclient import TestClient
 
+from tether.annotation.server.address import Address
+from tether.annotation.server.guard import form_token
 from tether.core.requests import Request, take_request
 from tether.live.board import Board
 from tether.live.server import TO_ENTER, _events, dashboard_app
-from tether.preferences.server.address import Address
-from tether.preferences.server.guard import form_token
 
 WRITING = Path(__file__).with_name("writing.py")
 ORIGIN = "http://127.0.0.1:8766"

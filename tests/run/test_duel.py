@@ -11,8 +11,8 @@ from tether.cli import app
 from tether.core.errors import ConfigError, DataError
 from tether.core.protocols import Verdict
 from tether.core.types import Comparison, Prompt, Sampling, assistant, user
+from tether.judges.pairwise import Judgment, PairJudge
 from tether.models.saving import save_model
-from tether.preferences.judge import Judgment, PairJudge
 from tether.settings.model import ModelConfig
 from tether.tools import duel as module
 from tether.tools.duel import duel, outcome, read_prompts

@@ -8,14 +8,14 @@ import math
 import numpy as np
 import pytest
 from statsmodels.stats.inter_rater import cohens_kappa
-from tests.preferences.planted_judges import Planted, pair
+from tests.judges.planted_judges import Planted, pair
 from tests.run.test_ensemble import recipe
 
 from tether.core.errors import ConfigError, DataError, RewardError
 from tether.core.protocols import Verdict
 from tether.core.rundir import read_json, read_jsonl
+from tether.judges.pairwise import Judgment, PairJudge
 from tether.methods.judge_agreement import chosen_is_first, judge_files, judge_report
-from tether.preferences.judge import Judgment, PairJudge
 from tether.runner.run import run_recipe
 
 ROWS = [pair(f"q{n}", f"good {n}", f"bad {n}") for n in range(40)]

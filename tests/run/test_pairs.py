@@ -20,6 +20,9 @@ from tests.run.journeys import (
     numbered_prompts,
 )
 
+from tether.annotation.store import Store
+from tether.annotation.tables import TaskRow
+from tether.annotation.work import Work
 from tether.build.models import open_model
 from tether.build.roles import encoder_of, load_policy
 from tether.core.errors import ConfigError, RewardError, RunError
@@ -27,15 +30,12 @@ from tether.core.rundir import read_json
 from tether.core.types import Comparison, assistant, user
 from tether.data.prepare import encode_comparisons
 from tether.data.sources import Quarantine, read
+from tether.judges.cache import CachedModel
+from tether.labels.annotators import in_true_order, true_orders
+from tether.labels.votes import Opinion
 from tether.methods import judge_agreement, pairs
 from tether.methods.pairs import WaitingError, comparisons_of, feedback_of
 from tether.models.tiny import tiny_model, tiny_tokenizer
-from tether.preferences.annotators import in_true_order, true_orders
-from tether.preferences.answer_cache import CachedModel
-from tether.preferences.store import Store
-from tether.preferences.tables import TaskRow
-from tether.preferences.votes import Opinion
-from tether.preferences.work import Work
 from tether.runner.run import run_recipe
 from tether.settings.model import ModelConfig
 

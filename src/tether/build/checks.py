@@ -19,9 +19,9 @@ from tether.core.errors import ConfigError, DataError, MissingFileError, require
 from tether.core.types import Comparison, Feedback, Prompt
 from tether.data.sources import Quarantine, look, read, split_by_group
 from tether.evaluation.sycophancy import read_premise_pairs
+from tether.judges.constitution import read_rubric
 from tether.models.saving import ENSEMBLE
 from tether.models.sources import check_model_source
-from tether.preferences.constitution import read_rubric
 from tether.rewards.loading import load_function
 from tether.rewards.verifiable import PACKAGES
 from tether.settings.evaluation import EvaluateSection, EvaluationSection
@@ -135,7 +135,7 @@ def _check_online(name: str, section: OnlineSection, model: ModelConfig) -> None
 
 
 def _check_pairs(section: PairsSection) -> None:
-    from tether.preferences.store import Store
+    from tether.annotation.store import Store
 
     if section.agreement is not None:
         look((section.agreement,), Comparison)

@@ -16,11 +16,11 @@ from tether.core.digest import digest
 from tether.core.errors import RewardError, require
 from tether.core.protocols import ChatModel, now_doing
 from tether.core.types import Prompt, Rollout, Score
+from tether.judges.cache import CachedModel
+from tether.judges.constitution import read_rubric
 from tether.judges.local import LocalChat
+from tether.judges.pairwise import Reasoning, judged_scores
 from tether.models.loading import weights_digest
-from tether.preferences.answer_cache import CachedModel
-from tether.preferences.constitution import read_rubric
-from tether.preferences.judge import Reasoning, judged_scores
 from tether.rewards.function import FunctionReward
 from tether.rewards.loading import load_function
 from tether.settings.judges import (

@@ -16,7 +16,7 @@ from tether.terminal.tables import point_to, save, show_table
 
 if TYPE_CHECKING:
     from tether.core.protocols import ChatModel
-    from tether.preferences.judge import PairJudge
+    from tether.judges.pairwise import PairJudge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +106,10 @@ def judge_pairs(
     """Let a language model label comparisons, with its agreement with people; or compare two models
     (A B --prompts FILE).
     """
+    from tether.data.rows import write_rows
+    from tether.judges.constitution import read_rubric
+    from tether.judges.pairwise import PairJudge
     from tether.methods.judge_agreement import judge_files
-    from tether.preferences.constitution import read_rubric
-    from tether.preferences.judge import PairJudge
-    from tether.preferences.rows import write_rows
     from tether.terminal.results import show_agreement, show_usage
 
     console = Terminal()
@@ -208,11 +208,11 @@ def constitution(
     demonstrations.
     """
     from tether.core.types import Prompt, Sampling
+    from tether.data.rows import write_rows
     from tether.data.sources import read
+    from tether.judges.constitution import read_constitution, revise, sampled_pairs
+    from tether.judges.pairwise import PairJudge, Reasoning
     from tether.methods.judge_agreement import judged_pairs, reasons
-    from tether.preferences.constitution import read_constitution, revise, sampled_pairs
-    from tether.preferences.judge import PairJudge, Reasoning
-    from tether.preferences.rows import write_rows
     from tether.terminal.results import counted, show_usage
 
     console = Terminal()

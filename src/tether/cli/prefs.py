@@ -19,7 +19,7 @@ from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import save, show_table
 
 if TYPE_CHECKING:
-    from tether.preferences.store import Store
+    from tether.annotation.store import Store
 
 StoreArgument = Annotated[
     str, typer.Argument(help="A preference store: a file, or a PostgreSQL URL.")
@@ -45,7 +45,7 @@ BARE = (
 
 def opened(where: str, *, new: bool = False) -> Store:
     """The store there; MissingFileError where there is none and it shall not be made."""
-    from tether.preferences.store import Store
+    from tether.annotation.store import Store
 
     if not new and "://" not in where and not Path(where).is_file():
         raise MissingFileError(
@@ -143,9 +143,9 @@ def import_(
     """Put comparisons with their judgments, or answers, into a store; makes the store where there
     is none.
     """
+    from tether.annotation.answers import import_answers, read_answers
+    from tether.annotation.importing import format_of, import_cases, read_cases
     from tether.data.sources import Quarantine
-    from tether.preferences.answers import import_answers, read_answers
-    from tether.preferences.importing import format_of, import_cases, read_cases
 
     layouts = {format_of(file) if format == "auto" else format for file in files}
     if "answers" in layouts and len(layouts) > 1:
@@ -230,8 +230,8 @@ def _export(
     """Write what was judged as comparisons with every vote, or as tasks for other tools; no
     comments, no secrets.
     """
-    from tether.preferences.exporting import export_labels
-    from tether.preferences.label_studio import CONFIG
+    from tether.annotation.exporting import export_labels
+    from tether.annotation.label_studio import CONFIG
 
     which = {"round": round, "names": names, "unfinished": unfinished, "least": least}
     count = export_labels(opened(store), file, format, how=how, **which)  # type: ignore[arg-type]
@@ -244,7 +244,7 @@ def _export(
 
 def stats(store: StoreArgument) -> None:
     """Count what is judged and what waits, and who has done how much."""
-    from tether.preferences.exchange import workload
+    from tether.annotation.exchange import workload
 
     where = opened(store)
     counts = [
@@ -274,9 +274,9 @@ def agree(
     """
     from dataclasses import asdict
 
-    from tether.preferences.agreement import agreement_report
-    from tether.preferences.exchange import gold_answers, votes
-    from tether.preferences.quality import annotator_quality, suspicious
+    from tether.annotation.exchange import gold_answers, votes
+    from tether.labels.agreement import agreement_report
+    from tether.labels.quality import annotator_quality, suspicious
 
     console, where = Terminal(), opened(store)
     cast = list(votes(where, round=round, names=names))
@@ -361,8 +361,8 @@ def _ask(
     seed: Annotated[int, typer.Option(help="Decides which pairs are drawn.")] = 0,
 ) -> None:
     """Choose pairs among the store's answers for people to judge; a pair is asked once."""
-    from tether.preferences.answers import ask_pairs
-    from tether.preferences.pairs import PairsConfig
+    from tether.annotation.answers import ask_pairs
+    from tether.labels.pairs import PairsConfig
     from tether.settings.reading import build
 
     config = build(PairsConfig, {**vars(pairs), "seed": seed}, where="tether prefs ask")
@@ -419,7 +419,7 @@ def _escalate(
     round: Round = None,
 ) -> None:
     """Send judged pairs that people do not agree on enough to the experts."""
-    from tether.preferences.rankings import escalate
+    from tether.annotation.rankings import escalate
 
     print_line(f"{escalate(opened(store), below, how, round=round):,} pairs wait for an expert now")  # type: ignore[arg-type]
 
@@ -433,8 +433,8 @@ def rank(
     ] = None,
 ) -> None:
     """Rank models, and the answers of each prompt, by all votes (Bradley-Terry)."""
+    from tether.annotation.rankings import ranked, standings
     from tether.core.rundir import write_jsonl
-    from tether.preferences.rankings import ranked, standings
 
     where = opened(store)
     if rows := standings(where, round=round):
@@ -524,9 +524,9 @@ def serve(
     """Let invited people judge in their browsers: annotators, experts for disputed pairs, an
     administrator.
     """
-    from tether.preferences.server.address import LOOPBACK, listen
-    from tether.preferences.server.app import run_server
-    from tether.preferences.server.site import SiteConfig
+    from tether.annotation.server.address import LOOPBACK, listen
+    from tether.annotation.server.app import run_server
+    from tether.annotation.server.site import SiteConfig
     from tether.settings.reading import build
 
     given = {

@@ -184,8 +184,8 @@ def dashboard(
 
     require("fastapi", "tether dashboard", "dashboard")
     require("uvicorn", "tether dashboard", "dashboard")
+    from tether.annotation.server.address import LOOPBACK, Address, listen
     from tether.live.server import serve_board
-    from tether.preferences.server.address import LOOPBACK, Address, listen
     from tether.settings.reading import build
 
     if not folder.is_dir():

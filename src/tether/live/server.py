@@ -19,12 +19,8 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException as PlainHTTPException
 
 from tether import report
-from tether.core import requests
-from tether.core.errors import RunError
-from tether.core.visible import visible
-from tether.live.board import LOOK_EVERY, Board, Look
-from tether.preferences.server.address import Address
-from tether.preferences.server.guard import (
+from tether.annotation.server.address import Address
+from tether.annotation.server.guard import (
     Attempts,
     Form,
     check_token,
@@ -32,6 +28,10 @@ from tether.preferences.server.guard import (
     guarded,
     posted_form,
 )
+from tether.core import requests
+from tether.core.errors import RunError
+from tether.core.visible import visible
+from tether.live.board import LOOK_EVERY, Board, Look
 
 PAGES = Path(__file__).parent / "pages"
 REPORT = Path(report.__file__).parent
@@ -79,7 +79,7 @@ def serve_board(folder: Path, settings: Address, opened: socket.socket, token: s
     """Serve the pages of the runs in a folder until interrupted."""
     import uvicorn
 
-    from tether.preferences.server.connections import bounded_protocol
+    from tether.annotation.server.connections import bounded_protocol
 
     board = Board(folder)
     thread = threading.Thread(target=board.watch, name="dashboard", daemon=True)

@@ -18,11 +18,11 @@ from tether.core.types import Comparison, Json
 from tether.data.sources import Quarantine, group_of
 from tether.evaluation.reward_quality import judge_rewards
 from tether.evaluation.winrate import mean_estimate, pairwise_accuracy, win_rate
+from tether.judges.pairwise import NO_REASONS, Judgment, PairJudge
 from tether.judges.verdicts import CUT_OFF, NO_OPTION, NOT_A_NUMBER, UNASKABLE
+from tether.labels.agreement import cohen_kappas
+from tether.labels.votes import Vote
 from tether.learner.loop import Progress
-from tether.preferences.agreement import cohen_kappas
-from tether.preferences.judge import NO_REASONS, Judgment, PairJudge
-from tether.preferences.votes import Vote
 from tether.settings.section import DataConfig
 
 UNDECIDED = 0.05

@@ -45,17 +45,17 @@ from tether.core.types import (
     Prompt,
     assistant,
 )
+from tether.data.rows import answer_rows, turns_of, without_faults, write_rows
 from tether.data.sources import group_of
+from tether.judges.constitution import read_rubric
+from tether.judges.pairwise import PairJudge
 from tether.judges.verdicts import DOWN, QUOTA, SPENT
+from tether.labels.annotators import label_pairs
+from tether.labels.pairs import PairsConfig, Response, choose_pairs
 from tether.learner.loop import endless
 from tether.methods.judge_agreement import judge_report, judged_pairs, measure_once, reasons
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
-from tether.preferences.annotators import label_pairs
-from tether.preferences.constitution import read_rubric
-from tether.preferences.judge import PairJudge
-from tether.preferences.pairs import PairsConfig, Response, choose_pairs
-from tether.preferences.rows import answer_rows, turns_of, without_faults, write_rows
 from tether.settings.judges import FunctionJudge, JudgeConfig
 from tether.settings.pairs import SCORED, PairsSection, Strategy
 
@@ -370,9 +370,9 @@ class _Collector:
 
     def _by_people(self, chosen: Sequence[Pair]) -> Labelled:
         """Put the pairs into the store, and take their labels once all are judged."""
-        from tether.preferences.exchange import Case, comparisons
-        from tether.preferences.importing import import_cases
-        from tether.preferences.store import Answer, Store
+        from tether.annotation.exchange import Case, comparisons
+        from tether.annotation.importing import import_cases
+        from tether.annotation.store import Answer, Store
 
         section, context, rows = (
             self.section,

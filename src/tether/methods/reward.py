@@ -30,13 +30,13 @@ from tether.cpu.memory import free_memory
 from tether.data.prepare import Ranking, Split
 from tether.data.seen import write_seen
 from tether.data.sources import split_by_group
+from tether.labels.annotators import true_orders
 from tether.learner.loop import Progress
 from tether.learner.ranks import here
 from tether.methods.stage import drop_checkpoint, open_part, run_part
 from tether.models.average import average_roles
 from tether.models.loading import LoadedModel
 from tether.models.saving import save_ensemble
-from tether.preferences.annotators import true_orders
 from tether.rollout.conversations import as_rollout
 from tether.settings.model import LoraConfig
 from tether.settings.parts import StagePart, parts_of

@@ -43,12 +43,12 @@ from tether.core.types import (
 )
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking, Split
+from tether.data.rows import turn_rows
 from tether.data.sources import group_of, split_by_group
 from tether.learner.loop import endless
 from tether.methods.stage import drop_checkpoint, open_part
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
-from tether.preferences.rows import turn_rows
 from tether.rewards.limit import FailureLimit
 from tether.rewards.verifiable import problem_prompt
 from tether.rollout.conversations import as_rollout

@@ -23,9 +23,9 @@ from tether.core.types import Comparison, Conversation, Json, Prompt, Sampling, 
 from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine
 from tether.evaluation.winrate import win_rate
+from tether.judges.pairwise import Judgment, PairJudge
 from tether.learner.loop import Progress
 from tether.methods.judge_agreement import judge_report, judged_pairs
-from tether.preferences.judge import Judgment, PairJudge
 from tether.settings.section import DataConfig
 
 ROWS = 32

@@ -1,0 +1,107 @@
+"""Uses of votes beside labels: disputed pairs go to the experts, answers and models are ranked."""
+
+# SQLModel types columns as the values in them, so that conditions on columns look like plain bools.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean
+
+from sqlalchemy import select, update
+
+from tether.annotation.exchange import How, labelled, votes
+from tether.annotation.store import Store
+from tether.annotation.tables import PromptRow, ResponseRow, TaskRow
+from tether.core.types import Json
+from tether.labels.aggregation import bradley_terry
+from tether.labels.votes import FLIPPED, latest_votes
+
+
+def escalate(store: Store, below: float, how: How = "soft", *, round: str | None = None) -> int:
+    """Send judged pairs whose label has less than this behind it (`exchange.sureness`) to the
+    experts; returns how many.
+    """
+    unsure = [
+        (case.pair, case.round)
+        for case, _ in labelled(store, how, round=round, below=below)
+        if case.state == "done"
+    ]
+    sent = 0
+    with store.transaction() as session:
+        for pair, batch in unsure:
+            done = (TaskRow.pair == pair, TaskRow.round == batch, TaskRow.state == "done")
+            sent += session.execute(update(TaskRow).where(*done).values(state="expert")).rowcount
+    return sent
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A model's place among those whose answers were compared: its score in log-odds, and the votes
+    on its answers.
+    """
+
+    model: str
+    score: float
+    won: int
+    tied: int
+    lost: int
+
+
+def standings(store: Store, *, round: str | None = None) -> list[Standing]:
+    """Models by the votes on their answers to the same prompts (Bradley–Terry), the best first;
+    experts' votes count, too.
+
+    Pairs of one model's answers, and answers of unknown models, say nothing here. The scores have
+    mean 0; a prior of one tie with an average model keeps those of few votes near it.
+    """
+    with store.reading() as session:
+        models = dict(session.execute(select(ResponseRow.id, ResponseRow.model)).all())
+    cast = list(votes(store, round=round, experts=True))
+    sides = {
+        vote.item: tuple(models.get(side, "") for side in vote.item.split("/")[1:]) for vote in cast
+    }
+    cast = [vote for vote in cast if all(sides[vote.item]) and len(set(sides[vote.item])) == 2]
+    scores = bradley_terry(cast, sides)
+    tallies = defaultdict(Counter)
+    for vote in latest_votes(cast)[0]:
+        first, second = sides[vote.item]
+        tallies[first][vote.verdict] += 1
+        tallies[second][FLIPPED.get(vote.verdict, "tie")] += 1
+    return [
+        Standing(name, score, *(tallies[name][how] for how in ("first", "tie", "second")))
+        for name, score in scores.items()
+    ]
+
+
+def ranked(store: Store, *, round: str | None = None) -> Iterator[Json]:
+    """Every prompt whose answers were compared, with these answers from best to worst and their
+    Bradley–Terry scores.
+
+    The rows are in a layout of `tether.data` (responses with scores). One fit is that of all
+    prompts: their answers meet in the prior's imaginary answer alone, which ties the fits' origins
+    together and changes nothing else.
+    """
+    cast = list(votes(store, round=round, experts=True))
+    scores = bradley_terry(cast, {vote.item: tuple(vote.item.split("/")[1:]) for vote in cast})
+    by_prompt: dict[str, set[str]] = defaultdict(set)
+    for vote in cast:
+        prompt, *sides = vote.item.split("/")
+        by_prompt[prompt].update(sides)
+    with store.reading() as session:
+        for prompt, answers in sorted(by_prompt.items()):
+            row = session.get_one(PromptRow, prompt)
+            responses = select(ResponseRow).where(ResponseRow.id.in_(answers))
+            best_first = sorted(
+                session.scalars(responses), key=lambda response: (-scores[response.id], response.id)
+            )
+            mean = fmean(scores[response.id] for response in best_first)
+            yield {
+                "prompt": row.messages,
+                "responses": [response.messages[-1]["content"] for response in best_first],
+                "scores": [scores[response.id] - mean for response in best_first],
+                "models": [response.model for response in best_first],
+                "group": row.group,
+            }
