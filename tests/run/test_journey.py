@@ -190,7 +190,7 @@ def test_dropout_is_refused_where_it_would_never_act(tmp_path, stage):
                 "reward": {},
                 "ppo": {"value_init": "reward", "step_rewards": True, "reward_per_token": True},
             },
-            "knows whole scores, reward_per_token pays their changes",
+            "value_init = 'reward' knows whole scores",
         ),
     ],
 )

@@ -145,7 +145,9 @@ class KLConfig(Config):
     mode: Annotated[
         Literal["fixed", "adaptive", "stop"],
         Needs(
-            "coefficient > 0", "multiplies kl.coefficient, which is 0: start above 0", "adaptive"
+            "coefficient > 0",
+            "cannot adapt kl.coefficient = 0: it is multiplied; start above 0",
+            "adaptive",
         ),
         Needs(
             "coefficient > 0 or report", "must see the KL: set kl.report or kl.coefficient", "stop"
