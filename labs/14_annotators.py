@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tether.labs import Lab, level, line, points
-from tether.labs.crowd import accuracy_of, ballots, decided, in_theory, log_odds
-from tether.labs.words import WORDS, Pairs, fit_reward, gold
 from tether.labels.aggregation import Label, dawid_skene, majority
 from tether.labels.agreement import fleiss_kappa, raw_agreement
 from tether.labels.quality import suspicious
+from tether.labs import Lab, level, line, points
+from tether.labs.crowd import accuracy_of, ballots, decided, in_theory, log_odds
+from tether.labs.words import WORDS, Pairs, fit_reward, gold
 
 lab = Lab("14_annotators")
 luck = torch.Generator().manual_seed(lab.seed)

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from tether.labs.words import Answers, draw, fine_tuned, gold
 from tether.labels.aggregation import Label
 from tether.labels.votes import Vote
+from tether.labs.words import Answers, draw, fine_tuned, gold
 
 
 def take(answers: Answers, rows: Tensor) -> Answers:
