@@ -8,10 +8,10 @@ import time
 import pytest
 
 from tether.annotation import database
-from tether.judges import cache
 from tether.annotation.store import Store
 from tether.cli import main
 from tether.core.errors import ConfigError, DataError
+from tether.judges import cache
 from tether.judges.cache import CachedModel
 
 
