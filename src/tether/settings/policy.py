@@ -109,6 +109,10 @@ class SampledConfig(TrainedConfig):
         return range(number * self.prompts_per_step, (number + 1) * self.prompts_per_step)
 
 
+A_COEFFICIENT = Needs("coefficient > 0", "has no effect with kl.coefficient = 0")
+ADAPTIVE = Needs("mode = 'adaptive'", "has no effect without kl.mode='adaptive'")
+
+
 class KLConfig(Config):
     """The tether: the weight of KL(policy || reference), where it pulls, and how the weight follows
     what is observed.
@@ -122,10 +126,7 @@ class KLConfig(Config):
         "first step with normalize_scores, those of each group with scale_advantages; with neither "
         "(dr_grpo) in the reward's own unit",
     )
-    place: Annotated[
-        Literal["token", "sequence", "loss"],
-        Needs("coefficient > 0", "has no effect with kl.coefficient = 0"),
-    ] = Field(
+    place: Annotated[Literal["token", "sequence", "loss"], A_COEFFICIENT] = Field(
         default="token",
         description=(
             "in every token's reward, in the response's score before its baseline, or in the loss"
@@ -134,7 +135,7 @@ class KLConfig(Config):
     estimator: Annotated[
         Literal["k2", "k3", "k3_corrected"],
         Needs("place = 'loss'", "has no effect outside the loss (kl.place): rewards take k1"),
-        Needs("coefficient > 0", "has no effect with kl.coefficient = 0"),
+        A_COEFFICIENT,
     ] = Field(
         default="k2",
         description=(
@@ -163,16 +164,14 @@ class KLConfig(Config):
             "has no effect with kl.mode='fixed'; remove it or set kl.mode='adaptive' or 'stop'",
         ),
     ] = Field(default=6.0, gt=0, description="nats a response")
-    horizon: Annotated[
-        float, Needs("mode = 'adaptive'", "has no effect without kl.mode='adaptive'")
-    ] = Field(
+    horizon: Annotated[float, ADAPTIVE] = Field(
         default=10_000,
         gt=0,
         description="responses over which the coefficient can change by a factor of e",
     )
-    max_factor: Annotated[
-        float, Needs("mode = 'adaptive'", "has no effect without kl.mode='adaptive'")
-    ] = Field(default=100.0, gt=1, description="adaptive: most change, up or down")
+    max_factor: Annotated[float, ADAPTIVE] = Field(
+        default=100.0, gt=1, description="adaptive: most change, up or down"
+    )
     report: Annotated[
         bool,
         Needs(
