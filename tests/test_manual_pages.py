@@ -2,8 +2,10 @@
 own model, and the planner's counts.
 """
 
+import inspect
 import re
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,42 @@ ROOT = Path(__file__).resolve().parent.parent
 GUIDES = ROOT / "docs" / "guides"
 
 
-def test_every_synonym_is_in_the_table_of_a_library_and_leads_to_a_key():
-    listed = {word for words in names.LIBRARIES.values() for word in words.split()}
-    assert listed == {*KEYS, *NOTES}
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", names.page(), re.M)
-    assert listed <= {name for name, _ in rows}
-    assert [name for name, meaning in rows if not meaning.strip()] == []
+def test_every_synonym_is_in_a_table_and_leads_to_a_key():
+    rows = re.findall(r"^\| `([\w.]+)`(?: †)? \| (.*) \|$", names.page(), re.M)
+    assert {*KEYS, *NOTES} <= {names.word(name) for name, _ in rows}
+    assert [name for name, text in rows if not text.strip()] == []
     assert ("num_generations", "`samples_per_prompt`") in rows
+    assert ("actor_rollout_ref.actor.clip_ratio", "`clip_range`") in rows
+    listed = {names.word(n) for one in names.LIBRARIES.values() for n in one.names()}
+    assert listed <= {*KEYS, *NOTES} and len(names.others()) < 30
+
+
+def test_the_names_of_trl_are_fields_of_the_installed_one():
+    pytest.importorskip("trl")
+    import peft
+    import transformers
+    import trl
+    from trl.experimental import cpo, online_dpo
+    from trl.scripts.utils import DatasetMixtureConfig
+
+    kinds = [trl.GRPOConfig, trl.RLOOConfig, trl.DPOConfig, trl.SFTConfig, trl.ModelConfig]
+    kinds += [trl.ScriptArguments, DatasetMixtureConfig, cpo.CPOConfig, online_dpo.OnlineDPOConfig]
+    kinds += [peft.LoraConfig, transformers.TrainingArguments, trl.GRPOTrainer, trl.SFTTrainer]
+    there = {name for kind in kinds for name in inspect.signature(kind).parameters}
+    library = names.LIBRARIES["TRL"]
+    nowhere = {name for name in library.now.split() if name not in there}
+    assert nowhere <= {"max_prompt_length"}  # of experimental trainers alone
+    gone = {"vf_coef", "total_episodes", "num_ppo_epochs", "cliprange"}
+    assert gone <= set(library.before.split()) and not gone & there
+
+
+def test_a_name_that_a_wheel_lacks_is_noticed(tmp_path):
+    wheel = tmp_path / "verl-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("a.yaml", "actor:\n  clip_ratio: 0.2\n")
+        archive.writestr("b.py", 'add_argument("--actor.eps_clip")\nadd(f"--{prefix}.adam.lr")')
+    now = "actor.clip_ratio actor.eps_clip actor.adam.lr actor.clip_ratios eps"
+    assert names.absent(names.Library("", now), [wheel]) == ["actor.clip_ratios", "eps"]
 
 
 def test_each_message_of_the_troubleshooting_page_is_one_of_the_program():
