@@ -1,4 +1,4 @@
-"""`python -m benchmarks.loophole [--seeds 10]`: rewards with a planted loophole, each beside a clean
+"""`python -m benchmarks.loophole [--seeds 10] [--smoke]`: rewards with a planted loophole, each beside a clean
 twin, and what tether's own detectors see of both.
 
 The policy is the tiny model after fine-tuning on a language of single letters. A prompt is three
@@ -271,7 +271,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--demonstrations", type=int, default=4000)
+    parser.add_argument("--smoke", action="store_true", help="sizes that mean nothing")
     given = parser.parse_args()
+    if given.smoke:
+        given.seeds, given.steps, given.demonstrations = 1, 2, 64
     began, runs = time.process_time(), dict[str, list[Any]]()
     for seed in range(given.seeds):
         start = imitate(demonstrations(seed, given.demonstrations), seed, learning_rate=4e-3)

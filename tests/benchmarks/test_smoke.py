@@ -84,6 +84,7 @@ LONG = (
         "benchmarks.flat --steps",
         "benchmarks.house --smoke",
         "benchmarks.live --smoke",
+        "benchmarks.loophole --smoke",
     ),
 )
 """Those that take more than ten seconds, or do what another case does; the slow tests have them."""
