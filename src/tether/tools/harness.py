@@ -1,14 +1,16 @@
 """Tasks of lm-eval (EleutherAI's evaluation harness) on a policy of tether's, behind its `LM` class.
 
 lm-eval 0.4.13 seeds Python's, numpy's and torch's generators of the process, unless it is passed
-None for each. A training that is measured along its way would then resume with other samples, so
-None is what it is passed here. Examples in a prompt come from a generator of lm-eval's own, which
-keeps its seed.
+None for each, as here; and it draws from Python's. A training that is measured along its way would
+resume with other samples, so the generators have their states again after a call. Examples in a
+prompt come from a generator of lm-eval's own, which keeps its seed.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,10 +61,27 @@ class HarnessTasks:
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         """Raises: DataError: a request does not fit the model's context."""
         from lm_eval import simple_evaluate
+        from lm_eval.tasks import TaskManager
 
         options = {"bootstrap_iters": 0, **self.options, **OWN_OPTIONS}
-        measured = simple_evaluate(harness_model(policy), tasks=self.tasks, **options)
+        if not any(isinstance(task, str) for task in self.tasks):
+            # lm-eval would read the 14,000 files of its own tasks, of which none has a name here
+            options.setdefault("task_manager", TaskManager(include_defaults=False))
+        with _same_generators(policy.role.device):
+            measured = simple_evaluate(harness_model(policy), tasks=self.tasks, **options)
         return _figures(measured["results"], measured["samples"])
+
+
+@contextmanager
+def _same_generators(device: torch.device) -> Iterator[None]:
+    """Give the generators of the process their states again afterwards."""
+    own, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(own)
+            np.random.set_state(arrays)
 
 
 OWN_OPTIONS = {
