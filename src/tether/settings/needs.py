@@ -55,7 +55,10 @@ class Needs:
 
     def holds(self, config: BaseModel) -> bool:
         """True if one of the alternatives is true of the table."""
-        return any(_compare(_at(config, path), *rest) for path, *rest in self._parts())
+        return any(
+            _compare(_at(config, path), absent, sign, text)
+            for path, absent, sign, text in self._parts()
+        )
 
     def _parts(self) -> Iterator[tuple[str, bool, str, str]]:
         """Path, negation, sign and value of each alternative; a bare value belongs to the key of
