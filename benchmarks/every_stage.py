@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from tether.core.rundir import read_jsonl
+from tether.core.rundir import ENGINE, read_jsonl
 
 WORDS = (
     "one",
@@ -44,6 +44,7 @@ SAMPLED = {
     **{"checkpoint_every": 1, **FAST},
 }
 AVERAGED = {**SAMPLED, "ema_decay": 0.5}
+SHORT = {"steps": 2}
 KEPT = {**SAMPLED, "evaluate": {"every": 2, "prompts": 4, "keep": "best"}}
 
 
@@ -208,6 +209,21 @@ def members_recipe(folder: Path, run: Path) -> dict[str, Any]:
     return {key: values[key] for key in ("run", "model", "reward", "ppo")}
 
 
+def sampled_recipe(folder: Path, run: Path, **sections: Any) -> dict[str, Any]:
+    """The values of a recipe of [sft] and a [grpo] of two steps on problems that are checked, and
+    further sections.
+    """
+    values = recipe(folder, run)
+    stages = {"sft": values["sft"], "grpo": {**values["grpo"], **SHORT, "samples_per_prompt": 3}}
+    return {"run": values["run"], "model": values["model"], **stages, **sections}
+
+
+def sweep_recipe(folder: Path, run: Path) -> dict[str, Any]:
+    """The values of a recipe whose combinations of two keys are runs of their own."""
+    keys = {"sft.batch_size": [2, 3], "grpo.kl.coefficient": [0.01, 0.05]}
+    return sampled_recipe(folder, run, sweep=keys)
+
+
 def results(run: Path) -> dict[str, Any]:
     """What a run amounts to, by file: bytes of weights, rows of records, summaries; without times
     and sizes of memory.
@@ -230,7 +246,7 @@ def everything(run: Path) -> dict[str, str]:
     """Every file below a folder with a digest of its bytes; JSON is without times, sizes of memory
     and the folder's place.
 
-    Of a page and of a trace, which show times, the name alone counts.
+    Of a page, a trace and the records of servers, which show times, the name alone counts.
     """
     return {
         str(path.relative_to(run)): _digest_of(path, run)
@@ -240,7 +256,7 @@ def everything(run: Path) -> dict[str, str]:
 
 
 def _digest_of(path: Path, run: Path) -> str:
-    if path.suffix == ".html" or path.name == "trace.json":
+    if path.suffix == ".html" or path.name == "trace.json" or path.parent.name == ENGINE:
         return ""
     text = path.read_bytes()
     if path.suffix in (".json", ".jsonl"):
@@ -260,13 +276,13 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def timeless(value: Any) -> Any:
-    """Without what the clock and the memory of the process say, at any depth."""
+    """Without what the clock, the memory of the process and the load of servers say, at any depth."""
     if isinstance(value, dict):
         kept = {
             k: v
             for k, v in value.items()
             if not (
-                k.startswith(("time", "memory/"))
+                k.startswith(("time", "memory/", "engine/"))
                 or k.endswith(("second", "bytes"))
                 or "seconds" in k
             )

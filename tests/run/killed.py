@@ -15,12 +15,20 @@ import os
 import re
 import shutil
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.every_stage import everything, loop_recipe, members_recipe, recipe
+from benchmarks.every_stage import (
+    everything,
+    loop_recipe,
+    members_recipe,
+    recipe,
+    sweep_recipe,
+)
 
 from tether.core.locks import hold, release
 from tether.runner.run import run_recipe
@@ -49,10 +57,13 @@ RECIPES: Mapping[str, Callable[[Path, Path], dict[str, Any]]] = {
     "pairs": shortened("sft", "reward", "best_of_n", "online_direct", "rounds"),
     "loop": lambda folder, run: loop_recipe(run),
     "members": members_recipe,
+    "sweep": sweep_recipe,
 }
 DEAD, KILLS = 9, 16
 CHANGES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
 UNFINISHED = re.compile(r"/\.[^/]+\.[a-z0-9_]{8}$")
+DRAWN = re.compile(r"[0-9]{6}|(?<=\.)[a-z0-9_]{8}(?=\.partial)")
+"""Parts of names that differ from start to start: numbers of steps, names of unfinished folders."""
 """Temporary files: nothing depends on one before it takes its name."""
 
 
@@ -68,7 +79,7 @@ def change(event: str, arguments: tuple[Any, ...], root: str) -> str | None:
     # a tree is removed entry by entry, each by its name alone
     if not place.startswith(root) and (os.sep in place or event in ("open", "os.rename")):
         return None
-    return f"{event} {re.sub('[0-9]{6}', 'N', place.removeprefix(root))}"
+    return f"{event} {DRAWN.sub('N', place.removeprefix(root))}"
 
 
 def note_changes(root: Path, changes: Path) -> None:
@@ -122,6 +133,8 @@ def in_a_copy(work: Callable[[], object]) -> int:
     try:
         work()
         code = 0
+    except BaseException:  # noqa: BLE001 - the copy ends here, whatever it raised
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(code)
@@ -129,6 +142,8 @@ def in_a_copy(work: Callable[[], object]) -> int:
 
 def main(name: str, folder: Path, kills: int) -> None:
     torch.set_num_threads(1)
+    tempfile.tempdir = str(folder / "temporary")
+    (folder / "temporary").mkdir(exist_ok=True)
     deaths, modules = folder / "deaths.txt", folder / "modules.txt"
     deaths.touch()
     root = folder / "run"

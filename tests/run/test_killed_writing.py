@@ -26,6 +26,9 @@ def test_a_run_that_is_killed_before_its_changes_ends_as_one_in_one_go(name, tmp
     assert len(changes) > 100
     whole = json.loads((tmp_path / "whole.json").read_text())
     assert differences(whole, everything(tmp_path / "run")) == []
+    # torch keeps a cache of compiled code there
+    left = {path.name.partition("_")[0] for path in (tmp_path / "temporary").iterdir()}
+    assert left <= {"torchinductor"}
 
 
 def test_kills_are_chosen_in_equal_distances():
