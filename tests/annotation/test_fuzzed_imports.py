@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from tether.annotation.exchange import cases, comparisons
 from tether.annotation.exporting import export_labels
 from tether.annotation.importing import import_cases, read_cases
-from tether.annotation.store import Store
+from tether.annotation.store import Store, StoreError
 from tether.cli import app
 from tether.core.errors import TetherError
 from tether.core.once import once
@@ -151,7 +151,10 @@ def whole(path: Path, folder: Path) -> None:
             ("label-studio", "l.json"),
             ("argilla", "a.json"),
         ):
-            count = export_labels(store, folder / name, format, unfinished=format != "jsonl")  # type: ignore[arg-type]
+            try:
+                count = export_labels(store, folder / name, format, unfinished=format != "jsonl")  # type: ignore[arg-type]
+            except StoreError:  # no pair was judged by as many people as were asked
+                continue
             if count:
                 again = import_cases(store, read_cases(folder / name))
                 assert (again["tasks"], again["answers"]) == (0, 0), (format, again)
