@@ -208,7 +208,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from tether.core.errors import RunError, TrainingError
 from tether.learner.checkpoint import Checkpoints, load_checkpoint
-from tether.learner.ranks import here
+from tether.learner.ranks import Ranks
 
 dist.init_process_group("gloo")
 numbers, folder = torch.arange(6.0), Path(sys.argv[1])
@@ -222,13 +222,14 @@ def refused(kind, words, step, tensor):
         return
     raise AssertionError(words)
 
-with Checkpoints(folder) as saved:
+ranks = Ranks()
+with Checkpoints(folder, ranks=ranks) as saved:
     saved.save(1, {"master.0": part, "step.0": torch.tensor(1.0)}, {"a": 1})
     tensors, values = load_checkpoint(folder / "step-000001")
     assert torch.equal(tensors["master.0"], numbers) and tensors["step.0"] == 1 and values == {"a": 1, "step": 1}
     refused(TrainingError, "not finite (master.0)", 2, part * float("nan"))
-    here().size = 2  # of which the other has written somewhere else
-    here().gather = lambda value: [value]
+    ranks.size = 2  # of which the other has written somewhere else
+    ranks.gather = lambda value: [value]
     refused(RunError, "1 of 2 ranks have written into", 3, part)
     assert [path.name for path in folder.glob("step-*")] == ["step-000001"]
 file = next(folder.glob("step-000001/parts/*"))

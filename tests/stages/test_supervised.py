@@ -15,6 +15,7 @@ from tether.core.errors import TrainingError
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Interrupted
 from tether.data.prepare import Split
+from tether.learner.ranks import ALONE
 from tether.settings.learner import OptimizerConfig, SupervisedConfig
 from tether.stages.supervised import SupervisedLoop, Update
 
@@ -38,7 +39,9 @@ def trained(folder, targets=TARGETS, progress=None, drawn=None, optimizer=(), pl
         return ((weight - target) ** 2).mean() + 1.0, torch.zeros(0)
 
     role = SimpleNamespace(parameters=lambda: [weight], adapter=None, train_mode=lambda on: None)
-    objective = SimpleNamespace(role=role, dropout=False, update=lambda rows: Update(rows, loss))
+    objective = SimpleNamespace(
+        role=role, dropout=False, ranks=ALONE, update=lambda rows: Update(rows, loss)
+    )
     run = RunDirectory.open(folder, {})
     saving = SupervisedConfig(
         **{"checkpoint_every": 4, "optimizer": OptimizerConfig(**settings), **config}

@@ -17,6 +17,7 @@ from tether.core.rundir import RunDirectory, environment, read_json
 from tether.core.types import Comparison, Sampling
 from tether.data.sources import UNUSED_COLUMNS, Quarantine
 from tether.learner.loop import Progress
+from tether.learner.ranks import ALONE, Ranks
 from tether.models.loading import LoadedModel
 from tether.settings.model import ModelConfig
 from tether.settings.section import PACKAGED, DataConfig
@@ -41,6 +42,7 @@ class Context:
         trained: the digests of the prompts in the rows of each stage that trains, to count those
             that an evaluation shares with them.
         placement: where servers start.
+        ranks: those that train together.
         quarantine: rows and prompts that the stage cannot use, for its summary.
     """
 
@@ -59,6 +61,7 @@ class Context:
     trained: Mapping[str, frozenset[str]] = field(default_factory=dict)
     progress: Progress | None = None
     placement: Placement = field(default_factory=Placement)
+    ranks: Ranks = ALONE
     quarantine: Quarantine = field(default_factory=Quarantine)
 
     @property
@@ -76,7 +79,7 @@ class Context:
 
     def load(self, run: RunDirectory) -> LoadedModel:
         """The model, whose digest is noted in the run."""
-        loaded = open_model(self.model, seed=self.seed)
+        loaded = open_model(self.model, seed=self.seed, mesh=self.ranks.mesh)
         note_machine(run, loaded)
         return loaded
 

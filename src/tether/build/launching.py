@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from tether.core.errors import ConfigError, require
-from tether.learner.ranks import here
 from tether.models.loading import pick_device
 from tether.servers.launch import Command, Launcher, Processes, Servers
 from tether.settings.workers import ServersConfig
@@ -30,10 +29,12 @@ class Placement:
     Args:
         on: `local`, this machine; or `ray`, a cluster.
         device: of the learner.
+        ranks: processes of the learner on this machine.
     """
 
     on: str = "local"
     device: str = "auto"
+    ranks: int = 1
 
     def check(self) -> None:
         """Check that this process takes part there itself.
@@ -78,7 +79,7 @@ class Placement:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(
             map(str, range(torch.cuda.device_count()))
         )
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", here().size))
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
         device = pick_device(self.device)
         own = range(ranks) if ranks > 1 else [device.index or 0] if device.type == "cuda" else []
         return [gpu for number, gpu in enumerate(visible.split(",")) if gpu and number not in own]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from tether import cpu
 from tether.core.errors import require
-from tether.learner.ranks import here
 from tether.models.architecture import check_architecture, differences
 from tether.models.loading import LoadedModel, load_model, pick_device
 from tether.models.quantized import LIBRARY
@@ -15,19 +16,21 @@ from tether.models.sharded import shard_layers
 from tether.settings.model import ModelConfig
 
 
-def open_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> LoadedModel:
+def open_model(
+    config: ModelConfig, *, seed: int = 0, on_host: bool = False, mesh: DeviceMesh | None = None
+) -> LoadedModel:
     """The model that `config` names, as fast as this machine allows (models.loading.load_model,
     then cpu.speed_up).
 
-    Where ranks cut weights over all of them, it is cut instead: no kernel of ours knows a weight of
-    which a part is there.
+    Over a `mesh` it is cut instead: no kernel of ours knows a weight of which a part is there.
     """
-    if here().mesh and not on_host:
+    if mesh is not None and not on_host:
         # whole, it may have no room on the device
         loaded = load_model(config, seed=seed, on_host=True)
-        shard_layers(loaded.model, here().mesh).to(pick_device(config.device))
+        shard_layers(loaded.model, mesh).to(pick_device(config.device))
     else:
         loaded = cpu.speed_up(load_model(config, seed=seed, on_host=on_host))
+    loaded.mesh = mesh
     check_architecture(loaded.source, loaded.model)
     for sentence in differences(loaded.model):
         loaded.note(sentence)

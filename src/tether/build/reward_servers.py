@@ -17,7 +17,6 @@ from tether.build.roles import load_scorer, reader_beside
 from tether.core.digest import digest
 from tether.core.rundir import write_json
 from tether.core.types import Json
-from tether.learner.ranks import here
 from tether.models.loading import pick_device
 from tether.rewards.function import FunctionReward
 from tether.rewards.servers import ServedReward, reward_server
@@ -64,7 +63,7 @@ def served_reward(section: OnlineSection, context: Context) -> ServedReward:
         context.folder / "reward",
     )
     assert config is not None
-    if not here().first:
+    if not context.ranks.first:
         return ServedReward(section.reward_source, None, config, folder, "")
     folder.mkdir(exist_ok=True)
     write_json(folder / "settings.json", settings)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from tether.build.roles import (
     encoder_of,
@@ -163,12 +164,20 @@ def reward_apart(
     )
 
 
-def learned_reward(folder: Path, settings: ModelConfig, combine: Combine = "mean") -> RewardSource:
+def learned_reward(
+    folder: Path,
+    settings: ModelConfig,
+    combine: Combine = "mean",
+    mesh: DeviceMesh | None = None,
+) -> RewardSource:
     """A trained reward model on a trunk of its own, ready to score; of an ensemble, what its
     members say together.
+
+    Args:
+        mesh: over which the trunk is cut; unset: it is whole.
     """
     check_names("rounds", None, objective_names(folder))
-    roles, loaded = load_scorer(folder, settings)
+    roles, loaded = load_scorer(folder, settings, mesh=mesh)
     reader = reader_beside(folder, settings)
     encoder = reader or encoder_of(loaded)
     source = (

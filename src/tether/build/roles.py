@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from tether.build.models import open_model
 from tether.core.errors import MissingFileError, ModelError
@@ -17,7 +18,6 @@ from tether.core.once import once
 from tether.core.protocols import now_doing
 from tether.core.rundir import ROUNDS, read_json, stage_folder
 from tether.data.chat import ChatEncoder
-from tether.learner.ranks import here
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter, keep_on_host, load_model, pick_device
 from tether.models.pretrained import same_tokens, tokenizer_of
@@ -95,7 +95,7 @@ def save_trained(role: Role, loaded: LoadedModel, folder: Path, *, kind: str) ->
     now_doing("saving")
     if role.adapter is None:
         role = whole(role, loaded)
-        if here().mesh and not here().first:
+        if loaded.mesh is not None and loaded.mesh.get_rank() > 0:
             return
     save_role(role, loaded, folder, kind=kind, encoding=encoder_of(loaded).describe())
 
@@ -107,9 +107,10 @@ def whole(role: Role, loaded: LoadedModel, seed: int = 0) -> Role:
 
     Other ranks, all of which must ask, have only given their parts of it.
     """
-    if not here().mesh:
+    if loaded.mesh is None:
         return role
-    fresh = load_model(loaded.config, seed=seed).model if here().first else None
+    first = loaded.mesh.get_rank() == 0
+    fresh = load_model(loaded.config, seed=seed).model if first else None
     name = role.adapter
     if name is None:
         for key, part in role.model.named_parameters():
@@ -198,17 +199,22 @@ def scorer_folders(folder: Path | None) -> dict[str, Path]:
     }
 
 
-def frozen_model(settings: ModelConfig, seed: int, offload: bool) -> Any:
+def frozen_model(
+    settings: ModelConfig, seed: int, offload: bool, mesh: DeviceMesh | None = None
+) -> Any:
     """A model that will not be trained."""
     if not offload:
-        return open_model(settings, seed=seed).model
+        return open_model(settings, seed=seed, mesh=mesh).model
     return keep_on_host(
         open_model(settings, seed=seed, on_host=True).model, pick_device(settings.device)
     )
 
 
 def load_scorer(
-    folder: Path, settings: ModelConfig | None = None, offload: bool = False
+    folder: Path,
+    settings: ModelConfig | None = None,
+    offload: bool = False,
+    mesh: DeviceMesh | None = None,
 ) -> tuple[tuple[Role, ...], LoadedModel]:
     """A trained reward model, or all members of an ensemble, on a base of their own, with the
     encoding that they were trained in; without settings, in the dtype, too.
@@ -231,7 +237,8 @@ def load_scorer(
         else _settings(description["base"], description, None)
     )
     loaded = _speaking(
-        description, open_model(model, seed=description["base_seed"], on_host=offload)
+        description,
+        open_model(model, seed=description["base_seed"], on_host=offload, mesh=mesh),
     )
     whole = description["adapter"] is None
     if not whole:
@@ -436,21 +443,18 @@ def sampling_roles(
 def _separate_roles(
     section: SampledSection, loaded: LoadedModel, reward_folder: Path | None, seed: int
 ) -> Roles:
-    settings = loaded.config
+    settings, mesh = loaded.config, loaded.mesh
     start = value_of(section)
-    reference = (
-        Role(frozen_model(settings, seed, section.offload)) if section.needs_reference else None
-    )
-    reward = (
-        load_scorer(reward_folder, settings, section.offload)[0]
-        if reward_folder is not None
-        else ()
-    )
-    value = None
+    reference = value = None
+    reward: tuple[Role, ...] = ()
+    if section.needs_reference:
+        reference = Role(frozen_model(settings, seed, section.offload, mesh))
+    if reward_folder is not None:
+        reward, _ = load_scorer(reward_folder, settings, section.offload, mesh)
     if start == "reward" and reward_folder is not None:
-        ((value,), _) = load_scorer(reward_folder, settings)
+        ((value,), _) = load_scorer(reward_folder, settings, mesh=mesh)
     elif start:
-        own = open_model(settings, seed=seed)
+        own = open_model(settings, seed=seed, mesh=mesh)
         value = new_role(own, "value", section.lora, seed=seed, head=new_head(own))
     return new_role(loaded, "policy", section.lora, seed=seed), reference, value, reward
 

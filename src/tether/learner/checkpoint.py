@@ -26,7 +26,7 @@ from torch import Tensor
 from tether.core.errors import RunError, TrainingError
 from tether.core.rundir import flush, read_json, write_json
 from tether.core.types import Json
-from tether.learner.ranks import here
+from tether.learner.ranks import ALONE, Ranks
 from tether.models.sharded import distributed, is_cut, local
 
 FORMAT, IN_PARTS = 1, 2
@@ -46,9 +46,10 @@ class Checkpoints:
     A save that fails is told at the next one, or when the block ends.
     """
 
-    def __init__(self, folder: Path, keep: int = 1) -> None:
+    def __init__(self, folder: Path, keep: int = 1, *, ranks: Ranks = ALONE) -> None:
         # a user's function may change the working directory meanwhile
         self.folder, self.keep = folder.absolute(), keep
+        self.ranks = ranks
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Path] | None = None
 
@@ -81,7 +82,7 @@ class Checkpoints:
         if parts := {key: tensor for key, tensor in tensors.items() if is_cut(tensor)}:
             self._save_in_parts(step, tensors, parts, values)
             return
-        if not here().first:
+        if not self.ranks.first:
             return
         if not _room_for(tensors):
             save_checkpoint(self.folder, step, tensors, values, keep=self.keep)
@@ -103,27 +104,27 @@ class Checkpoints:
         """
         from torch.distributed import checkpoint as dcp
 
-        if fault := here().agreed(_not_finite(step, parts, self.folder)):
+        if fault := self.ranks.agreed(_not_finite(step, parts, self.folder)):
             raise TrainingError(fault)
-        folder = here().once(lambda: self._for_parts(step))
+        folder = self.ranks.once(lambda: self._for_parts(step))
         if folder is None:
             return
         writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
         try:
-            here().together(lambda: dcp.save(dict(parts), storage_writer=writer))
+            self.ranks.together(lambda: dcp.save(dict(parts), storage_writer=writer))
         except dcp.CheckpointException as error:
             raise RunError(
                 _no_space(self.folder, step, parts) if _disk_is_full(error) else str(error)
             ) from error
-        if here().first:
-            if (count := len(list(folder.iterdir()))) != here().size:
+        if self.ranks.first:
+            if (count := len(list(folder.iterdir()))) != self.ranks.size:
                 raise RunError(
-                    f"{count} of {here().size} ranks have written into {folder}: it must be one "
+                    f"{count} of {self.ranks.size} ranks have written into {folder}: it must be one "
                     "folder for all of them"
                 )
             whole = {key: tensor for key, tensor in tensors.items() if key not in parts}
             save_checkpoint(self.folder, step, whole, values, keep=self.keep, parts=folder)
-        here().gather(None)
+        self.ranks.gather(None)
 
     def _for_parts(self, step: int) -> Path | None:
         """An empty folder for what ranks write; None if that step is saved."""
@@ -145,7 +146,7 @@ class Checkpoints:
         is cut as weight N is.
         """
         self.wait()
-        newest = here().once(self._newest)
+        newest = self.ranks.once(self._newest)
         if newest is None:
             return None
         tensors, values, parts = newest

@@ -21,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tether.algorithms.transfer import to_device
 from tether.core.errors import TrainingError
 from tether.learner.determinism import ordered_sums
-from tether.learner.ranks import here
+from tether.learner.ranks import ALONE, Ranks
 from tether.models.quantized import bitsandbytes
 from tether.models.sharded import cut, distributed, is_cut, local
 from tether.settings.learner import OptimizerConfig
@@ -62,6 +62,7 @@ class LocalLearner:
             weights (cf. Polyak and Juditsky 1992, https://doi.org/10.1137/0330046). Trap: of an
             adapter both factors are averaged, and their product is the average of the products only
             as far as the factors change little within the average's span.
+        ranks: those that add up their gradients in each step.
     """
 
     def __init__(
@@ -70,6 +71,8 @@ class LocalLearner:
         config: OptimizerConfig,
         total_updates: int,
         ema_decay: float | None = None,
+        *,
+        ranks: Ranks = ALONE,
     ) -> None:
         if not parameters:
             raise ValueError("nothing to train")
@@ -80,7 +83,7 @@ class LocalLearner:
             )
         self.config, self.rate = config, config.learning_rate
         self.planned = self.total_updates = total_updates
-        self.ema_decay = ema_decay
+        self.ema_decay, self.ranks = ema_decay, ranks
         self.averages: list[Tensor] = []
         """The averaged weights, one for each master; none before the first update, or without a
         decay.
@@ -125,7 +128,7 @@ class LocalLearner:
         """Add this micro-batch's gradient to the step's; with a loss that is not finite the update
         will be left out.
         """
-        if here().idle:
+        if self.ranks.idle:
             loss = 0 * loss
         else:
             self._losses.append(loss.detach())
@@ -181,7 +184,7 @@ class LocalLearner:
         if not self._cut:
             return torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
         whole, parts = (self._squares(masters) for masters in (self._whole, self._cut))
-        here().sum_([parts])
+        self.ranks.sum_([parts])
         norm = (whole + parts).sqrt()
         torch.nn.utils.clip_grads_with_norm_(self.masters, self.config.max_grad_norm, norm)
         return norm
@@ -206,14 +209,14 @@ class LocalLearner:
 
         Returns whether the loss of any rank was not finite: then all leave the update out.
         """
-        if here().size == 1:
+        if self.ranks.size == 1:
             return False
         gradients = [torch.zeros_like(m) if m.grad is None else m.grad for m in self._whole]
         present = [float(m.grad is not None) for m in self._whole]
         marks = to_device(torch.tensor([0.0, *present]), self.masters[0].device)
         if self._losses:  # without a wait for the device
             marks[0] = ~torch.stack(self._losses).isfinite().all()
-        here().sum_([*gradients, marks])
+        self.ranks.sum_([*gradients, marks])
         somewhere_broken, *present = marks.tolist()
         for master, gradient, somewhere in zip(self._whole, gradients, present, strict=True):
             master.grad = gradient if somewhere else None

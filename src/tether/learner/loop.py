@@ -12,7 +12,6 @@ from typing import Any
 from tether.core.budget import BUDGET, TimeLimit
 from tether.core.rundir import RunDirectory, write_json
 from tether.learner.local import LocalLearner
-from tether.learner.ranks import here
 
 Metrics = Mapping[str, float]
 Progress = Callable[[int, int, Metrics], None]
@@ -65,7 +64,7 @@ def draws_schedule(limit: TimeLimit, learner: LocalLearner, done: int, run: RunD
     """
     if not limit.bounded:
         return False
-    newly, limit.drawn = here().once(lambda: (limit.step(done), limit.drawn))
+    newly, limit.drawn = learner.ranks.once(lambda: (limit.step(done), limit.drawn))
     if newly and limit.drawn is not None:
         learner.draw_over(limit.drawn, limit.total)
         run.expect(limit.drawn)

@@ -36,6 +36,7 @@ from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
 
 T = TypeVar("T")
 Item = TypeVar("Item")
+Scoring = Callable[[Sequence[Rollout]], list[Score]]
 COLLECTIVE, AGAIN = (
     "collective",
     "Start the same command again: it goes on from the last checkpoint.",
@@ -84,6 +85,8 @@ class Ranks:
         """The folder in which another rank than the first writes down what a stage does; it goes
         with the process.
         """
+        self.others_wait = False
+        """True while this rank alone computes what `once` gives to all."""
         self.seen = {other: (b"", time.monotonic()) for other in range(size) if other != rank}
         self.ended = threading.Event()
         if size > 1:
@@ -174,15 +177,34 @@ class Ranks:
         return next(filter(None, self.gather(value)), None)
 
     def once(self, work: Callable[[], T]) -> T:
-        """Result of `work` on all ranks. The first rank alone computes it."""
+        """Result of `work` on all ranks. The first rank alone computes it, with `ALONE` for its
+        ranks.
+        """
         if self.size == 1:
             return work()
         values: list[Any] = [None]
         if self.first:
-            with _standing(Ranks()):
+            self.others_wait = True
+            try:
                 values = [work()]
+            finally:
+                self.others_wait = False
         self.together(lambda: dist.broadcast_object_list(values, 0))
         return values[0]
+
+    def score_by_share(self, score: Scoring, rollouts: Sequence[Rollout]) -> list[Score]:
+        """Scores of which each rank works out its share: for what scores a response the same
+        whatever stands beside it.
+        """
+        return [
+            *self.spread(score, rollouts, lambda one: len(one.prompt_ids) + len(one.response_ids))
+        ]
+
+    def score_by_first(self, score: Scoring, rollouts: Sequence[Rollout]) -> list[Score]:
+        """Scores for which the first rank alone asks: whatever costs, remembers, or wants to see
+        all responses.
+        """
+        return self.once(lambda: score(rollouts))
 
     @torch.no_grad()
     def sum_(self, tensors: Sequence[Tensor]) -> None:
@@ -204,7 +226,10 @@ class Ranks:
 
         Raises:
             LostRankError: one of them does not; it is named.
+            RuntimeError: the other ranks wait for the result of `once`.
         """
+        if self.others_wait:
+            raise RuntimeError("a collective within `once`, for whose result the other ranks wait")
         future: Future[Any] = Future()
         # a new thread begins on the first GPU, whatever this rank's is: it would wait for that one
         gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
@@ -309,22 +334,8 @@ class Ranks:
         self.gather(None)
 
 
-_HERE = [Ranks()]
-
-
-def here() -> Ranks:
-    """The ranks to which this process belongs at present; there is one alone unless `joined`."""
-    return _HERE[-1]
-
-
-@contextlib.contextmanager
-def _standing(ranks: Ranks) -> Iterator[Ranks]:
-    """Within this block these are the ranks that `here` gives."""
-    _HERE.append(ranks)
-    try:
-        yield ranks
-    finally:
-        _HERE.pop()
+ALONE = Ranks()
+"""The ranks of a process that trains alone."""
 
 
 @contextlib.contextmanager
@@ -347,10 +358,7 @@ def joined(ranks: Ranks, on_gpu: bool, shard: bool = False) -> Iterator[None]:
             # of its own on GPUs, too: nobody watches a pass for the signs of life
             group: Any = dist.new_group(backend="nccl" if on_gpu else None, timeout=PASS)
             ranks.mesh = DeviceMesh.from_group(group, "cuda" if on_gpu else "cpu")
-        with (
-            tempfile.TemporaryDirectory(prefix=f"tether-rank-{ranks.rank}-") as desk,
-            _standing(ranks),
-        ):
+        with tempfile.TemporaryDirectory(prefix=f"tether-rank-{ranks.rank}-") as desk:
             ranks.desk = Path(desk)
             yield
             ranks.gather(None)
@@ -394,8 +402,9 @@ class SharedEngine:
     all have all groups.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.policy_version = engine, engine.policy_version
+    def __init__(self, engine: Engine, ranks: Ranks) -> None:
+        self.engine, self.ranks = engine, ranks
+        self.policy_version = engine.policy_version
 
     def generate(
         self,
@@ -412,16 +421,16 @@ class SharedEngine:
                 [p for p, _ in mine], sampling, ordinals=[place for _, place in mine], **how
             )
 
-        return [*here().spread(sample, list(zip(prompts, places, strict=True)))]
+        return [*self.ranks.spread(sample, list(zip(prompts, places, strict=True)))]
 
     def update_weights(self, version: int) -> None:
         self.engine.update_weights(version)
         self.policy_version = version
 
 
-def shared(engine: Engine) -> Engine:
+def shared(engine: Engine, ranks: Ranks) -> Engine:
     """The engine itself where there is one rank; else all ranks sample."""
-    return engine if here().size == 1 else SharedEngine(engine)
+    return engine if ranks.size == 1 else SharedEngine(engine, ranks)
 
 
 class FirstEngine:
@@ -434,13 +443,14 @@ class FirstEngine:
             them.
     """
 
-    def __init__(self, engine: Any, probe: Callable[[], list[float]]) -> None:
-        self.engine, self.probe, self.policy_version = engine, probe, 0
+    def __init__(self, engine: Any, probe: Callable[[], list[float]], ranks: Ranks) -> None:
+        self.engine, self.probe = engine, probe
+        self.ranks, self.policy_version = ranks, 0
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, **how: Any
     ) -> list[RolloutGroup]:
-        return here().once(lambda: self.engine.generate(prompts, sampling, **how))
+        return self.ranks.once(lambda: self.engine.generate(prompts, sampling, **how))
 
     def begin(
         self, prompts: Sequence[Prompt], sampling: Sampling, **how: Any
@@ -448,39 +458,18 @@ class FirstEngine:
         """Ask for samples with the weights of now; what comes back waits for them, on all ranks at
         once.
         """
-        collect = self.engine.begin(prompts, sampling, **how) if here().first else list
-        return lambda: here().once(collect)
+        collect = self.engine.begin(prompts, sampling, **how) if self.ranks.first else list
+        return lambda: self.ranks.once(collect)
 
     def update_weights(self, version: int) -> None:
         expected = self.probe()
-        here().once(lambda: self.engine.update_weights(version, expected))
+        self.ranks.once(lambda: self.engine.update_weights(version, expected))
         self.policy_version = version
 
     @property
     def context_length(self) -> int:
         """The longest sequence that the engine takes, in tokens."""
-        return here().once(lambda: self.engine.context_length)
+        return self.ranks.once(lambda: self.engine.context_length)
 
     def measured(self, step: int) -> dict[str, float]:
-        return here().once(lambda: self.engine.measured(step))
-
-
-Scoring = Callable[[Sequence[Rollout]], list[Score]]
-
-
-def by_share(score: Scoring, rollouts: Sequence[Rollout]) -> list[Score]:
-    """Scores of which each rank works out its share: for what scores a response the same whatever
-    stands beside it.
-    """
-    return [
-        *here().spread(
-            score, rollouts, lambda rollout: len(rollout.prompt_ids) + len(rollout.response_ids)
-        )
-    ]
-
-
-def by_first(score: Scoring, rollouts: Sequence[Rollout]) -> list[Score]:
-    """Scores for which the first rank alone asks: whatever costs, remembers, or wants to see all
-    responses.
-    """
-    return here().once(lambda: score(rollouts))
+        return self.ranks.once(lambda: self.engine.measured(step))

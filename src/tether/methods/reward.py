@@ -32,7 +32,6 @@ from tether.data.seen import write_seen
 from tether.data.sources import split_by_group
 from tether.labels.annotators import true_orders
 from tether.learner.loop import Progress
-from tether.learner.ranks import here
 from tether.methods.stage import drop_checkpoint, open_part, run_part
 from tether.models.average import average_roles
 from tether.models.loading import LoadedModel
@@ -95,9 +94,8 @@ def train(
         summary = {**stage.train(learned, run, context.progress), **test_model}
         summary["unscored"] = len(rows) - len(learned)
     else:
-        stage = RewardModeling(
-            section, reward_role(loaded, section, context.seed), encoder_of(loaded)
-        )
+        role = reward_role(loaded, section, context.seed)
+        stage = RewardModeling(section, role, encoder_of(loaded), ranks=context.ranks)
         summary = {**stage.train(rows, run, context.progress), **test_model}
     truth = context.truth
     if truth is None:
@@ -123,7 +121,7 @@ def train(
             run.path / "model",
             kind="reward",
         )
-    if here().first:
+    if context.ranks.first:
         write_seen(
             run.path / "model", split_by_group(rows, section.heldout_fraction, section.seed)[0]
         )
@@ -145,15 +143,16 @@ def _student_of(
     """
     folder = trained_scorer(teacher)
     assert folder is not None  # checked before the first stage
-    student = Distillation(section, reward_role(loaded, section, context.seed), encoder_of(loaded))
+    role = reward_role(loaded, section, context.seed)
+    student = Distillation(section, role, encoder_of(loaded), ranks=context.ranks)
     now_doing("scoring by the teacher")
     sides: dict[Conversation, Rollout] = {}
     for whole in (w for row in rows for w in _sides(row)):
         with suppress(DataError):  # counted where the rows are encoded
             sides[whole] = as_rollout(whole, student.encoder)
-    scores = learned_reward(folder, context.model, section.distill or "mean").score(
-        [*sides.values()]
-    )
+    scores = learned_reward(
+        folder, context.model, section.distill or "mean", context.ranks.mesh
+    ).score([*sides.values()])
     free_memory()
     failed = {w for w, score in zip(sides, scores, strict=True) if score.value is None}
     student.targets = {
@@ -316,6 +315,7 @@ class RewardMembers:
             role,
             encoder_of(self.loaded),
             order_seed=order,
+            ranks=self.context.ranks,
         )
         stage.frozen = next((other.frozen for other in self.stages if other.frozen), None)
         self.stages.append(stage)
@@ -347,7 +347,7 @@ class RewardMembers:
         lora = self.section.lora
         assert isinstance(lora, LoraConfig)
         role = average_roles([stage.role for stage in self.stages], "reward", lora)
-        self.one = RewardModeling(first.config, role, first.encoder)
+        self.one = RewardModeling(first.config, role, first.encoder, ranks=first.ranks)
         self.one.center(split.train)
         for stage in self.stages:  # only to compare: they have been saved
             stage.standardize(split.train)
@@ -362,7 +362,9 @@ class RewardMembers:
             self.context.seed,
             len(self.members),
         )
-        self.one = student = Distillation(self.section, role, encoder_of(self.loaded))
+        self.one = student = Distillation(
+            self.section, role, encoder_of(self.loaded), ranks=self.context.ranks
+        )
         student.frozen = self.stages[-1].frozen
         student.taught(self.stages, split.train, combine)
         run.finish(student.fit(split, run, progress))

@@ -162,7 +162,8 @@ class _Round:
                 f"{run.path} has no pair to train on: {sampled}. Look at the reward's "
                 "scores, or sample more."
             )
-        summary = Direct(config, policy, self._reference(loaded, policy), encoder).fit(
+        reference = self._reference(loaded, policy)
+        summary = Direct(config, policy, reference, encoder, ranks=self.context.ranks).fit(
             split, run, self.context.progress
         )
         save_trained(policy, loaded, run.path / "policy", kind="policy")

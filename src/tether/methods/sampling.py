@@ -41,7 +41,7 @@ from tether.cpu.memory import memory_in_use
 from tether.evaluation.decoding import other_temperatures
 from tether.evaluation.held_out import HeldOutAnswers, Scorer
 from tether.evaluation.suite import MeasuredPolicy
-from tether.learner.ranks import FirstEngine, by_first, by_share, here, shared
+from tether.learner.ranks import ALONE, FirstEngine, Ranks, shared
 from tether.models.loading import LoadedModel
 from tether.monitoring.watch import Watch
 from tether.rewards.limit import FailureLimit
@@ -84,7 +84,9 @@ def train(
         if section.reward_servers is not None:
             doing(progress, "starting reward servers")
             source = ends.enter_context(contextlib.closing(served_reward(section, context)))
-        stage, loaded = online_stage(section, context.model, context.scorer, context.seed, source)
+        stage, loaded = online_stage(
+            section, context.model, context.scorer, context.seed, source, context.ranks
+        )
         assert isinstance(stage.reward, FailureLimit)
         ends.enter_context(contextlib.closing(stage.reward))
         ends.callback(torch.set_num_threads, torch.get_num_threads())  # servers may take some
@@ -161,6 +163,7 @@ def online_stage(
     reward_folder: Path | None,
     seed: int,
     served: RewardSource | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[OnlineStage, LoadedModel]:
     """Everything that a stage that samples needs: policy, reference, perhaps a value, a reward
     source and an engine.
@@ -168,11 +171,12 @@ def online_stage(
     Args:
         reward_folder: the trained role that scores, for the reward sources that are models.
         served: what scores in their place.
+        ranks: those that train together.
 
     Raises:
         ModelError: the reward model does not belong to this trunk.
     """
-    loaded = open_model(settings, seed=seed)
+    loaded = open_model(settings, seed=seed, mesh=ranks.mesh)
     encoder = encoder_of(loaded)
     folder = (
         None
@@ -186,20 +190,20 @@ def online_stage(
     source = served or reward_source(
         section, scorers, folder, loaded, loaded.model.device, seed, reader
     )
-    source = FailureLimit(
-        source, section.max_failed, by_share if isinstance(source, SINGLY) else by_first
-    )
+    ask = ranks.score_by_share if isinstance(source, SINGLY) else ranks.score_by_first
+    source = FailureLimit(source, section.max_failed, ask)
     # Where ranks cut weights over all of them, servers come in the engine's place.
     engine = (
-        FirstEngine(None, list)
-        if here().mesh
-        else shared(local_engine(policy, loaded, max_rows=section.engine_rows))
+        FirstEngine(None, list, ranks)
+        if ranks.mesh
+        else shared(local_engine(policy, loaded, max_rows=section.engine_rows), ranks)
     )
+    roles, rest = (policy, reference), (source, engine, encoder)
     if isinstance(section, PolicySection):
-        return PolicyGradient(section, policy, reference, value, source, engine, encoder), loaded
+        return PolicyGradient(section, *roles, value, *rest, ranks=ranks), loaded
     if isinstance(section, BestOfNSection):
-        return BestOfN(section, policy, reference, source, engine, encoder), loaded
-    return OnlineDirect(section, policy, reference, source, engine, encoder), loaded
+        return BestOfN(section, *roles, *rest, ranks=ranks), loaded
+    return OnlineDirect(section, *roles, *rest, ranks=ranks), loaded
 
 
 def _evaluation(
@@ -264,14 +268,15 @@ def _judge(
         return own, "heldout"
     if not isinstance(judge, str):
         run.update_manifest(judge=described(judge))
-        return partial(by_first, score_judge(judge, run.path)), "gold"
+        return partial(context.ranks.score_by_first, score_judge(judge, run.path)), "gold"
     folder = None if context.scorer is None else context.scorer.parent / "test" / "model"
     if folder is None or not folder.is_dir():
         raise MissingFileError(
             f"{context.name}.evaluate.judge = 'test' needs a test model: set reward.test_share "
             "and train the reward stage"
         )
-    return partial(by_share, learned_reward(folder, context.model).score), "test"
+    score = learned_reward(folder, context.model, mesh=context.ranks.mesh).score
+    return partial(context.ranks.score_by_share, score), "test"
 
 
 def _served(
@@ -290,16 +295,16 @@ def _served(
         probe_ids(encoder_of(loaded)),
         padded=section.engine.kind == "vllm",
     )
-    expected, engine = probe(), None
-    if here().first:
+    expected, engine, ranks = probe(), None, context.ranks
+    if ranks.first:
         policy, place = stage.policy, context.placement
         servers = served_engine(
             section, policy, loaded, folder, context.seed, expected, placement=place
         )
         engine = ends.enter_context(contextlib.closing(servers))
     # The same number of threads on all ranks, so that they round alike.
-    torch.set_num_threads(here().once(torch.get_num_threads))
-    return FirstEngine(engine, probe)
+    torch.set_num_threads(ranks.once(torch.get_num_threads))
+    return FirstEngine(engine, probe, ranks)
 
 
 def _ended(guard: Guard, evaluation: HeldOut | None, steps: int) -> bool:
@@ -359,7 +364,7 @@ def _held_out(
     assert section.evaluate is not None
     note = context.folder / "measured_prompts.json"
     most = section.evaluate.prompts
-    count = here().once(lambda: measured_prompts(time_limit(), note, most))
+    count = context.ranks.once(lambda: measured_prompts(time_limit(), note, most))
     if section.evaluate.data is None:
         return held_out_split(rows, count)
     trained = {prompt.messages for prompt in rows}

@@ -25,7 +25,6 @@ from tether.data.formats.containers import left_out
 from tether.data.inspection import longer_chosen
 from tether.data.sources import Quarantine
 from tether.learner.checkpoint import complete_checkpoints
-from tether.learner.ranks import here
 from tether.monitoring.doctor import Finding
 from tether.monitoring.doctor_log import check_movement
 from tether.settings.parts import StagePart
@@ -45,7 +44,7 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         ConfigError: the section names no data, and no rows are given.
         DataError: no row can be used.
     """
-    original = here().once(lambda: _opened(section, context))
+    original = context.ranks.once(lambda: _opened(section, context))
     if original.complete:
         return original.summary()
     try:
@@ -73,7 +72,7 @@ def open_part(part: StagePart, context: Context, **manifest: Any) -> RunDirector
 
 def _trained(section: Section, context: Context, original: RunDirectory) -> Json:
     """Train in a stage's folder, or in a rank's copy of it, and finish it."""
-    with here().workplace(context.folder, original.path):
+    with context.ranks.workplace(context.folder, original.path):
         run = RunDirectory(context.folder)
         rows = context.rows
         quarantine = context.fresh_quarantine(context.name)

@@ -13,7 +13,6 @@ from tether.build.context import Context
 from tether.build.roles import encoder_of, frozen_model, new_role, reward_role, save_trained, whole
 from tether.core.rundir import RunDirectory, write_json
 from tether.core.types import Json
-from tether.learner.ranks import here
 from tether.models.carried import Rounding, merged_weights, settle
 from tether.models.loading import LoadedModel, save_model, weights_digest
 from tether.models.quantized import dequantized
@@ -46,7 +45,7 @@ def train(
     stage = _stage(section, context, loaded)
     summary = stage.train(rows, run, context.progress)
     if isinstance(stage, SFT):
-        merged = _save_merged(stage.role, loaded, context.seed, run)
+        merged = _save_merged(stage.role, loaded, context, run)
         summary = {**summary, **_loss_of_merged(stage, merged, summary, loaded)}
     elif isinstance(section, ProcessSection):
         save_trained(stage.role, loaded, run.path / "model", kind="process")
@@ -64,32 +63,35 @@ def _stage(
     The reference of a policy under an adapter is the bare trunk. A policy that is trained whole has
     a reference model of its own.
     """
-    encoder = encoder_of(loaded)
-    seed = context.seed
+    encoder, seed, ranks = encoder_of(loaded), context.seed, context.ranks
     if isinstance(section, ProcessSection):
-        return ProcessRewardModeling(section, reward_role(loaded, section, seed), encoder)
+        role = reward_role(loaded, section, seed)
+        return ProcessRewardModeling(section, role, encoder, ranks=ranks)
     if isinstance(section, SFTSection):
-        return SFT(section, new_role(loaded, "sft", section.lora, seed=seed), encoder)
+        role = new_role(loaded, "sft", section.lora, seed=seed)
+        return SFT(section, role, encoder, ranks=ranks)
     policy = new_role(loaded, "policy", section.lora, seed=seed)
     reference = None
     if section.needs_reference:
         # precomputed: asked before it changes
         on_trunk = section.lora is not False or section.precomputed
         reference = Role(
-            policy.model if on_trunk else frozen_model(context.model, seed, section.offload)
+            policy.model
+            if on_trunk
+            else frozen_model(context.model, seed, section.offload, loaded.mesh)
         )
     if isinstance(section, DirectSection):
-        return Direct(section, policy, reference, encoder)
+        return Direct(section, policy, reference, encoder, ranks=ranks)
     assert reference is not None
-    return KTO(section, policy, reference, encoder)
+    return KTO(section, policy, reference, encoder, ranks=ranks)
 
 
-def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) -> Role:
+def _save_merged(role: Role, loaded: LoadedModel, context: Context, run: RunDirectory) -> Role:
     """A plain transformers folder `model`, adapters merged: the reference of all that follows.
     Returns the merged role.
     """
-    role = whole(dequantized(role), loaded, seed)
-    if here().first:
+    role = whole(dequantized(role), loaded, context.seed)
+    if context.ranks.first:
         rounding = Rounding(role.model.dtype)
         settled = settle(role.model, role.adapter, rounding)
         if rounding.share is not None and rounding.share < MERGE_HOLDS:
@@ -124,7 +126,8 @@ def _loss_of_merged(stage: SFT, merged: Role, summary: Json, loaded: LoadedModel
     before = summary["eval_loss_before"]
     after = summary["eval_loss"]
     adapted = stage.config.lora is not False if isinstance(stage.config, SFTSection) else False
-    if not (adapted and stage.heldout and merged.model.dtype != torch.float32 and here().size == 1):
+    rounded = merged.model.dtype != torch.float32
+    if not (adapted and stage.heldout and rounded and stage.ranks.size == 1):
         return {}
     loss = SFT(stage.config, merged, stage.encoder).evaluate(stage.heldout)["loss"]
     lost = (loss - after) / (before - after) if before > after else 0.0

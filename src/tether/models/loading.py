@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from tether.core.errors import ConfigError, ModelError, one_line, require
 from tether.core.once import once
@@ -47,7 +48,7 @@ class LoadedModel:
     `template` None means the tokenizer's own. `stop_ids` are the ids that end a turn, the EOS
     first. `digest` is that of the weights in the dtype in which they are held, `rounded_digest`
     that of the same weights in bfloat16. `cpu_kernels` names the changes of `cpu.speed_up`. `seed`
-    is that of random weights.
+    is that of random weights. `mesh` is set where the weights are cut over ranks.
     """
 
     config: ModelConfig
@@ -63,6 +64,7 @@ class LoadedModel:
     cpu_kernels: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     seed: int = 0
+    mesh: DeviceMesh | None = None
 
     def note(self, sentence: str) -> None:
         """Log once, and keep for the run's summary, what is done otherwise with this model than

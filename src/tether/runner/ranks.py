@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from tether.build.launching import Placement
 from tether.core.errors import ConfigError, RunError
-from tether.learner.ranks import COMING, Ranks, close, joined
+from tether.learner.ranks import ALONE, COMING, Ranks, close, joined
 from tether.models.loading import pick_device
 from tether.servers.launch import Launcher
 from tether.settings.learner import LearnerConfig
@@ -37,7 +37,7 @@ LEAVE = 10.0
 
 
 @contextlib.contextmanager
-def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
+def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[Ranks]:
     """Within this block the ranks that a recipe asks for train together; on leaving it those
     started here have ended.
 
@@ -66,7 +66,7 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
             "--max-restarts: leave one of them out"
         )
     if settings.ranks == 1:
-        yield
+        yield ALONE
         return
     local = int(os.environ.get("LOCAL_RANK", "0"))
     beside = int(os.environ.get("LOCAL_WORLD_SIZE", given or str(settings.ranks)))
@@ -84,7 +84,7 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
         stack.callback(close)
         ranks = _placed(recipe, stages, stack) if given is None else _found(settings)
         stack.enter_context(joined(ranks, on_gpu, settings.shard))
-        yield
+        yield ranks
 
 
 def _found(settings: LearnerConfig) -> Ranks:
@@ -146,9 +146,9 @@ def _placed(recipe: BaseRecipe, stages: Sequence[str], ends: contextlib.ExitStac
     )
 
 
-def placement_of(recipe: BaseRecipe) -> Placement:
-    """The place where a recipe's programs start."""
-    return Placement(recipe.on, recipe.model.device)
+def placement_of(recipe: BaseRecipe, ranks: int = 1) -> Placement:
+    """The place where a recipe's programs start, beside so many ranks."""
+    return Placement(recipe.on, recipe.model.device, ranks)
 
 
 def keep_store(place: Placement) -> dist.TCPStore:

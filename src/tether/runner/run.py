@@ -23,7 +23,7 @@ from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine
 from tether.learner.determinism import deterministic
 from tether.learner.loop import Progress
-from tether.learner.ranks import here
+from tether.learner.ranks import ALONE, Ranks
 from tether.methods.evaluate import drawn_from, sampling_of, weights_of
 from tether.methods.overlaps import trained_prompts, warn_of_overlap
 from tether.methods.pairs import comparisons_of, feedback_of
@@ -34,7 +34,7 @@ from tether.runner.budgets import Budgets, reopen
 from tether.runner.by_device import by_device
 from tether.runner.folder import check_base
 from tether.runner.jobs import Job, expand, from_pairs, sweep_table, variants
-from tether.runner.ranks import placement_of, together
+from tether.runner.ranks import is_other, placement_of, together
 from tether.runner.restarts import watched, watches
 from tether.runner.totals import compared_in, write_totals
 from tether.settings.evaluation import EvaluationSection
@@ -75,7 +75,7 @@ def run_recipe(
     recipe = by_device(recipe, names)
     jobs = [job for job in expand(recipe, names) if only in (None, job.folder)]
     root.mkdir(parents=True, exist_ok=True)
-    if recipe.sweep is not None and here().first and only is None:
+    if recipe.sweep is not None and only is None and not is_other():
         write_json(root / SWEEP, {"combinations": sweep_table(recipe)})
     price = show_price(recipe, names, progress)
     placement_of(recipe).check()
@@ -83,9 +83,9 @@ def run_recipe(
         return watched(recipe, names, progress)
     slots = job_slots(recipe, at_once, price) if at_once > 1 else {}
     with (
-        together(recipe, names),
+        together(recipe, names) as ranks,
         deterministic() if recipe.deterministic else contextlib.nullcontext(),
-        tracking(recipe.track if here().first and only is None else (), root),
+        tracking(recipe.track if ranks.first and only is None else (), root),
     ):
         if slots:
             return run_at_once(recipe, names, slots, progress)
@@ -95,8 +95,8 @@ def run_recipe(
             budgets = Budgets(own[0].recipe, order, price, clock, began)
             for job in own:
                 with limited_by(budgets.limit(job.name, job.round)):
-                    results[_title(job, root)] = _run(job, progress)
-            if here().first and any(job.name == "evaluate" for job in own):
+                    results[_title(job, root)] = _run(job, progress, ranks)
+            if ranks.first and any(job.name == "evaluate" for job in own):
                 _write_totals(own)
     return results
 
@@ -148,26 +148,26 @@ def _sampling(recipe: BaseRecipe) -> Sampling | None:
     return next((section.sampling for section in samplers if hasattr(section, "sampling")), None)
 
 
-def _run(job: Job, progress: Callable[[str], Progress] | None) -> dict[str, Any]:
+def _run(job: Job, progress: Callable[[str], Progress] | None, ranks: Ranks) -> dict[str, Any]:
     """One job."""
-    if here().size > 1 and job.kind.alone:
-        return here().once(lambda: _run(job, progress))
+    if ranks.size > 1 and job.kind.alone:
+        return ranks.once(lambda: _run(job, progress, ALONE))
     if job.start is not None:
         check_base(job.start.parent, job.folder)
-    context = context_of(job, progress(job.title) if progress else None)
+    context = context_of(job, progress(job.title) if progress else None, ranks)
     verdict = job.folder / "summary.json"
     if context.policies and verdict.is_file() and _has_changed(context, read_json(verdict)):
         verdict.unlink()  # all are compared again, by the answers that still hold
-    if verdict.is_file() and here().first:
+    if verdict.is_file() and ranks.first:
         reopen(RunDirectory(job.folder), job.settings, time_limit())
-    if not here().first:
-        context = replace(context, folder=here().desk / job.place.name / job.name)
+    if not ranks.first:
+        context = replace(context, folder=ranks.desk / job.place.name / job.name)
     summary = run_stage(job.settings, context)
     free_memory()
     return summary
 
 
-def context_of(job: Job, progress: Progress | None = None) -> Context:
+def context_of(job: Job, progress: Progress | None = None, ranks: Ranks = ALONE) -> Context:
     """Inputs of a job's stage: its model, its rows and its scorer, as the run's files have them."""
     recipe, settings, place = job.recipe, job.settings, job.place
     context = Context(
@@ -181,7 +181,8 @@ def context_of(job: Job, progress: Progress | None = None) -> Context:
         earlier=job.earlier,
         policy=newest_policy(job.earlier[-1]) if job.earlier else None,
         rows=_collected(recipe, settings, job.pairs) if job.pairs else None,
-        placement=placement_of(recipe),
+        placement=placement_of(recipe, ranks.size),
+        ranks=ranks,
     )
     if job.name != "evaluate":
         return context

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import groupby
 
 from torch import Tensor
@@ -24,6 +24,7 @@ from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import ChatEncoder, Encoded
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order, split_evenly
+from tether.learner.ranks import ALONE, Ranks
 from tether.models.trunk import Role
 from tether.settings.sampling import BestOfNConfig
 from tether.stages.reference import whole_logprobs
@@ -51,6 +52,8 @@ class BestOfN:
     reward: RewardSource
     engine: Engine
     encoder: ChatEncoder
+    _: KW_ONLY
+    ranks: Ranks = ALONE
     stopped = False
 
     def __post_init__(self) -> None:
@@ -60,7 +63,11 @@ class BestOfN:
         self.reference = self.reference if config.report_kl else None
         updates = config.steps * config.epochs * config.minibatches
         self.learner = LocalLearner(
-            policy.parameters(), config.optimizer_for(policy.adapter), updates, config.ema_decay
+            policy.parameters(),
+            config.optimizer_for(policy.adapter),
+            updates,
+            config.ema_decay,
+            ranks=self.ranks,
         )
         for role in filter(None, (policy, self.reference)):
             role.train_mode(False)
@@ -179,7 +186,8 @@ class BestOfN:
         batches = batches_for(
             self.policy, sequences, self.encoder.pad_id, self.config.micro_batch_tokens
         )
-        return accumulate(Update((batch for _, batch in batches), loss), self.learner)[0]
+        update = Update((batch for _, batch in batches), loss)
+        return accumulate(update, self.ranks, self.learner)[0]
 
     def _totals(self, role: Role, sequences: Sequence[Encoded]) -> list[float]:
         """Log-probability of each whole response."""

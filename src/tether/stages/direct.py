@@ -25,6 +25,7 @@ from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking, Split, encode_comparisons, pairs_of, prepare, sequences_of
 from tether.evaluation.winrate import pairwise_accuracy, share_in_order
 from tether.learner.loop import Progress, plan_updates
+from tether.learner.ranks import ALONE, Ranks
 from tether.models.trunk import Role
 from tether.settings.supervised import DirectConfig, PairLossConfig
 from tether.stages.reference import Likelihoods
@@ -118,9 +119,16 @@ class Direct:
     dropout = False
 
     def __init__(
-        self, config: DirectConfig, policy: Role, reference: Role | None, encoder: ChatEncoder
+        self,
+        config: DirectConfig,
+        policy: Role,
+        reference: Role | None,
+        encoder: ChatEncoder,
+        *,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config, self.role, self.encoder = config, policy, encoder
+        self.ranks = ranks
         self.likelihoods = Likelihoods(
             policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed
         )
@@ -134,7 +142,7 @@ class Direct:
     def evaluate(self, rankings: Sequence[Ranking]) -> Json:
         """Loss, margins and accuracy of the implicit reward on held-out comparisons."""
         update = self.pairs.update(rankings)
-        loss, rewards = accumulate(update)
+        loss, rewards = accumulate(update, self.ranks)
         leads, labels = leads_of(update.micro_batches, rewards)
         groups = [
             ranking.group

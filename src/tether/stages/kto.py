@@ -34,6 +34,7 @@ from tether.data.prepare import (
     verdicts_of,
 )
 from tether.learner.loop import Progress, plan_updates
+from tether.learner.ranks import ALONE, Ranks
 from tether.models.trunk import Role
 from tether.settings.supervised import KTOConfig
 from tether.stages.reference import Likelihoods
@@ -62,9 +63,16 @@ class KTO:
     dropout = False
 
     def __init__(
-        self, config: KTOConfig, policy: Role, reference: Role, encoder: ChatEncoder
+        self,
+        config: KTOConfig,
+        policy: Role,
+        reference: Role,
+        encoder: ChatEncoder,
+        *,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config, self.role, self.encoder = config, policy, encoder
+        self.ranks = ranks
         self.likelihoods = Likelihoods(
             policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed
         )
@@ -132,7 +140,7 @@ class KTO:
 
     def evaluate(self, judged: Sequence[JudgedPrompt]) -> dict[str, float]:
         """Loss and rewards of held-out responses, as if all were one update."""
-        return measure(self.update(judged))
+        return measure(self.update(judged), self.ranks)
 
     def train(
         self, rows: Sequence[Feedback], run: RunDirectory, progress: Progress | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 
 from tether.core.protocols import Engine, RewardSource
@@ -19,6 +19,7 @@ from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking
 from tether.learner.local import LocalLearner
+from tether.learner.ranks import ALONE, Ranks
 from tether.models.trunk import Role
 from tether.settings.sampling import OnlineDirectConfig
 from tether.stages.direct import PairLoss
@@ -93,6 +94,8 @@ class OnlineDirect:
     reward: RewardSource
     engine: Engine
     encoder: ChatEncoder
+    _: KW_ONLY
+    ranks: Ranks = ALONE
     stopped = False
 
     def __post_init__(self) -> None:
@@ -107,6 +110,7 @@ class OnlineDirect:
             config.optimizer_for(policy.adapter),
             config.steps,
             config.ema_decay,
+            ranks=self.ranks,
         )
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step:
@@ -151,7 +155,7 @@ class OnlineDirect:
         prompt, else the extremes alone.
         """
         update = self.pairs.update(rankings)
-        loss, rewards = accumulate(update, self.learner) if rankings else (math.nan, [])
+        loss, rewards = accumulate(update, self.ranks, self.learner) if rankings else (math.nan, [])
         metrics = {
             "loss": loss,
             **(update.metrics(rewards) if rankings else {}),

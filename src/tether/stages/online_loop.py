@@ -28,7 +28,6 @@ from tether.data.chat import ChatEncoder
 from tether.learner.checkpoint import Checkpoints
 from tether.learner.local import LocalLearner
 from tether.learner.loop import draws_schedule, endless, go_on_within, replayable
-from tether.learner.ranks import here
 from tether.settings.policy import SampledConfig
 from tether.stages.rollouts import Experience, Step
 from tether.stages.token_numbers import token_rows
@@ -90,11 +89,12 @@ def train(
         RewardError: the reward source fails too often; the last whole step is saved.
     """
     config, start, limit = stage.config, time.perf_counter(), time_limit()
+    ranks = stage.learner.ranks
     if not prompts:
         raise DataError(f"{type(stage).__name__} needs at least one prompt")
 
     def finished() -> bool:
-        return here().once(
+        return ranks.once(
             lambda: (
                 done >= config.steps
                 or stage.stopped
@@ -105,7 +105,7 @@ def train(
 
     with (
         Stopping(run.path) as stopping,
-        Checkpoints(run.path / "checkpoints", config.keep_checkpoints) as checkpoints,
+        Checkpoints(run.path / "checkpoints", config.keep_checkpoints, ranks=ranks) as checkpoints,
     ):
         done, watchdog = (
             _resume(stage, run, checkpoints, monitor),
@@ -115,7 +115,7 @@ def train(
         run.expect(config.steps)
         doing(progress, f"sampling for step {done + 1}")
         last = finished()
-        while (stop := here().agreed(stopping.asked)) or not last:
+        while (stop := ranks.agreed(stopping.asked)) or not last:
             if stop:
                 _save(stage, run, checkpoints, done, monitor)
                 checkpoints.wait()
@@ -144,7 +144,7 @@ def train(
             _record_samples(stage, run, done, rollouts, scores)
             drawn, last = draws_schedule(limit, stage.learner, done, run), finished()
             due = drawn or last or done % config.checkpoint_every == 0
-            if due or here().once(lambda: stopping.to_save):
+            if due or ranks.once(lambda: stopping.to_save):
                 _save(stage, run, checkpoints, done, monitor)
             if progress:
                 progress(done, limit.drawn or config.steps, metrics)

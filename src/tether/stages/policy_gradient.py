@@ -14,7 +14,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order
-from tether.learner.ranks import here
+from tether.learner.ranks import ALONE, Ranks
 from tether.models.trunk import Role
 from tether.settings.policy import PolicyConfig
 from tether.stages.reward_shaping import RewardShaping
@@ -79,6 +79,8 @@ class PolicyGradient:
     reward: RewardSource
     engine: Engine
     encoder: ChatEncoder
+    _: KW_ONLY
+    ranks: Ranks = ALONE
 
     def __post_init__(self) -> None:
         config, policy, value = self.config, self.policy, self.value
@@ -106,7 +108,11 @@ class PolicyGradient:
         learned = dict.fromkeys(policy.parameters() + ([] if value is None else value.parameters()))
         updates = config.steps * config.epochs * config.minibatches
         self.learner = LocalLearner(
-            list(learned), config.optimizer_for(policy.adapter), updates, config.ema_decay
+            list(learned),
+            config.optimizer_for(policy.adapter),
+            updates,
+            config.ema_decay,
+            ranks=self.ranks,
         )
         for role in self.roles:
             role.train_mode(False)
@@ -218,7 +224,14 @@ class PolicyGradient:
         budget = self.config.micro_batch_tokens
         limit = min(role.document_tokens(budget) for role in self.roles)
         return Experience(
-            rollouts, scores, self.encoder, budget, self.policy.device, document_tokens=limit, **how
+            rollouts,
+            scores,
+            self.encoder,
+            budget,
+            self.policy.device,
+            document_tokens=limit,
+            ranks=self.ranks,
+            **how,
         )
 
     @torch.no_grad()
@@ -239,7 +252,7 @@ class PolicyGradient:
         one_trunk = reference is None or reference.model is self.policy.model
         passes = (not self.old_from_update) + (reference is not None) + self.config.epochs
         reused = one_trunk and passes > 1
-        for place in here().in_step(experience.own, spare=0):
+        for place in self.ranks.in_step(experience.own, spare=0):
             batch, flat = experience.batches[place], {}
             common = experience.common[place] = self.policy.common(batch) if reused else None
             if not self.old_from_update:
@@ -264,7 +277,7 @@ class PolicyGradient:
         some = self.cut(
             [experience.rollouts[i] for i in places], [experience.scores[i] for i in places]
         )
-        for number in here().in_step(some.own, spare=0):
+        for number in self.ranks.in_step(some.own, spare=0):
             batch = some.batches[number]
             some.put(
                 "reference_logprobs",

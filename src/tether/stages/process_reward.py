@@ -26,6 +26,7 @@ from tether.data.sources import split_by_group
 from tether.data.steps import Solution, StepEncoder, encode_solutions, step_states
 from tether.evaluation.process import compare_with_chance
 from tether.learner.loop import Progress, plan_updates
+from tether.learner.ranks import ALONE, Ranks
 from tether.models.trunk import Role
 from tether.settings.supervised import ProcessRewardConfig
 from tether.stages.supervised import SupervisedLoop, Update, measure
@@ -36,10 +37,18 @@ class ProcessRewardModeling:
 
     dropout = True
 
-    def __init__(self, config: ProcessRewardConfig, role: Role, encoder: ChatEncoder) -> None:
+    def __init__(
+        self,
+        config: ProcessRewardConfig,
+        role: Role,
+        encoder: ChatEncoder,
+        *,
+        ranks: Ranks = ALONE,
+    ) -> None:
         if role.head is None or role.head.outputs != config.outputs:
             raise ValueError(f"the role needs a head of {config.outputs} outputs")
         self.config, self.role, self.head = config, role, role.head
+        self.ranks = ranks
         columns = config.label_column, config.problem_column
         self.encoder = StepEncoder(
             encoder, config.delimiters, config.target, config.classes, *columns
@@ -70,7 +79,7 @@ class ProcessRewardModeling:
 
     def evaluate(self, solutions: Sequence[Solution]) -> dict[str, float]:
         """Mean cross-entropy a label."""
-        return {"loss": measure(self.update(solutions))["loss"]}
+        return {"loss": measure(self.update(solutions), self.ranks)["loss"]}
 
     @torch.no_grad()
     def probabilities(self, solutions: Sequence[Solution]) -> list[list[float]]:

@@ -40,6 +40,7 @@ from tether.data.prepare import (
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
 from tether.evaluation.winrate import correlation, pairwise_accuracy, share_in_order
 from tether.learner.loop import Progress, plan_updates
+from tether.learner.ranks import ALONE, Ranks
 from tether.models.heads import ScalarHead
 from tether.models.trunk import Role
 from tether.settings.reward import RewardConfig
@@ -66,8 +67,10 @@ class RewardModeling:
         encoder: ChatEncoder,
         *,
         order_seed: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config, self.role, self.encoder = config, role, encoder
+        self.ranks = ranks
         self.order_seed = config.seed if order_seed is None else order_seed
         self.frozen: FrozenStates | None = None
 

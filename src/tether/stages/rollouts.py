@@ -23,7 +23,7 @@ from tether.core.protocols import Engine, RewardSource, count_of, now_doing
 from tether.core.types import Prompt, Rollout, Score
 from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import ChatEncoder
-from tether.learner.ranks import here
+from tether.learner.ranks import ALONE, Ranks
 from tether.settings.policy import SampledConfig
 
 T = TypeVar("T")
@@ -159,6 +159,7 @@ class Experience:
             one. A micro-batch never holds rollouts of two, so that its budget of tokens decides
             memory alone.
         taught: the rollouts that count; unset: those with a score.
+        ranks: those that share the micro-batches among them.
     """
 
     def __init__(
@@ -172,8 +173,10 @@ class Experience:
         document_tokens: int = 0,
         minibatches: Sequence[Sequence[int]] | None = None,
         taught: Sequence[bool] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.rollouts, self.scores = list(rollouts), list(scores)
+        self.ranks = ranks
         sequences = [encoder.rollout(r.prompt_ids, r.response_ids, r.spans) for r in rollouts]
         cuts: list[list[int]] = []
         self.minibatches: list[list[int]] = []
@@ -216,7 +219,7 @@ class Experience:
         return [
             part[i]
             for part in self.minibatches
-            for i in here().share([self.size(number) for number in part])
+            for i in self.ranks.share([self.size(number) for number in part])
         ]
 
     def size(self, number: int) -> int:
@@ -227,7 +230,7 @@ class Experience:
         """The results of the micro-batches of minibatch `part`: each is computed when asked for, by
         the rank that owns it.
         """
-        return here().map(work, self.minibatches[part], self.size)
+        return self.ranks.map(work, self.minibatches[part], self.size)
 
     def measure(
         self, part: int, work: Callable[[int], Mapping[str, Tensor]]
@@ -235,14 +238,14 @@ class Experience:
         """Numbers by name, scalars, of each micro-batch of minibatch `part`, read by the host after
         the last.
         """
-        rows = here().measure(work, self.minibatches[part], self.size)
+        rows = self.ranks.measure(work, self.minibatches[part], self.size)
         return [{name: value for name, (value,) in row.items()} for row in rows]
 
     def complete(self, *names: str) -> None:
         """Sum matrices over the ranks, each of which has `put` its own rows; none named: all that
         come from models.
         """
-        here().sum_([getattr(self, name) for name in names or EVALUATED])
+        self.ranks.sum_([getattr(self, name) for name in names or EVALUATED])
 
     def part(self, name: str, number: int) -> Tensor:
         """One matrix, cut to micro-batch `number`."""
@@ -250,7 +253,7 @@ class Experience:
 
     def put(self, name: str, number: int, values: Tensor) -> None:
         """The inverse of `part`: (sequences, time) of micro-batch `number` into the matrix."""
-        if not here().idle:
+        if not self.ranks.idle:
             getattr(self, name)[self.rows[number], : self.batches[number].num_steps] = values
 
     def at_last(self, values: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from tether.data.batches import TokenBatch, document_length, documents_of, make_
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import Encoding, encode_rows, limit_of, prepare, within
 from tether.learner.loop import Progress, plan_updates
+from tether.learner.ranks import ALONE, Ranks
 from tether.models.trunk import Role
 from tether.settings.supervised import SFTConfig
 from tether.stages.supervised import SupervisedLoop, Update, evaluating
@@ -32,8 +33,11 @@ class SFT:
 
     dropout = True
 
-    def __init__(self, config: SFTConfig, role: Role, encoder: ChatEncoder) -> None:
+    def __init__(
+        self, config: SFTConfig, role: Role, encoder: ChatEncoder, *, ranks: Ranks = ALONE
+    ) -> None:
         self.config, self.role, self.encoder = config, role, encoder
+        self.ranks = ranks
         self.heldout: Sequence[Encoded] = ()
         """The conversations that `train` holds out."""
 

@@ -27,7 +27,7 @@ from tether.data.prepare import Split
 from tether.learner.checkpoint import Checkpoints, numbered, unnumbered
 from tether.learner.local import LocalLearner
 from tether.learner.loop import Progress, draws_schedule, go_on_within, replayable
-from tether.learner.ranks import here
+from tether.learner.ranks import Ranks
 from tether.models.sharded import cut, local
 from tether.models.trunk import Role
 from tether.settings.learner import SupervisedConfig
@@ -59,17 +59,19 @@ class Objective(Protocol[Row_contra]):
     """A role, what an update of it is, and how held-out rows judge it.
 
     dropout: whether updates have it; evaluations never do.
+    ranks: those that share the micro-batches of an update.
     """
 
     role: Role
     dropout: bool
+    ranks: Ranks
 
     def update(self, rows: Sequence[Row_contra], /) -> Update[Any]: ...
     def evaluate(self, rows: Sequence[Row_contra], /) -> Mapping[str, Any]: ...
 
 
 def accumulate(
-    update: Update[Any], learner: LocalLearner | None = None
+    update: Update[Any], ranks: Ranks, learner: LocalLearner | None = None
 ) -> tuple[float, list[list[float]]]:
     """The update's loss, and with a learner its gradient, micro-batch by micro-batch; with what was
     measured of each.
@@ -84,7 +86,7 @@ def accumulate(
             learner.backward(loss)
         return {"loss": loss.detach(), "measured": measured.detach()}
 
-    rows = here().measure(pass_through, update.micro_batches)
+    rows = ranks.measure(pass_through, update.micro_batches)
     return sum((row["loss"][0] for row in rows), 0.0), [row["measured"] for row in rows]
 
 
@@ -93,15 +95,15 @@ def make_step(
 ) -> dict[str, float]:
     """One optimizer step over the rows."""
     update = objective.update(rows)
-    loss, measured = accumulate(update, learner)
+    loss, measured = accumulate(update, learner.ranks, learner)
     norms = learner.step()
     return {"loss": loss, **update.metrics(measured), **norms}
 
 
 @torch.no_grad()
-def measure(update: Update[Any]) -> dict[str, float]:
+def measure(update: Update[Any], ranks: Ranks) -> dict[str, float]:
     """Loss and metrics of an update that is not made."""
-    loss, measured = accumulate(update)
+    loss, measured = accumulate(update, ranks)
     return {"loss": loss, **update.metrics(measured)}
 
 
@@ -164,7 +166,10 @@ class SupervisedLoop:
     def __post_init__(self) -> None:
         role, config = self.objective.role, self.config
         self.learner = LocalLearner(
-            role.parameters(), config.optimizer_for(role.adapter), len(self.plan)
+            role.parameters(),
+            config.optimizer_for(role.adapter),
+            len(self.plan),
+            ranks=self.objective.ranks,
         )
         self.every, self.made = config.evaluate_every if self.split.test else 0, 0
 
@@ -185,17 +190,20 @@ class SupervisedLoop:
             Interrupted: a signal came; the update in hand is finished and saved.
         """
         objective, plan, rows, limit = self.objective, self.plan, self.split.train, time_limit()
+        ranks = objective.ranks
         objective.role.train_mode(objective.dropout)
         with (
             Stopping(self.run.path) as stopping,
-            Checkpoints(self.run.path / "checkpoints", self.config.keep_checkpoints) as saved,
+            Checkpoints(
+                self.run.path / "checkpoints", self.config.keep_checkpoints, ranks=ranks
+            ) as saved,
         ):
             number, watchdog = self._resume(saved), Watchdog(self.run.path / "stacks.txt")
             limit.begin(number, len(plan))
             self.run.expect(len(plan))
             doing(self.progress, f"update {number + 1}")
-            while (stop := here().agreed(stopping.asked)) or (
-                number < len(plan) and not here().once(limit.over)
+            while (stop := ranks.agreed(stopping.asked)) or (
+                number < len(plan) and not ranks.once(limit.over)
             ):
                 if stop:
                     self._save(saved, number)
@@ -213,7 +221,7 @@ class SupervisedLoop:
                     self.run.log(metrics, number)
                 drawn = draws_schedule(limit, self.learner, number, self.run)
                 due = drawn or last or number % self.config.checkpoint_every == 0
-                if due or here().once(lambda: stopping.to_save):
+                if due or ranks.once(lambda: stopping.to_save):
                     self._save(saved, number)
                 if self.progress:
                     self.progress(number, limit.drawn or len(plan), metrics)
@@ -246,7 +254,8 @@ class SupervisedLoop:
             replayable(self.run, self.learner, number + 1, rows),
             torch.random.fork_rng([device] * (device.type == "cuda")),
         ):
-            torch.manual_seed(1_000_003 * self.config.seed + number + 15_485_863 * here().rank)
+            rank = self.objective.ranks.rank
+            torch.manual_seed(1_000_003 * self.config.seed + number + 15_485_863 * rank)
             return make_step(self.objective, self.learner, rows)
 
     def _evaluated(self) -> dict[str, float]:
