@@ -124,8 +124,16 @@ def read_cases(
             )
             yield from islice(read_rows(file, one, quarantine), limit)
         else:
-            how: Any = {"quarantine": quarantine, "limit": limit, "columns": columns}
-            yield from map(case, read(file, Comparison, format=format, check=case, **how))
+            rows = read(
+                file,
+                Comparison,
+                format=format,
+                check=case,
+                quarantine=quarantine,
+                limit=limit,
+                columns=columns,
+            )
+            yield from map(case, rows)
 
 
 def import_cases(

@@ -162,13 +162,17 @@ def served_engine(
     if threads and ahead:
         torch.set_num_threads(threads)
     servers = placement.servers_for(config, command, root, threads, policy.device.type)
-    how = {
-        "context_length": loaded.context_length,
-        "ours": ours,
-        "expected": expected,
-        "combined": combined,
-    }
-    return ServedEngine(policy, encoder_of(loaded), servers, root, config, **how)
+    return ServedEngine(
+        policy,
+        encoder_of(loaded),
+        servers,
+        root,
+        config,
+        context_length=loaded.context_length,
+        ours=ours,
+        expected=expected,
+        combined=combined,
+    )
 
 
 def _note_rounded(policy: Role, loaded: LoadedModel) -> None:
@@ -293,10 +297,13 @@ def engine_server(
             settings[engine] = own
         return engine
 
-    limits = {
-        "context": loaded.context_length,
-        "vocabulary": loaded.model.get_input_embeddings().weight.shape[0],
-    }
     return EngineServer(
-        address, loaded.source, load, spare.append, **limits, alone=alone, token=token
+        address,
+        loaded.source,
+        load,
+        spare.append,
+        context=loaded.context_length,
+        vocabulary=loaded.model.get_input_embeddings().weight.shape[0],
+        alone=alone,
+        token=token,
     )

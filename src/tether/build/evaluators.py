@@ -194,8 +194,8 @@ def _diversity(material: Material) -> PolicyEvaluator:
 
 
 def _rows(material: Material, files: Sequence[str], kind: type[Row]) -> list[Row]:
-    how = {"quarantine": material.quarantine, "limit": material.limit}
-    return [row for file in files for row in read(file, kind, **how)]
+    aside, limit = material.quarantine, material.limit
+    return [row for file in files for row in read(file, kind, quarantine=aside, limit=limit)]
 
 
 def _fitting(

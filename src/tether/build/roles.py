@@ -79,15 +79,26 @@ class SampledSection(Adapted, Protocol):
 
 def encoder_of(loaded: LoadedModel) -> ChatEncoder:
     """The one encoder that speaks this model's language."""
-    limits = {"vocabulary": Role(loaded.model).vocabulary, "context_length": loaded.context_length}
-    how = (loaded.template, loaded.system_prompt, loaded.config.rendered_texts)
-    return ChatEncoder(loaded.tokenizer, loaded.stop_ids, *how, **limits)
+    return ChatEncoder(
+        loaded.tokenizer,
+        loaded.stop_ids,
+        loaded.template,
+        loaded.system_prompt,
+        loaded.config.rendered_texts,
+        vocabulary=Role(loaded.model).vocabulary,
+        context_length=loaded.context_length,
+    )
 
 
 def local_engine(role: Role, loaded: LoadedModel, *, max_rows: int = 64) -> LocalEngine:
     """The in-process engine for a role."""
-    limits = {"max_rows": max_rows, "context_length": loaded.context_length}
-    return LocalEngine(role, encoder_of(loaded), **limits, cpu_kernels=loaded.config.cpu_kernels)
+    return LocalEngine(
+        role,
+        encoder_of(loaded),
+        max_rows=max_rows,
+        context_length=loaded.context_length,
+        cpu_kernels=loaded.config.cpu_kernels,
+    )
 
 
 def save_trained(role: Role, loaded: LoadedModel, folder: Path, *, kind: str) -> None:
@@ -140,18 +151,29 @@ def reward_role(
     nothing to another head.
     """
     own = seed + MEMBER_STRIDE * (member or 0)
-    how = {
-        "dropout": section.head_dropout,
-        "outputs": section.outputs,
-        "seed": seed if one_head else own,
-    }
+    head = new_head(
+        loaded,
+        zero=False,
+        dropout=section.head_dropout,
+        seed=seed if one_head else own,
+        outputs=section.outputs,
+    )
     name = "reward" if member is None else f"reward-{member}"
-    return new_role(loaded, name, section.lora, seed=own, head=new_head(loaded, zero=False, **how))
+    return new_role(loaded, name, section.lora, seed=own, head=head)
 
 
-def new_head(loaded: LoadedModel, **how: Any) -> ScalarHead:
+def new_head(
+    loaded: LoadedModel,
+    *,
+    zero: bool = True,
+    dropout: float = 0.0,
+    seed: int = 0,
+    outputs: int = 1,
+) -> ScalarHead:
     """A head that will learn, for this trunk."""
-    return ScalarHead(Role(loaded.model).width, **how).to(loaded.model.device)
+    width = Role(loaded.model).width
+    head = ScalarHead(width, zero=zero, dropout=dropout, seed=seed, outputs=outputs)
+    return head.to(loaded.model.device)
 
 
 def new_role(

@@ -30,8 +30,13 @@ class GuardedRows:
         self.dataset, self.name, self.time_limit = dataset, name, time_limit
 
     def _call(self, function: Any, *arguments: Any) -> Any:
-        limits = {"time_limit": self.time_limit, "dump_after": self.time_limit / 2}
-        guarded = Guarded(function, f"the {self.name}", Watchdog(None), **limits)
+        guarded = Guarded(
+            function,
+            f"the {self.name}",
+            Watchdog(None),
+            time_limit=self.time_limit,
+            dump_after=self.time_limit / 2,
+        )
         try:
             return guarded(lambda returned, _: returned, *arguments)
         except RewardError as error:

@@ -206,13 +206,10 @@ def inspect_data(
     )
     wanted = kind or next(iter(files.values())).kind
     inspection = Inspection(str(path), wanted, files, unread, num_examples)
-    how: Any = {
-        "format": format,
-        "quarantine": inspection.quarantine,
-        "limit": limit,
-        "columns": columns,
-    }
-    for record in read(list(files), wanted, **how):
+    aside = inspection.quarantine
+    for record in read(
+        list(files), wanted, format=format, quarantine=aside, limit=limit, columns=columns
+    ):
         inspection.add(record)
     return inspection
 

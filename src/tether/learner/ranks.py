@@ -348,12 +348,17 @@ def joined(ranks: Ranks, on_gpu: bool, shard: bool = False) -> Iterator[None]:
     # not the one that signs go through: it will wait
     reason, own = "", dist.PrefixStore("group", ranks.store.clone())
     # the signs of life decide
-    place = {"rank": ranks.rank, "world_size": ranks.size, "timeout": timedelta(days=30)}
+    patience = timedelta(days=30)
     try:
         ranks.together(
-            lambda: ranks._meet() and dist.init_process_group("gloo", store=own, **place)
+            lambda: (
+                ranks._meet()
+                and dist.init_process_group(
+                    "gloo", store=own, rank=ranks.rank, world_size=ranks.size, timeout=patience
+                )
+            )
         )
-        ranks.sums = dist.new_group(backend="nccl", timeout=place["timeout"]) if on_gpu else None
+        ranks.sums = dist.new_group(backend="nccl", timeout=patience) if on_gpu else None
         if shard:
             # of its own on GPUs, too: nobody watches a pass for the signs of life
             group: Any = dist.new_group(backend="nccl" if on_gpu else None, timeout=PASS)

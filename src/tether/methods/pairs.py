@@ -396,9 +396,10 @@ class _Collector:
         for p, a, b in chosen:
             pair = self._pair(p, a, b)
             scores = self.answers[p]["scores"]
-            common = {"group": pair.group, "model": model, "sampling": how}
             sides = [
-                Answer(pair.prompt, text, score=scores[k], **common)
+                Answer(
+                    pair.prompt, text, group=pair.group, score=scores[k], model=model, sampling=how
+                )
                 for k, text in ((a, pair.chosen), (b, pair.rejected))
             ]
             cases.append(

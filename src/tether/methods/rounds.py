@@ -219,13 +219,14 @@ class _Round:
     ) -> list[RolloutGroup]:
         """Answers to prompts, by their places."""
         tell = count_of(f"sampling for round {self.number + 1}", len(prompts) * num_samples)
-        how: dict[str, Any] = {
-            "num_samples": num_samples,
-            "seed": self.context.seed,
-            "ordinals": list(prompts),
-            "progress": tell,
-        }
-        return engine.generate([*prompts.values()], self.section.sampling, **how)
+        return engine.generate(
+            [*prompts.values()],
+            self.section.sampling,
+            num_samples=num_samples,
+            seed=self.context.seed,
+            ordinals=list(prompts),
+            progress=tell,
+        )
 
     def _ordered(self, rows: Sequence[Prompt], engine: Engine) -> Made:
         """The best and the worst of several samples a prompt; counts, and the mean score of all

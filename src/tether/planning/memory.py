@@ -424,8 +424,10 @@ class Planner:
 
     def _learning(self, role: Role, work: Callable[[], Any], cuts: int) -> dict[str, int]:
         """The most that is alive beside weights while a role learns from so many micro-batches."""
-        how = {"cuts": cuts, "at_once": self.device.gpu}
-        return {"activations": planner.measure_learning(role.model, role.parameters(), work, **how)}
+        measured = planner.measure_learning(
+            role.model, role.parameters(), work, cuts=cuts, at_once=self.device.gpu
+        )
+        return {"activations": measured}
 
     @property
     def _attention(self) -> str:

@@ -22,11 +22,10 @@ from tether.settings.rewards import FunctionConfig
 def reward_function(config: FunctionConfig, *, needs_steps: bool = False) -> FunctionReward:
     """The reward of a recipe's function; of several the weighted sum, with each as a part."""
     functions = {call: load_function(call, config.completions) for call in config.calls}
-    how: Any = {**config.limits, "needs_steps": needs_steps}
     if isinstance(config.call, str):
-        return FunctionReward(functions[config.call], **how)
+        return FunctionReward(functions[config.call], needs_steps=needs_steps, **config.limits)
     weights = dict(zip(config.calls, config.weights or (1.0,) * len(config.calls), strict=True))
-    return FunctionReward(functions, weights, **how)
+    return FunctionReward(functions, weights, needs_steps=needs_steps, **config.limits)
 
 
 class FunctionReward:
@@ -61,9 +60,9 @@ class FunctionReward:
         functions = function if isinstance(function, Mapping) else {"": function}
         self.weights, self.batch, self.needs_steps = weights, batch, needs_steps
         self.watchdog = Watchdog(None)
-        how: Any = {"time_limit": time_limit, "dump_after": dump_after}
         self.guarded = {
-            call: Guarded(one, role, self.watchdog, **how) for call, one in functions.items()
+            call: Guarded(one, role, self.watchdog, time_limit=time_limit, dump_after=dump_after)
+            for call, one in functions.items()
         }
 
     @property

@@ -104,10 +104,16 @@ class Group:
         with tells:
             starter = cluster(recipe, ends)
             for rank in range(recipe.learner.ranks):
-                own: Any = {"starter": starter} if rank else {"tells": tells.fileno()}
-                self.children.append(
-                    ends.enter_context(started(rank, recipe, stages, store, start, **own))
+                child = started(
+                    rank,
+                    recipe,
+                    stages,
+                    store,
+                    start,
+                    tells=None if rank else tells.fileno(),
+                    starter=starter if rank else None,
                 )
+                self.children.append(ends.enter_context(child))
                 ends.callback(self.children[-1].kill)
                 threading.Thread(target=self._read, args=(rank,), daemon=True).start()
 

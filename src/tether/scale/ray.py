@@ -172,15 +172,17 @@ class RayLauncher:
             self.group, placement_group_bundle_index=self.bundles[name]
         )
         needs = dict(self.needs[name])
-        how: dict[str, Any] = {
-            "num_cpus": needs.pop("CPU", 0),
-            "num_gpus": needs.pop("GPU", 0),
-            "resources": needs,
-        }
-        how |= {"max_restarts": -1, "max_concurrency": 4, "scheduling_strategy": strategy}
-        return (
-            ray.remote(Host).options(name=f"{self.run}-{name}", namespace=NAMESPACE, **how).remote()
+        host = ray.remote(Host).options(
+            name=f"{self.run}-{name}",
+            namespace=NAMESPACE,
+            num_cpus=needs.pop("CPU", 0),
+            num_gpus=needs.pop("GPU", 0),
+            resources=needs,
+            max_restarts=-1,
+            max_concurrency=4,
+            scheduling_strategy=strategy,
         )
+        return host.remote()
 
     def _get(self, answer: Any, name: str, limit: float = PLACED) -> Any:
         """Raises: OSError: the actor is gone or does not answer; Ray starts it again, so this may

@@ -190,12 +190,14 @@ def order_ahead(stage: SamplingStage, prompts: Sequence[Prompt], number: int) ->
         return
     engine.forget(number)
     for later in range(number, min(number + engine.max_staleness + 1, config.steps)):
-        how: Any = {
-            "num_samples": config.samples_per_prompt,
-            "seed": config.seed,
-            "ordinals": stage.ordinals(later),
-        }
-        engine.order(later, step_prompts(prompts, stage, later), config.sampling, **how)
+        engine.order(
+            later,
+            step_prompts(prompts, stage, later),
+            config.sampling,
+            num_samples=config.samples_per_prompt,
+            seed=config.seed,
+            ordinals=stage.ordinals(later),
+        )
 
 
 def _parts(stage: SamplingStage, monitor: Monitor | None) -> dict[str, Stateful]:

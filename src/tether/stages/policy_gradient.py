@@ -219,7 +219,14 @@ class PolicyGradient:
         )
         return self.cut(rollouts, scores, minibatches=minibatches, taught=taught)
 
-    def cut(self, rollouts: Sequence[Rollout], scores: Sequence[Score], **how: Any) -> Experience:
+    def cut(
+        self,
+        rollouts: Sequence[Rollout],
+        scores: Sequence[Score],
+        *,
+        minibatches: Sequence[Sequence[int]] | None = None,
+        taught: Sequence[bool] | None = None,
+    ) -> Experience:
         """The rollouts cut into micro-batches that every role can read."""
         budget = self.config.micro_batch_tokens
         limit = min(role.document_tokens(budget) for role in self.roles)
@@ -230,8 +237,9 @@ class PolicyGradient:
             budget,
             self.policy.device,
             document_tokens=limit,
+            minibatches=minibatches,
+            taught=taught,
             ranks=self.ranks,
-            **how,
         )
 
     @torch.no_grad()

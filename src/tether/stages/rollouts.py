@@ -80,9 +80,14 @@ def sample_and_score(
     A sample is a function of the seed and of the prompt's place in the run (`ordinals`).
     """
     ordinals, count = ordinals[: len(prompts)], config.samples_per_prompt
-    tell = count_of("sampling", len(prompts) * count)
-    how = {"num_samples": count, "seed": config.seed, "ordinals": ordinals, "progress": tell}
-    groups = engine.generate(prompts, config.sampling, **how)
+    groups = engine.generate(
+        prompts,
+        config.sampling,
+        num_samples=count,
+        seed=config.seed,
+        ordinals=ordinals,
+        progress=count_of("sampling", len(prompts) * count),
+    )
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     clock.lap("rollout")
     scores = reward.score(rollouts)

@@ -30,18 +30,28 @@ def surrogate(
         weights = losses.importance_weights(
             old, rollout, mask, cap=cap, truncate=config.importance == "truncate"
         )
-    common: Json = {"denominator": denominator, "weights": weights}
     if config.surrogate == "cispo":
         assert high is not None
-        return losses.cispo_loss(logprobs, old, advantages, mask, clip_range_high=high, **common)
-    common |= {
-        "clip_range": config.clip_range,
-        "clip_range_high": high,
-        "dual_clip": config.dual_clip,
-    }
-    whole = config.surrogate == "sequence"
+        return losses.cispo_loss(
+            logprobs,
+            old,
+            advantages,
+            mask,
+            clip_range_high=high,
+            weights=weights,
+            denominator=denominator,
+        )
     clipped, diagnostics = losses.ppo_clip_loss(
-        logprobs, old, advantages, mask, sequence_ratio=whole, **common
+        logprobs,
+        old,
+        advantages,
+        mask,
+        sequence_ratio=config.surrogate == "sequence",
+        clip_range=config.clip_range,
+        clip_range_high=high,
+        dual_clip=config.dual_clip,
+        weights=weights,
+        denominator=denominator,
     )
     # at its one update the ratio is 1 and nothing is clipped: the diagnostics hold
     if config.surrogate == "reinforce":
