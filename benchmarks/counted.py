@@ -273,13 +273,13 @@ def online(bench: Bench, section: Any) -> None:
     reference = Role(model) if section.needs_reference else None
     engine = LocalEngine(policy, bench.encoder, max_rows=section.engine_rows)
     stage = PolicyGradient(
-        section,
-        policy,
-        reference,
-        value,
-        LearnedReward(scorer, bench.encoder),
-        engine,
-        bench.encoder,
+        config=section,
+        policy=policy,
+        reference=reference,
+        value=value,
+        reward=LearnedReward(scorer, bench.encoder),
+        engine=engine,
+        encoder=bench.encoder,
     )
     warmed(stage.learner)
     draw = engine.generate

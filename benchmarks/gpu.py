@@ -171,7 +171,7 @@ def rollouts(card: Device, small: bool) -> None:
         grpo |= {"micro_batch_tokens": 512}
         parts = "trunk", "cache", "prefill and draw"
         parts = parts if card.gpu else ("trunk", "engine", "cache", "logits")
-        expected = planned(card, "qwen2.5-1.5b", small, RowSizes(GREETING), parts, grpo=grpo)
+        expected = planned(card, "qwen2.5-1.5b", small, RowSizes(prompt=GREETING), parts, grpo=grpo)
         if expected is None:
             continue
         model = model_of("qwen2.5-1.5b", small)
@@ -201,7 +201,7 @@ def update(card: Device, small: bool) -> None:
         "lora": LORA.model_dump(),
         "heldout_fraction": 0.0,
     }
-    halves = RowSizes(length // 2, length - length // 2)
+    halves = RowSizes(prompt=length // 2, answer=length - length // 2)
     expected = planned(card, "qwen2.5-1.5b", small, halves, sft=sft)
     if expected is None:
         return
@@ -262,13 +262,13 @@ def four_roles(model: Any, width: int, response: int) -> Callable[[], Any]:
     )
     value = Role(model, "policy", ScalarHead(dim).to(DEVICE))
     stage = PolicyGradient(
-        config,
-        policy,
-        Role(model),
-        value,
-        reward,
-        LocalEngine(policy, encoder, max_rows=16),
-        encoder,
+        config=config,
+        policy=policy,
+        reference=Role(model),
+        value=value,
+        reward=reward,
+        engine=LocalEngine(policy, encoder, max_rows=16),
+        encoder=encoder,
     )
     prompts = [Prompt((user(question(width, response, n)),), str(n)) for n in range(16)]
     return lambda: stage.step(prompts, 0)
@@ -297,7 +297,7 @@ def trunk(card: Device, small: bool) -> None:
     for name, (stage, section, prompt, made) in parts.items():
         for shape in ("llama-2-7b", "qwen2.5-1.5b"):
             expected = planned(
-                card, shape, small, RowSizes(prompt, response), (), **{stage: section}
+                card, shape, small, RowSizes(prompt=prompt, answer=response), (), **{stage: section}
             )
             if expected is None:
                 continue

@@ -169,7 +169,7 @@ def on_shapes(names: Sequence[str]) -> int:
     print(HEAD)
     wrong = 0
     for card, shape, name in itertools.product(CARDS, BILLIONS, names or STAGES):
-        rows = RowSizes(128, 128)
+        rows = RowSizes(prompt=128, answer=128)
         made, planned, counted = planned_beside_counted(
             recipe_of(card), name, SHAPES[shape], rows, card
         )

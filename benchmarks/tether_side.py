@@ -168,7 +168,18 @@ def grpo() -> None:
         kl=KLConfig(report=False),  # the peers run no reference either
     )
     engine = LocalEngine(policy, encoder, max_rows=TASK["batch"])
-    online(PolicyGradient(config, policy, None, None, EvenTokens(), engine, encoder), TASK["group"])
+    online(
+        PolicyGradient(
+            config=config,
+            policy=policy,
+            reference=None,
+            value=None,
+            reward=EvenTokens(),
+            engine=engine,
+            encoder=encoder,
+        ),
+        TASK["group"],
+    )
 
 
 def ppo() -> None:
@@ -192,7 +203,18 @@ def ppo() -> None:
         optimizer=OPTIMIZER,
     )
     engine = LocalEngine(policy, encoder, max_rows=TASK["batch"])
-    online(PolicyGradient(config, policy, Role(model), value, source, engine, encoder), 1)
+    online(
+        PolicyGradient(
+            config=config,
+            policy=policy,
+            reference=Role(model),
+            value=value,
+            reward=source,
+            engine=engine,
+            encoder=encoder,
+        ),
+        1,
+    )
 
 
 def rollout() -> None:

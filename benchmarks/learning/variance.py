@@ -202,7 +202,13 @@ def measured(task: Task, seed: int, value_steps: int, batches: int) -> Result:
         }
         config = PolicyConfig.model_validate({**common, **arm})
         return PolicyGradient(
-            config, role, None, value if config.critic else None, reward, engine, encoder()
+            config=config,
+            policy=role,
+            reference=None,
+            value=value if config.critic else None,
+            reward=reward,
+            engine=engine,
+            encoder=encoder(),
         )
 
     explained = learn_value(stage(CRITIC, value_steps), prompts)

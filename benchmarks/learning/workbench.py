@@ -117,7 +117,15 @@ def stage(model: Any, reward: RewardSource, settings: dict[str, Any]) -> PolicyG
     policy = Role(copy.deepcopy(model))
     value = Role(policy.model, None, ScalarHead(DIM)) if config.critic else None
     engine = LocalEngine(policy, encoder(), max_rows=512)
-    return PolicyGradient(config, policy, Role(model), value, reward, engine, encoder())
+    return PolicyGradient(
+        config=config,
+        policy=policy,
+        reference=Role(model),
+        value=value,
+        reward=reward,
+        engine=engine,
+        encoder=encoder(),
+    )
 
 
 def optimise(

@@ -613,7 +613,7 @@ def test_the_updates_of_a_run_are_counted_by_hand(project):
     with chdir(project):
         recipe = build(Recipe, tomllib.loads(RECIPE), changes)
     phases = {name: [Phase("update", {}, 10.0)] for name in recipe.stages}
-    made = Plan(gpu(24), 1, [StagePlan(name, of) for name, of in phases.items()])
+    made = Plan(gpu(24), 1, [StagePlan(name=name, phases=of) for name, of in phases.items()])
     with chdir(project):
         prices = costs(recipe, made, row_sizes(recipe, recipe.stages))
     counted = {price.name: (price.steps, price.step) for price in prices}
@@ -633,7 +633,7 @@ def test_the_updates_of_a_run_are_counted_by_hand(project):
             "reward": {},
         },
     )
-    rollout = Plan(gpu(24), 1, [StagePlan("pairs", [Phase("rollout", {}, 7.0)])])
+    rollout = Plan(gpu(24), 1, [StagePlan(name="pairs", phases=[Phase("rollout", {}, 7.0)])])
     assert [price.seconds for price in costs(recipe, rollout, row_sizes(recipe, ["pairs"]))] == [
         21.0
     ]

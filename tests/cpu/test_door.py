@@ -125,7 +125,7 @@ def test_a_recipe_keeps_the_door_shut(tmp_path, monkeypatch):
         [],
         where="test",
     )
-    run_stage(recipe.sft, Context("sft", tmp_path / "sft", recipe.model, 0))
+    run_stage(recipe.sft, Context(name="sft", folder=tmp_path / "sft", model=recipe.model, seed=0))
     assert read_json(tmp_path / "sft" / "manifest.json")["cpu_kernels"] == []
 
 

@@ -201,7 +201,9 @@ def test_a_stage_names_them_in_its_summary_and_once_in_the_log(
     }
     section = ProcessSection.model_validate(settings)
     model = ModelConfig(source="tiny", dtype="float32")
-    summary = run_stage(section, Context("process", tmp_path / "run", model, 0))
+    summary = run_stage(
+        section, Context(name="process", folder=tmp_path / "run", model=model, seed=0)
+    )
     assert summary["columns_not_used"] == {"seed": 4} and summary["quarantine"]["count"] == 0
     [said] = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
     assert said == "[process]: columns not used: seed"
@@ -210,7 +212,7 @@ def test_a_stage_names_them_in_its_summary_and_once_in_the_log(
 def test_rows_that_come_with_tether_are_read_without_a_note(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    context = Context("sft", tmp_path, ModelConfig(source="tiny"), 0)
+    context = Context(name="sft", folder=tmp_path, model=ModelConfig(source="tiny"), seed=0)
     rows, quarantine = context.read(DataConfig(path="tether:demonstrations"), Demonstration, "sft")
     assert len(rows) == 200 and quarantine.unused["kind"] == 200
     assert [record for record in caplog.records if "not used" in record.getMessage()] == []

@@ -541,7 +541,13 @@ def test_the_host_waits_in_no_micro_batch_of_a_policy_update(critic):
             **how,
         )
         stage = PolicyGradient(
-            config, policy, Role(policy.model), value, None, engine, encoder_of(loaded)
+            config=config,
+            policy=policy,
+            reference=Role(policy.model),
+            value=value,
+            reward=None,
+            engine=engine,
+            encoder=encoder_of(loaded),
         )
         groups = engine.generate(PROMPTS, Sampling(max_new_tokens=8), num_samples=samples)
         rollouts = [rollout for group in groups for rollout in group.rollouts]

@@ -213,7 +213,13 @@ def test_a_package_is_used_only_if_its_digest_is_the_pinned_one(tmp_path, monkey
         monkeypatch.setitem(
             packaged.PACKAGES,
             "fake==1.0",
-            packaged.Package("fake==1.0", digest, "pkg/model", "x", "x"),
+            packaged.Package(
+                requirement="fake==1.0",
+                sha256=digest,
+                member="pkg/model",
+                source_model="x",
+                license="x",
+            ),
         )
         if digest != right:
             with pytest.raises(ModelError, match="pinned is 0000"):

@@ -60,7 +60,13 @@ def ours(**settings):
     config = PolicyConfig.model_validate(values)
     policy, reference = Role(tiny_model(0)), Role(tiny_model(7).requires_grad_(False))
     stage = PolicyGradient(
-        config, policy, reference, None, Shares(), LocalEngine(policy, ENCODER), ENCODER
+        config=config,
+        policy=policy,
+        reference=reference,
+        value=None,
+        reward=Shares(),
+        engine=LocalEngine(policy, ENCODER),
+        encoder=ENCODER,
     )
     groups = stage.engine.generate(PROMPTS, config.sampling, num_samples=GROUP, seed=3)
     rollouts = [r for g in groups for r in g.rollouts]

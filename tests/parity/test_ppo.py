@@ -109,7 +109,13 @@ def ours(folder, kept):
     head = ScalarHead(critic.config.hidden_size)
     head.linear.weight.data.copy_(kept["critic/head"])
     stage = PolicyGradient(
-        config, Role(policy), Role(reference), Role(critic, None, head), None, None, ENCODER
+        config=config,
+        policy=Role(policy),
+        reference=Role(reference),
+        value=Role(critic, None, head),
+        reward=None,
+        engine=None,
+        encoder=ENCODER,
     )
     rows = []
     # in TRL's order

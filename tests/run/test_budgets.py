@@ -36,7 +36,14 @@ def free(monkeypatch):
     """A price by which a step takes ten seconds and nothing stands beside the steps."""
 
     def priced(recipe, names):
-        return Price([StagePrice(name, "work", 12, 10.0, 0.0, 0.0, 0) for name in names])
+        return Price(
+            [
+                StagePrice(
+                    name=name, work="work", steps=12, step=10.0, before=0.0, after=0.0, memory=0
+                )
+                for name in names
+            ]
+        )
 
     monkeypatch.setattr("tether.planning.price.priced", priced)
 
@@ -191,7 +198,13 @@ def test_the_time_of_the_evaluation_is_kept(tmp_path, monkeypatch):
 
     def priced(recipe, names):
         return Price(
-            [StagePrice(name, "work", 12, 10.0, 0.0, 15.0, 0) for name in names], closing=5.0
+            [
+                StagePrice(
+                    name=name, work="work", steps=12, step=10.0, before=0.0, after=15.0, memory=0
+                )
+                for name in names
+            ],
+            closing=5.0,
         )
 
     monkeypatch.setattr("tether.planning.price.priced", priced)
@@ -241,7 +254,10 @@ def test_a_budget_of_the_whole_run_is_shared_by_expected_times(tmp_path):
     )
     expected = {"sft": 100.0, "direct": 200.0, "grpo": 300.0, "evaluate": 60.0}
     price = Price(
-        [StagePrice(name, "", 1, seconds, 0.0, 0.0, 0) for name, seconds in expected.items()],
+        [
+            StagePrice(name=name, work="", steps=1, step=seconds, before=0.0, after=0.0, memory=0)
+            for name, seconds in expected.items()
+        ],
         closing=30.0,
     )
     clock = Clock()
@@ -342,7 +358,16 @@ def test_a_budget_that_no_cut_can_keep_is_announced(tmp_path, seconds, warned):
     recipe = journey(tmp_path / "run", "budget=2")
     work = {"pairs": seconds, "ppo": 900.0, "evaluate": seconds}
     stages = [
-        StagePrice(name, "work", 90, s / 90, 0.0, 0.0, 10**9, prompts=None if name == "ppo" else 32)
+        StagePrice(
+            name=name,
+            work="work",
+            steps=90,
+            step=s / 90,
+            before=0.0,
+            after=0.0,
+            memory=10**9,
+            prompts=None if name == "ppo" else 32,
+        )
         for name, s in work.items()
     ]
     lines = [line for line in budget_lines(recipe, Price(stages)) if "longer" in line]

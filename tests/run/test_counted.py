@@ -20,7 +20,7 @@ SHALLOW = {
     name: {**SHAPES[name], "num_hidden_layers": 2}
     for name in ("qwen2.5-1.5b", "llama-2-7b", "llama-3.1-8b")
 }
-ROWS = RowSizes(128, 128)
+ROWS = RowSizes(prompt=128, answer=128)
 CASES = {
     "sft": ("qwen2.5-1.5b", 80, "sft", {}),
     "sft, single rows": (
@@ -69,7 +69,7 @@ def test_a_plan_of_a_small_card_counts_the_rows_that_its_cache_has_room_for():
 @pytest.mark.slow
 def test_the_longest_rows_decide():
     """A long conversation has a row of its own, a long prompt makes all slots of the cache long."""
-    shape, long = SHALLOW["llama-2-7b"], RowSizes(128, 128, longest=(700, 200))
+    shape, long = SHALLOW["llama-2-7b"], RowSizes(prompt=128, answer=128, longest=(700, 200))
     for name, part in (("sft", "activations"), ("grpo", "cache")):
         sizes = []
         for rows in (ROWS, long):
@@ -106,7 +106,7 @@ def test_the_count_is_what_an_h100_reported():
     """
     sft = {"rows_per_micro_batch": 16, "row_tokens": 1024, "heldout_fraction": 0.0}
     recipe = counted.recipe_of(80, sft=sft)
-    rows = RowSizes(512, 512)
+    rows = RowSizes(prompt=512, answer=512)
     peaks = counted.count(recipe, "sft", SHAPES["qwen2.5-1.5b"], rows, 80e9)
     assert peaks["update"] / 1e9 == pytest.approx(48.7, rel=0.01)
     with counted.pretended_card(80e9) as live:

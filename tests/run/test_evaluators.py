@@ -108,7 +108,9 @@ def silence(tmp_path, monkeypatch):
     def make(material):
         return module.Silence(evaluators._rows(material, material.files, evaluators.Prompt))
 
-    row = EvaluatorKind("empty answers", make, "prompts", ("tether:refusal_harmless",))
+    row = EvaluatorKind(
+        help="empty answers", make=make, data="prompts", files=("tether:refusal_harmless",)
+    )
     monkeypatch.setitem(EVALUATORS, "silence", row)
 
 

@@ -414,7 +414,12 @@ def test_the_card_tells_what_was_measured_and_nothing_of_the_machine(run, tmp_pa
 def test_a_card_loads_the_base_with_as_many_outputs_as_the_head_has():
     check = {"difference": 0.0, "same_ids": True, "constant": 0.0}
     text = exporting.model_card(
-        exporting.Source("process", ""), "./sft/model", "float32", check, adapter=True, outputs=3
+        exporting.Source(kind="process", source=""),
+        "./sft/model",
+        "float32",
+        check,
+        adapter=True,
+        outputs=3,
     )
     assert 'AutoModelForTokenClassification.from_pretrained("BASE", num_labels=3)' in text
 

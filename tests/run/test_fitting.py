@@ -27,7 +27,14 @@ def expected(monkeypatch):
     """A price by which pairs and evaluation take as long as the clock will say."""
 
     def priced(recipe, names):
-        return Price([StagePrice(name, "work", 8, 10.0, 0.0, 0.0, 0) for name in names])
+        return Price(
+            [
+                StagePrice(
+                    name=name, work="work", steps=8, step=10.0, before=0.0, after=0.0, memory=0
+                )
+                for name in names
+            ]
+        )
 
     monkeypatch.setattr("tether.planning.price.priced", priced)
 
@@ -142,9 +149,20 @@ def test_the_price_says_what_a_budget_does_to_prompts(tmp_path):
     """32 of 120 prompts take 32 of 120 s; with one step of ten and 2 s of the page 76 s at least."""
     made = whole(tmp_path, 1)
     stages = [
-        StagePrice("pairs", "", 12, 10.0, 0.0, 0.0, 0, prompts=120),
-        StagePrice("direct", "", 5, 10.0, 0.0, 0.0, 0),
-        StagePrice("evaluate", "", 12, 10.0, 0.0, 0.0, 0, prompts=120),
+        StagePrice(
+            name="pairs", work="", steps=12, step=10.0, before=0.0, after=0.0, memory=0, prompts=120
+        ),
+        StagePrice(name="direct", work="", steps=5, step=10.0, before=0.0, after=0.0, memory=0),
+        StagePrice(
+            name="evaluate",
+            work="",
+            steps=12,
+            step=10.0,
+            before=0.0,
+            after=0.0,
+            memory=0,
+            prompts=120,
+        ),
     ]
     lines = list(budget_lines(made, Price(stages, closing=2.0)))
     assert lines == [

@@ -21,8 +21,8 @@ from tether.planning.speeds import RowSizes
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 
-FAST = Device("planted", 8e9, 1e12, 1e11, False, 1e-6)
-SLOW = Device("planted", 8e9, 1e8, 1e8, False, 1e-3)
+FAST = Device(name="planted", memory=8e9, products=1e12, bandwidth=1e11, gpu=False, dispatch=1e-6)
+SLOW = Device(name="planted", memory=8e9, products=1e8, bandwidth=1e8, gpu=False, dispatch=1e-3)
 PAIRS = [
     {"prompt": f"number {n // 2}", "chosen": "yes" * (1 + n % 2), "rejected": "no"}
     for n in range(40)
@@ -62,7 +62,20 @@ def test_updates_and_their_time_by_hand(tmp_path):
             "heldout_fraction": 0.1,
         },
     )
-    plan = Plan(FAST, 1, [StagePlan("direct", [Phase("update", {}, 10.0)], None, 5.0, 0.0, 2.0)])
+    plan = Plan(
+        FAST,
+        1,
+        [
+            StagePlan(
+                name="direct",
+                phases=[Phase("update", {}, 10.0)],
+                learning_rate=None,
+                before=5.0,
+                each=0.0,
+                after=2.0,
+            )
+        ],
+    )
     (cost,) = costs(made, plan, {"direct": RowSizes(count=40, groups=20)})
     assert (cost.steps, cost.step, cost.before) == (9, 10.0, 5.0)
     assert cost.work == "40 rows × 3 passes in 9 updates"
@@ -116,8 +129,12 @@ def test_more_than_an_hour_names_two_keys_that_shorten_it(tmp_path):
 def test_the_price_of_a_whole_run_adds_its_stages(tmp_path):
     price = Price(
         [
-            StagePrice("sft", "work", 3, 10.0, 5.0, 5.0, int(1e9)),
-            StagePrice("ppo", "more", 2, 40.0, 0.0, 0.0, int(2e9)),
+            StagePrice(
+                name="sft", work="work", steps=3, step=10.0, before=5.0, after=5.0, memory=int(1e9)
+            ),
+            StagePrice(
+                name="ppo", work="more", steps=2, step=40.0, before=0.0, after=0.0, memory=int(2e9)
+            ),
         ]
     )
     assert list(price.lines()) == [
@@ -190,7 +207,9 @@ def test_answers_are_judged_after_the_last_turn(tmp_path):
     judge = {"call": "tether.quickstart.judges:gold"}
     made = recipe(tmp_path, pairs={**pairs, "judge": judge})
     phases = [Phase("rollout", {}, 5.0), Phase("judge", {}, 2.0)]
-    (price,) = costs(made, Plan(SLOW, 0, [StagePlan("pairs", phases, None)]), {})
+    (price,) = costs(
+        made, Plan(SLOW, 0, [StagePlan(name="pairs", phases=phases, learning_rate=None)]), {}
+    )
     assert (price.steps, price.step, price.after) == (4, 5.0, 8.0)
     forecast = Forecast(0.0, price.expected)
     forecast.step(5.0, 2, 8)

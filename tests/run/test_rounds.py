@@ -77,7 +77,15 @@ def run_rounds(chosen, model, folder, seed, reward=None, **given):
     """With what `reward` makes in place of a trained reward model."""
     with mock.patch.object(rounds, "reward_apart", side_effect=lambda *_: reward()):
         return run_stage(
-            chosen, Context("rounds", folder, model, seed, scorer=folder / "reward", **given)
+            chosen,
+            Context(
+                name="rounds",
+                folder=folder,
+                model=model,
+                seed=seed,
+                scorer=folder / "reward",
+                **given,
+            ),
         )
 
 
@@ -383,7 +391,8 @@ def rewarded(folder, name, **more):
 
 def test_a_reward_of_ones_own_orders_the_pairs(tmp_path):
     summary = run_stage(
-        rewarded(tmp_path, "longest"), Context("rounds", tmp_path / "run", MODEL, 0, rows=PROMPTS)
+        rewarded(tmp_path, "longest"),
+        Context(name="rounds", folder=tmp_path / "run", model=MODEL, seed=0, rows=PROMPTS),
     )
     for number in (1, 2):
         rows = rows_of(tmp_path / "run", number)
@@ -406,11 +415,14 @@ def test_a_reward_that_fails_ends_the_rounds_in_one_sentence(tmp_path):
     ):
         run_stage(
             rewarded(tmp_path, "failing"),
-            Context("rounds", tmp_path / "run", MODEL, 0, rows=PROMPTS),
+            Context(name="rounds", folder=tmp_path / "run", model=MODEL, seed=0, rows=PROMPTS),
         )
     chosen = rewarded(tmp_path, "failing", max_failed=1.0)
     with pytest.raises(DataError, match="'failed': 12"):
-        run_stage(chosen, Context("rounds", tmp_path / "other", MODEL, 0, rows=PROMPTS))
+        run_stage(
+            chosen,
+            Context(name="rounds", folder=tmp_path / "other", model=MODEL, seed=0, rows=PROMPTS),
+        )
 
 
 def test_the_numbers_of_all_rounds_are_those_of_one_training(tmp_path):
@@ -460,7 +472,8 @@ def test_the_newest_policy_is_that_of_the_stage_that_began_last(tmp_path):
     run_rounds(section(rounds=1), MODEL, tmp_path / "rounds", 0, reward=EvenReward, rows=PROMPTS)
     pairs = list(read([tmp_path / "rounds" / "round-01" / "pairs.jsonl"], Comparison))
     run_stage(
-        DirectSection(max_length=64), Context("direct", tmp_path / "direct", MODEL, 0, rows=pairs)
+        DirectSection(max_length=64),
+        Context(name="direct", folder=tmp_path / "direct", model=MODEL, seed=0, rows=pairs),
     )
     for earlier, later in (("direct", "rounds"), ("rounds", "direct")):
         RunDirectory(tmp_path / earlier).update_manifest(started="2026-01-01T00:00:00Z")

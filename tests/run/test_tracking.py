@@ -90,7 +90,9 @@ def test_a_step_comes_with_its_measurement_alarms_and_samples_and_the_summary_la
             {"step": 0, "name": "gold", "length": 3.0, "scores": {"score": [1.0, None, 2.0]}}
         )
         run.hold_out({"step": 0, "name": "gold", "temperature": 0.5, "scores": {"score": [9.0]}})
-        run.alarm([Alarm("kl", 1, 2.0, 1.0, "far.", "stop.")])
+        run.alarm(
+            [Alarm(detector="kl", step=1, value=2.0, threshold=1.0, message="far.", advice="stop.")]
+        )
         run.log({"loss": 0.5}, 1)
         run.sample([{"step": 1, "prompt": "p", "response": "r"}])
         run.finish({"seconds": 3, "gold": {"value": 1.5, "verdict": "better"}})
@@ -423,7 +425,18 @@ def test_each_tracker_has_the_numbers_and_texts_of_a_run(name, tmp_path, monkeyp
             run.hold_out(
                 {"step": 0, "name": "gold", "length": 3.0, "scores": {"score": [1.0, 2.0]}}
             )
-            run.alarm([Alarm("kl", 3, 2.0, 1.0, "far.", "stop.")])
+            run.alarm(
+                [
+                    Alarm(
+                        detector="kl",
+                        step=3,
+                        value=2.0,
+                        threshold=1.0,
+                        message="far.",
+                        advice="stop.",
+                    )
+                ]
+            )
         with tracking.tracking([name], tmp_path / "out" / "run"):
             run.truncate(2)
             run.log({"loss": 9.0}, 3)

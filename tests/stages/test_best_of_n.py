@@ -70,7 +70,12 @@ def make(reward=None, trained_a_little=False, with_reference=True, **options):
     reference = Role(model) if with_reference else None
     engine = LocalEngine(policy, encoder)
     return BestOfN(
-        BestOfNConfig(**options), policy, reference, reward or EvenReward(), engine, encoder
+        config=BestOfNConfig(**options),
+        policy=policy,
+        reference=reference,
+        reward=reward or EvenReward(),
+        engine=engine,
+        encoder=encoder,
     )
 
 

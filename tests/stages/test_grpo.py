@@ -66,13 +66,13 @@ def make(reward=None, trained_a_little=False, **settings):
     policy = Role(model, "policy")
     config = PolicyConfig.model_validate({"algorithm": "grpo", **settings})
     return PolicyGradient(
-        config,
-        policy,
-        Role(model),
-        None,
-        reward or EvenReward(),
-        LocalEngine(policy, encoder),
-        encoder,
+        config=config,
+        policy=policy,
+        reference=Role(model),
+        value=None,
+        reward=reward or EvenReward(),
+        engine=LocalEngine(policy, encoder),
+        encoder=encoder,
     )
 
 

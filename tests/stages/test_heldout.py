@@ -146,8 +146,16 @@ def test_the_summary_is_of_the_same_prompts_before_and_after(tmp_path):
     values = {0: [1.0, None, 0.0, 0.0], 3: [1.0, 1.0, 1.0, 0.0]}
     groups = ["a", "a", "b", "b"]
     run = RunDirectory.open(tmp_path / "run", {})
-    answers = HeldOutAnswers(prompts("ab"), Sampling(), None, seed=0, samples=2)
-    held = HeldOut(EvaluateConfig(every=3, samples_per_prompt=2), None, answers, None, run)
+    answers = HeldOutAnswers(
+        prompts=prompts("ab"), sampling=Sampling(), judge=None, seed=0, samples=2
+    )
+    held = HeldOut(
+        config=EvaluateConfig(every=3, samples_per_prompt=2),
+        suite=None,
+        answers=answers,
+        policy=None,
+        run=run,
+    )
     for step, scores in values.items():
         run.hold_out({"step": step, "scores": {"score": scores}})
     summary = held.summary()
@@ -169,10 +177,19 @@ def test_a_failed_score_is_no_zero(tmp_path):
     scores = iter([Score(1.0, {"right": 1.0}), Score(None), Score(0.0, {"right": 0.0})])
     run = RunDirectory.open(tmp_path / "run", {})
     answers = HeldOutAnswers(
-        prompts("abc"), Sampling(), lambda rows: [next(scores) for _ in rows], seed=0
+        prompts=prompts("abc"),
+        sampling=Sampling(),
+        judge=lambda rows: [next(scores) for _ in rows],
+        seed=0,
     )
     policy = MeasuredPolicy(None, None, Engine())
-    held = HeldOut(EvaluateConfig(), Suite([HeldOutScores(answers)]), answers, policy, run)
+    held = HeldOut(
+        config=EvaluateConfig(),
+        suite=Suite([HeldOutScores(answers)]),
+        answers=answers,
+        policy=policy,
+        run=run,
+    )
     assert held.at(5, 20) == {}
     assert held.at(10, 20) == {"heldout/score": 0.5, "heldout/right": 0.5, "heldout/length": 2.0}
     assert run.held_out() == {10: {"score": [1.0, None, 0.0], "right": [1.0, None, 0.0]}}
@@ -330,7 +347,9 @@ def test_the_best_weights_are_those_of_another_figure(tmp_path, monkeypatch, fig
             steps = [3.0, 1.0, 2.0, 1.0, 4.0]
             return {"mean": Estimate(steps[step], 0.0, 9.0, 4)}
 
-    row = EvaluatorKind("a number", lambda material: Tokens(), "nothing", ("tether:prompts",))
+    row = EvaluatorKind(
+        help="a number", make=lambda material: Tokens(), data="nothing", files=("tether:prompts",)
+    )
     monkeypatch.setitem(EVALUATORS, "tokens", row)
     evaluate = {"every": 1, "prompts": 6, "samples_per_prompt": 4, "evaluators": {"tokens": {}}}
     made = recipe(tmp_path, evaluate={**evaluate, "keep": "best", "keep_by": figure})
@@ -476,7 +495,7 @@ def test_the_best_of_equals_is_not_said_to_have_gained():
     """Ten measurements of a policy that never changes: the highest lies above the first, and its
     prompts know no gain.
     """
-    answers = HeldOutAnswers([None] * 64, Sampling(), None, seed=0)
+    answers = HeldOutAnswers(prompts=[None] * 64, sampling=Sampling(), judge=None, seed=0)
     gains = []
     for seed in range(150):
         columns = noise(np.random.default_rng(seed), 64, 10, 0.0).T.tolist()
@@ -484,7 +503,9 @@ def test_the_best_of_equals_is_not_said_to_have_gained():
         records = {"held_out": lambda found=measured: found, "decoded": dict, "best_of": dict}
         run = SimpleNamespace(path=Path("nowhere"), **records)
         config = EvaluateConfig(keep="best")
-        held = HeldOut(config, None, answers, None, run, learner=object())
+        held = HeldOut(
+            config=config, suite=None, answers=answers, policy=None, run=run, learner=object()
+        )
         summary = held.summary()
         gains.append(summary["score"]["gain"])
         assert summary["judged_by"] == "the prompts that did not choose the step"
@@ -499,9 +520,11 @@ def test_a_gain_of_the_best_is_told_at_the_step_that_the_other_half_chose(tmp_pa
     run = RunDirectory.open(tmp_path / "run", {})
     for step, values in scores.items():
         run.hold_out({"step": step, "scores": {"score": values}})
-    answers = HeldOutAnswers(prompts("abcd"), Sampling(), None, seed=0)
+    answers = HeldOutAnswers(prompts=prompts("abcd"), sampling=Sampling(), judge=None, seed=0)
     config = EvaluateConfig(keep="best")
-    summary = HeldOut(config, None, answers, None, run, learner=object()).summary()
+    summary = HeldOut(
+        config=config, suite=None, answers=answers, policy=None, run=run, learner=object()
+    ).summary()
     assert summary["kept_step"] == 2 and summary["measured"]["2"]["value"] == 5.75
     assert (
         summary["score"]["after"]["value"]
@@ -548,8 +571,8 @@ def test_held_out_prompts_may_come_from_data_of_their_own(tmp_path, monkeypatch)
     monkeypatch.setattr(
         online,
         "HeldOut",
-        lambda config, suite, answers, *rest, **more: (
-            asked.extend(answers.prompts) or HeldOut(config, suite, answers, *rest, **more)
+        lambda *, answers, **more: (
+            asked.extend(answers.prompts) or HeldOut(answers=answers, **more)
         ),
     )
     run_recipe(made, ["grpo"])

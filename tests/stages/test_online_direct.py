@@ -75,7 +75,12 @@ def make(reward=None, reference="shared", **settings):
     policy, config = Role(model, "policy"), OnlineDirectConfig(**settings)
     reference = None if config.loss in ("orpo", "simpo") else Role(model)
     return OnlineDirect(
-        config, policy, reference, reward or EvenReward(), LocalEngine(policy, ENCODER), ENCODER
+        config=config,
+        policy=policy,
+        reference=reference,
+        reward=reward or EvenReward(),
+        engine=LocalEngine(policy, ENCODER),
+        encoder=ENCODER,
     )
 
 
@@ -289,10 +294,10 @@ def test_the_policy_is_no_reference_of_itself():
     stage = make()
     with pytest.raises(ValueError, match="the reference is the policy itself"):
         OnlineDirect(
-            stage.config,
-            stage.policy,
-            dataclasses.replace(stage.policy),
-            EvenReward(),
-            stage.engine,
-            ENCODER,
+            config=stage.config,
+            policy=stage.policy,
+            reference=dataclasses.replace(stage.policy),
+            reward=EvenReward(),
+            engine=stage.engine,
+            encoder=ENCODER,
         ).step(PROMPTS, 0)

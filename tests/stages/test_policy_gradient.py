@@ -104,7 +104,13 @@ def make(algorithm, reward=None, engine=LocalEngine, **settings):
     policy = Role(model, "policy")
     value = Role(model, "policy", head) if config.critic else None
     return PolicyGradient(
-        config, policy, Role(model), value, reward or Reward(), engine(policy, encoder), encoder
+        config=config,
+        policy=policy,
+        reference=Role(model),
+        value=value,
+        reward=reward or Reward(),
+        engine=engine(policy, encoder),
+        encoder=encoder,
     )
 
 

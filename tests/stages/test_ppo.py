@@ -66,13 +66,13 @@ def make(seed=0, reward=None, roles="shared", last_layers=None, **settings):
         value = Role(tiny_model(seed).eval(), head=ScalarHead(64))
     config = PolicyConfig.model_validate(settings)
     return PolicyGradient(
-        config,
-        policy,
-        reference,
-        value,
-        reward or EvenReward(),
-        LocalEngine(policy, encoder),
-        encoder,
+        config=config,
+        policy=policy,
+        reference=reference,
+        value=value,
+        reward=reward or EvenReward(),
+        engine=LocalEngine(policy, encoder),
+        encoder=encoder,
     )
 
 
@@ -231,7 +231,13 @@ def from_reward_model(**settings):
         roles.append(role)
     reward = HeadReward(roles[0], ppo.encoder)
     return PolicyGradient(
-        ppo.config, ppo.policy, ppo.reference, roles[1], reward, ppo.engine, ppo.encoder
+        config=ppo.config,
+        policy=ppo.policy,
+        reference=ppo.reference,
+        value=roles[1],
+        reward=reward,
+        engine=ppo.engine,
+        encoder=ppo.encoder,
     )
 
 

@@ -46,7 +46,14 @@ def trained(folder, targets=TARGETS, progress=None, drawn=None, optimizer=(), pl
     saving = SupervisedConfig(
         **{"checkpoint_every": 4, "optimizer": OptimizerConfig(**settings), **config}
     )
-    SupervisedLoop(objective, Split(targets, (), {}), plan, saving, run, progress=progress).train()
+    SupervisedLoop(
+        objective=objective,
+        split=Split(targets, (), {}),
+        plan=plan,
+        config=saving,
+        run=run,
+        progress=progress,
+    ).train()
     return weight.detach().clone(), run
 
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import select
 from sqlmodel import Session

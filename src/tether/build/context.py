@@ -23,7 +23,7 @@ from tether.settings.model import ModelConfig
 from tether.settings.section import PACKAGED, DataConfig
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Context:
     """Inputs of a stage: its folder, its model, and the results of the stages before it.
 

@@ -93,7 +93,7 @@ def _look_at_prompts(files: Sequence[str]) -> None:
     look(files, Prompt)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluatorKind:
     """A row of the table: what it measures, its maker, and the files it reads where none are named.
 
@@ -209,47 +209,49 @@ def _fitting(
 
 EVALUATORS: dict[str, EvaluatorKind] = {
     "held_out": EvaluatorKind(
-        "scores of held-out answers by the recipe's judge",
-        lambda material: HeldOutScores(material.held_out.answers, material.held_out.proxy),
+        help="scores of held-out answers by the recipe's judge",
+        make=lambda material: HeldOutScores(material.held_out.answers, material.held_out.proxy),
     ),
-    "kl": EvaluatorKind("distance from the start on held-out answers", _kl),
+    "kl": EvaluatorKind(help="distance from the start on held-out answers", make=_kl),
     "decoding": EvaluatorKind(
-        "scores of held-out answers at other temperatures", _decoding, moments=("before", "after")
+        help="scores of held-out answers at other temperatures",
+        make=_decoding,
+        moments=("before", "after"),
     ),
     "best_of_n": EvaluatorKind(
-        "scores of the reward's favourites among answers of the start",
-        _best_of_n,
+        help="scores of the reward's favourites among answers of the start",
+        make=_best_of_n,
         moments=("before",),
     ),
     "multiple_choice": EvaluatorKind(
-        "knowledge by likelihood, as lm-eval measures it",
-        _multiple_choice,
-        "questions with choices: ARC, HellaSwag, MMLU, or question, choices and answer",
+        help="knowledge by likelihood, as lm-eval measures it",
+        make=_multiple_choice,
+        data="questions with choices: ARC, HellaSwag, MMLU, or question, choices and answer",
         look=lambda files: read_questions(files, Quarantine(keep=0), 1),
     ),
     "short_answers": EvaluatorKind(
-        "greedy answers to problems, checked",
-        _short_answers,
-        "problems with known answers, such as GSM8K or MATH",
+        help="greedy answers to problems, checked",
+        make=_short_answers,
+        data="problems with known answers, such as GSM8K or MATH",
         look=lambda files: look(files, Problem),
     ),
     "refusal": EvaluatorKind(
-        "refusals of harmful and of harmless requests, by their words",
-        _refusal,
-        "two files of prompts",
-        ("tether:refusal_harmful", "tether:refusal_harmless"),
+        help="refusals of harmful and of harmless requests, by their words",
+        make=_refusal,
+        data="two files of prompts",
+        files=("tether:refusal_harmful", "tether:refusal_harmless"),
     ),
     "diversity": EvaluatorKind(
-        "distinct n-grams and length of sampled answers",
-        _diversity,
-        "prompts",
-        ("tether:heldout",),
+        help="distinct n-grams and length of sampled answers",
+        make=_diversity,
+        data="prompts",
+        files=("tether:heldout",),
     ),
     "sycophancy": EvaluatorKind(
-        "dependence of answers on who asks",
-        _sycophancy,
-        "two files of prompts whose rows go together",
-        ("tether:sycophancy_one", "tether:sycophancy_two"),
+        help="dependence of answers on who asks",
+        make=_sycophancy,
+        data="two files of prompts whose rows go together",
+        files=("tether:sycophancy_one", "tether:sycophancy_two"),
         look=read_premise_pairs,
     ),
 }

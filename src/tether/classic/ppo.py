@@ -149,7 +149,13 @@ class PPOTrainer:
             else other
         )
         return PolicyGradient(
-            self.config.policy_config(), policy, reference, value, absent, absent, self.encoder
+            config=self.config.policy_config(),
+            policy=policy,
+            reference=reference,
+            value=value,
+            reward=absent,
+            engine=absent,
+            encoder=self.encoder,
         )
 
     @cached_property

@@ -126,7 +126,12 @@ class _Trainer:
 
         with limited_by(clock.limit):
             loop = SupervisedLoop(
-                self.stage, Split(rows, (), {}), plan, config, run, progress=progress
+                objective=self.stage,
+                split=Split(rows, (), {}),
+                plan=plan,
+                config=config,
+                run=run,
+                progress=progress,
             ).train()
         clock.end(loop.made)
         metrics = {

@@ -341,7 +341,7 @@ class Score:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
     """A detector's finding at a step: a value beyond its threshold, what it means, what to do, and
     samples to look at.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -51,7 +51,7 @@ def answers_at(
     ]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class HeldOutAnswers:
     """Answers to the same prompts with the same randomness at every measurement, so that
     differences are the policy's.
@@ -66,7 +66,6 @@ class HeldOutAnswers:
     prompts: Sequence[Prompt]
     sampling: Sampling
     judge: Scorer
-    _: KW_ONLY
     seed: int
     samples: int = 1
     _last: tuple[MeasuredPolicy, list[Rollout]] | None = field(default=None, init=False)

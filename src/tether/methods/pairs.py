@@ -100,7 +100,9 @@ def train(
     rows_of = [without_faults(answers[p.id], context.quarantine) for p in prompts.values()]
     policy.cache_clear()  # the judge may need the memory
     chosen = None if section.labels is None else _chosen(section, context, rows_of, run)
-    collector = _Collector(section, context, [*prompts.values()], rows_of, run)
+    collector = _Collector(
+        section=section, context=context, prompts=[*prompts.values()], answers=rows_of, run=run
+    )
     comparisons, summary = collector.judged(chosen)
     if not comparisons:
         raise RunError(
@@ -274,7 +276,7 @@ def _chosen(
     return [row["place"] for row in rows]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Collector:
     """Has pairs of answers to the prompts, place by place, judged as the section says."""
 

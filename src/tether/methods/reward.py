@@ -76,11 +76,11 @@ def train(
     if members:
         student = next((part for part in parts if part.kind == "student"), None)
         stage = RewardMembers(
-            section,
-            context,
-            loaded,
-            members,
-            student,
+            section=section,
+            context=context,
+            loaded=loaded,
+            members=members,
+            student=student,
         )
         summary = {**stage.train(rows), **test_model}
     elif section.teacher:
@@ -215,7 +215,7 @@ def _objectives(parts: Sequence[StagePart], context: Context) -> dict[str, Any]:
     }
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RewardMembers:
     """Has the interface of `RewardModeling`, for several of them: one after another, each in a
     folder of its own.

@@ -91,7 +91,9 @@ def train(
         else:
             start = context.folder / part.needs[0] / "policy" if part.needs else None
             with limited_by(TimeLimit()):  # a round is whole
-                _Round(section, context, one, number, start).play(rows)
+                _Round(
+                    section=section, context=context, run=one, number=number, previous=start
+                ).play(rows)
         summaries.append(one.summary())
         limit.pace.add(summaries[-1]["seconds"])
         limit.begin(number + 1, len(parts))
@@ -113,7 +115,7 @@ def _totals(rounds: Sequence[Json]) -> Json:
     } | sums
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Round:
     """From the policy in the folder `previous` (None: from the model itself) to that in the round's
     own folder.

@@ -198,12 +198,38 @@ def online_stage(
         if ranks.mesh
         else shared(local_engine(policy, loaded, max_rows=section.engine_rows), ranks)
     )
-    roles, rest = (policy, reference), (source, engine, encoder)
     if isinstance(section, PolicySection):
-        return PolicyGradient(section, *roles, value, *rest, ranks=ranks), loaded
-    if isinstance(section, BestOfNSection):
-        return BestOfN(section, *roles, *rest, ranks=ranks), loaded
-    return OnlineDirect(section, *roles, *rest, ranks=ranks), loaded
+        stage = PolicyGradient(
+            config=section,
+            policy=policy,
+            reference=reference,
+            value=value,
+            reward=source,
+            engine=engine,
+            encoder=encoder,
+            ranks=ranks,
+        )
+    elif isinstance(section, BestOfNSection):
+        stage = BestOfN(
+            config=section,
+            policy=policy,
+            reference=reference,
+            reward=source,
+            engine=engine,
+            encoder=encoder,
+            ranks=ranks,
+        )
+    else:
+        stage = OnlineDirect(
+            config=section,
+            policy=policy,
+            reference=reference,
+            reward=source,
+            engine=engine,
+            encoder=encoder,
+            ranks=ranks,
+        )
+    return stage, loaded
 
 
 def _evaluation(
@@ -231,7 +257,11 @@ def _evaluation(
 
     judged = JudgedAnswers(
         answers=HeldOutAnswers(
-            test, how, judge, seed=context.seed + SEED, samples=config.samples_per_prompt
+            prompts=test,
+            sampling=how,
+            judge=judge,
+            seed=context.seed + SEED,
+            samples=config.samples_per_prompt,
         ),
         reward=own,
         proxy=None if name == "heldout" else stage.reward.score,
@@ -244,11 +274,11 @@ def _evaluation(
     policy = MeasuredPolicy(stage.policy, stage.encoder, stage.engine)
     material = Material(policy, context.quarantine, ends, exactly=True, judged=judged)
     return HeldOut(
-        config,
-        suite_of(chosen, material, run.path),
-        judged.answers,
-        policy,
-        run,
+        config=config,
+        suite=suite_of(chosen, material, run.path),
+        answers=judged.answers,
+        policy=policy,
+        run=run,
         learner=stage.learner,
         name=name,
         averaged=bool(stage.learner.ema_decay),

@@ -141,12 +141,12 @@ def _finished(
         words = [(f"{r.message.rstrip('.')}: {r.evidence}", r.advice) for r in findings]
         run.alarm(
             Alarm(
-                "unmoved",
-                steps[-1]["step"],
-                1.0,
-                1.0,
-                message,
-                advice,
+                detector="unmoved",
+                step=steps[-1]["step"],
+                value=1.0,
+                threshold=1.0,
+                message=message,
+                advice=advice,
             )
             for message, advice in words
         )

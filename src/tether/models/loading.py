@@ -41,7 +41,7 @@ from tether.settings.model import TINY, LoraConfig, ModelConfig
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class LoadedModel:
     """A causal language model, frozen, with all settings that decide how text becomes tokens.
 
@@ -164,15 +164,15 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
         speech["system_prompt"] if speech and config.system_prompt is None else config.system_prompt
     )
     return LoadedModel(
-        config,
-        model,
-        tokenizer,
-        stop_ids,
-        template,
-        system_prompt,
-        source,
-        digest,
-        rounded,
+        config=config,
+        model=model,
+        tokenizer=tokenizer,
+        stop_ids=stop_ids,
+        template=template,
+        system_prompt=system_prompt,
+        source=source,
+        digest=digest,
+        rounded_digest=rounded,
         seed=seed,
     )
 

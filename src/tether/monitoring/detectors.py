@@ -85,7 +85,7 @@ class Pooled(NamedTuple):
     median: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """The run's first steps, its last ones, and this step's texts.
 

@@ -82,7 +82,14 @@ class Watch:
         ):
             self.recent.pop(0)
         self._follow(facts["metrics"])
-        view = View(config, self.baseline, self.recent, texts, columns, self.course)
+        view = View(
+            config=config,
+            baseline=self.baseline,
+            recent=self.recent,
+            texts=texts,
+            columns=columns,
+            course=self.course,
+        )
         alarms = [self._judge(name, step, view) for name in DETECTORS if name not in config.silent]
         return [alarm for alarm in alarms if alarm]
 
@@ -137,7 +144,15 @@ class Watch:
         self.open.add(name)
         evidence = _evidence(view.texts, reading.rank, self.config.num_evidence)
         message = detector.message.format(**reading.words)
-        return Alarm(name, step, reading.value, threshold, message, detector.advice, evidence)
+        return Alarm(
+            detector=name,
+            step=step,
+            value=reading.value,
+            threshold=threshold,
+            message=message,
+            advice=detector.advice,
+            evidence=evidence,
+        )
 
     def state(self) -> dict[str, Any]:
         """Everything that a resumed watch goes on from, in plain JSON."""

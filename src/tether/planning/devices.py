@@ -35,7 +35,7 @@ stages' own work.
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Device:
     """memory in bytes; products in FLOP/s and bandwidth in bytes/s as they are reached, not as they
     are advertised.
@@ -93,12 +93,12 @@ def gpu(memory_gb: float | None = None, name: str | None = None) -> Device:
     memory = usual if memory_gb is None else memory_gb
     title = f"{kind}, {memory:g} GB" if name else f"a GPU of {memory:g} GB, times as on an {kind}"
     return Device(
-        title,
-        memory * 1e9,
-        products * 1e12 * EFFICIENCY,
-        bandwidth * 1e12 * DECODING_EFFICIENCY,
-        True,
-        DISPATCH,
+        name=title,
+        memory=memory * 1e9,
+        products=products * 1e12 * EFFICIENCY,
+        bandwidth=bandwidth * 1e12 * DECODING_EFFICIENCY,
+        gpu=True,
+        dispatch=DISPATCH,
     )
 
 
@@ -126,12 +126,12 @@ def _measured_gpu(place: torch.device, name: str, memory: int) -> Device:
     long = torch.ones(2**26, device=place)
     products = _rate(lambda: left @ right) * 2 * 4096**3
     return Device(
-        f"{name}, {memory / 1e9:.0f} GB",
-        memory,
-        0.5 * products,
-        0.8 * _rate(long.sum) * 4 * 2**26,
-        True,
-        DISPATCH,
+        name=f"{name}, {memory / 1e9:.0f} GB",
+        memory=memory,
+        products=0.5 * products,
+        bandwidth=0.8 * _rate(long.sum) * 4 * 2**26,
+        gpu=True,
+        dispatch=DISPATCH,
     )
 
 
@@ -151,7 +151,12 @@ def this_machine() -> Device:
     small = torch.randn(16, 64)
     dispatch = 1 / _rate(lambda: small + small)
     return Device(
-        f"this machine, {memory / 1e9:.0f} GB", memory, 0.75 * products, bandwidth, False, dispatch
+        name=f"this machine, {memory / 1e9:.0f} GB",
+        memory=memory,
+        products=0.75 * products,
+        bandwidth=bandwidth,
+        gpu=False,
+        dispatch=dispatch,
     )
 
 

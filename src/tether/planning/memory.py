@@ -61,7 +61,7 @@ class Phase:
         return sum(self.bytes.values())
 
 
-@dataclass
+@dataclass(kw_only=True)
 class StagePlan:
     """Phases of one step, and seconds beside them: before the first step, with each step on
     average, after the last.
@@ -147,7 +147,16 @@ class Planner:
                     each = once / section.evaluate.every
                 before = self.speeds.opening + once + decoded + chosen
                 after = self.speeds.saving + decoded
-                plans.append(StagePlan(name, phases, rate, before, each, after))
+                plans.append(
+                    StagePlan(
+                        name=name,
+                        phases=phases,
+                        learning_rate=rate,
+                        before=before,
+                        each=each,
+                        after=after,
+                    )
+                )
         return plans
 
     @property
@@ -424,10 +433,9 @@ class Planner:
 
     def _learning(self, role: Role, work: Callable[[], Any], cuts: int) -> dict[str, int]:
         """The most that is alive beside weights while a role learns from so many micro-batches."""
-        measured = planner.measure_learning(
-            role.model, role.parameters(), work, cuts=cuts, at_once=self.device.gpu
-        )
-        return {"activations": measured}
+        model, learned = role.model, role.parameters()
+        peak = planner.measure_learning(model, learned, work, cuts, self.device.gpu)
+        return {"activations": peak}
 
     @property
     def _attention(self) -> str:

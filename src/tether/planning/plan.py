@@ -92,7 +92,7 @@ def plan(
     """
     check_scorers(recipe)
     config = shape_config(recipe.model, shape)
-    usual = RowSizes(prompt_tokens)
+    usual = RowSizes(prompt=prompt_tokens)
     base = Planner(recipe, device, config, usual, sizes)
     made = Plan(device, base.parameters, base.stages(stages))
     if advise or not made.fits:

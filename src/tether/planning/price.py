@@ -56,7 +56,7 @@ SHORTER = (
 """Keys of which half takes less time."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StagePrice:
     """A stage: its work in words, remaining steps, seconds of one and of other work, and bytes at
     the peak.
@@ -300,15 +300,15 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
             steps = max(0, steps - steps_done(Path(recipe.run) / stage.name))
         prices.append(
             StagePrice(
-                stage.name,
-                work,
-                steps,
-                step + stage.each,
-                stage.before,
-                after,
-                stage.peak,
-                rounds,
-                _prompts(section, rows),
+                name=stage.name,
+                work=work,
+                steps=steps,
+                step=step + stage.each,
+                before=stage.before,
+                after=after,
+                memory=stage.peak,
+                rounds=rounds,
+                prompts=_prompts(section, rows),
             )
         )
     return prices

@@ -78,7 +78,13 @@ def _sized(recipe: BaseRecipe, section: Section, tokens: Callable[[Conversation]
             if pairs.labels and groups
             else pairs.samples_per_prompt
         )
-        return RowSizes(prompts.prompt, pairs.max_new_tokens, answers, count, groups)
+        return RowSizes(
+            prompt=prompts.prompt,
+            answer=pairs.max_new_tokens,
+            answers=answers,
+            count=count,
+            groups=groups,
+        )
     if section.kind is None or section.data is None:
         return RowSizes()
     return _measured(
@@ -119,7 +125,14 @@ def _measured(
     own = len(groups) if kind in (Comparison, Feedback) else count
     long = system + tokens(longest[0]), tokens(longest[1])
     number = count if counts else None
-    return RowSizes(round(fmean(prompts)), answer, len(sides) / own or 2.0, number, own, long)
+    return RowSizes(
+        prompt=round(fmean(prompts)),
+        answer=answer,
+        answers=len(sides) / own or 2.0,
+        count=number,
+        groups=own,
+        longest=long,
+    )
 
 
 def _letters(turns: Conversation) -> int:

@@ -25,7 +25,7 @@ before it is called.
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RowSizes:
     """Rows of a stage: mean lengths in tokens, and counts.
 

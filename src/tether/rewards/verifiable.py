@@ -68,19 +68,16 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
         if config.kind in PACKAGES:
             require(PACKAGES[config.kind], f"verifiable.kind = {config.kind!r}", "verify")
         self.config = config
-        settings = {
+        settings: Json = {
             "kind": config.kind,
             "marks": config.marks,
             "pattern": config.pattern,
             "tolerance": config.tolerance,
         }
-        limits: Json = {
-            "workers": config.workers,
-            "seconds": config.time_limit,
-            "memory_mb": config.memory_mb,
-        }
+        target, seconds = "tether.rewards.verifiable:make_check", config.time_limit
         if config.kind == "code":  # a program's time is up before its worker's is
-            limits |= {"seconds": config.time_limit + CODE_GRACE, "guarded": False}
+            target, settings = "tether.rewards.code:make_runner", {"seconds": seconds}
+            seconds += CODE_GRACE
             if missing := code.missing_guards():
                 once(
                     _LOG.warning,
@@ -88,11 +85,14 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
                     "this machine lacks %s.",
                     missing,
                 )
-            self._sandbox = Sandbox(
-                "tether.rewards.code:make_runner", {"seconds": config.time_limit}, **limits
-            )
-        else:
-            self._sandbox = Sandbox("tether.rewards.verifiable:make_check", settings, **limits)
+        self._sandbox = Sandbox(
+            target,
+            settings,
+            workers=config.workers,
+            seconds=seconds,
+            memory_mb=config.memory_mb,
+            guarded=config.kind != "code",
+        )
 
     def __exit__(self, *_: object) -> None:
         self._sandbox.close()

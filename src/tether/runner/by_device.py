@@ -83,7 +83,7 @@ def sized(
     Args:
         rows, shape, prompt_tokens: as in `plan`, which calls the first `sizes`.
     """
-    config, usual = shape_config(recipe.model, shape), RowSizes(prompt_tokens)
+    config, usual = shape_config(recipe.model, shape), RowSizes(prompt=prompt_tokens)
     for name in names:
         keys = list(_open(recipe, name))
         for turn in range(2 if keys else 0):

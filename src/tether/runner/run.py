@@ -171,11 +171,11 @@ def context_of(job: Job, progress: Progress | None = None, ranks: Ranks = ALONE)
     """Inputs of a job's stage: its model, its rows and its scorer, as the run's files have them."""
     recipe, settings, place = job.recipe, job.settings, job.place
     context = Context(
-        job.kind.name,
-        job.folder,
-        recipe.model if job.start is None else _fine_tuned(recipe, job.start.parent),
-        job.seed,
-        reward_model_of(settings) or job.scorer or place / "reward" / "model",
+        name=job.kind.name,
+        folder=job.folder,
+        model=recipe.model if job.start is None else _fine_tuned(recipe, job.start.parent),
+        seed=job.seed,
+        scorer=reward_model_of(settings) or job.scorer or place / "reward" / "model",
         progress=progress,
         round=job.round,
         earlier=job.earlier,

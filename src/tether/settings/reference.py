@@ -25,7 +25,7 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Key:
     """A key of a recipe in words; `table` is the class of the table that holds it."""
 
@@ -73,7 +73,9 @@ def keys_of(kind: type[BaseModel], made: Any = None, above: tuple[str, ...] = ()
         shown = "required" if field.is_required() else _value(default)
         needs = dict.fromkeys(condition.words for condition in needs_of(field.metadata))
         description = "; ".join(filter(None, (field.description, *needs)))
-        yield Key((*above, name), words, shown, description, kind)
+        yield Key(
+            path=(*above, name), type=words, default=shown, description=description, table=kind
+        )
         for table in models_of(field.annotation):
             yield from keys_of(table, default, (*above, name))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 
 from torch import Tensor
@@ -32,7 +32,7 @@ from tether.stages.rollouts import Clock, Step, penalised_scores, sample_and_sco
 from tether.stages.supervised import Update, accumulate
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class BestOfN:
     """One policy and a reward source; with a reference also the distance from it, which is measured
     and never trained on.
@@ -52,7 +52,6 @@ class BestOfN:
     reward: RewardSource
     engine: Engine
     encoder: ChatEncoder
-    _: KW_ONLY
     ranks: Ranks = ALONE
     stopped = False
 

@@ -130,7 +130,11 @@ class Direct:
         self.config, self.role, self.encoder = config, policy, encoder
         self.ranks = ranks
         self.likelihoods = Likelihoods(
-            policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed
+            policy=policy,
+            reference=reference,
+            encoder=encoder,
+            micro_batch_tokens=config.micro_batch_tokens,
+            precomputed=config.precomputed,
         )
         self.pairs = PairLoss(config, self.likelihoods)
 
@@ -183,7 +187,9 @@ class Direct:
             sequences_of((*split.train, *split.test)), run.path / "reference.safetensors"
         )
         plan = plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed)
-        loop = SupervisedLoop(self, split, plan, config, run, progress=progress).train()
+        loop = SupervisedLoop(
+            objective=self, split=split, plan=plan, config=config, run=run, progress=progress
+        ).train()
         return {
             **heldout(self, split.test),
             "num_prompts": len(split.train),

@@ -10,7 +10,7 @@ import math
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 
 from tether.core.errors import ConfigError, DataError
 from tether.core.rundir import RunDirectory, read_jsonl
@@ -66,7 +66,7 @@ COLUMNS = ("held_out", "kl")
 """Evaluators that have a number for each held-out answer."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class HeldOut:
     """A suite of evaluators along a training: the first of them on held-out prompts, which decide
     what is kept and when training ends.
@@ -87,7 +87,6 @@ class HeldOut:
     answers: HeldOutAnswers
     policy: MeasuredPolicy
     run: RunDirectory
-    _: KW_ONLY
     learner: LocalLearner | None = None
     name: str = "heldout"
     averaged: bool = False

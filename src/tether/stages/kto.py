@@ -74,7 +74,11 @@ class KTO:
         self.config, self.role, self.encoder = config, policy, encoder
         self.ranks = ranks
         self.likelihoods = Likelihoods(
-            policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed
+            policy=policy,
+            reference=reference,
+            encoder=encoder,
+            micro_batch_tokens=config.micro_batch_tokens,
+            precomputed=config.precomputed,
         )
         self.weights = config.weights(1, 1)
 
@@ -166,7 +170,13 @@ class KTO:
         self.likelihoods.begin(self._responses(split, plan), run.path / "reference.safetensors")
         balance = self._settle_weights(split.train)
         loop = SupervisedLoop(
-            self, split, plan, config, run, watched=WATCHED, progress=progress
+            objective=self,
+            split=split,
+            plan=plan,
+            config=config,
+            run=run,
+            watched=WATCHED,
+            progress=progress,
         ).train()
         return {
             **heldout(self, split.test),

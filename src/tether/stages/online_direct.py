@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from itertools import chain
 
 from tether.core.protocols import Engine, RewardSource
@@ -82,7 +82,7 @@ def best_and_worst(
     return pairs, skipped
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class OnlineDirect:
     """A policy, a fixed reference (none for orpo and simpo), a reward source and an engine that
     samples from the policy.
@@ -94,14 +94,17 @@ class OnlineDirect:
     reward: RewardSource
     engine: Engine
     encoder: ChatEncoder
-    _: KW_ONLY
     ranks: Ranks = ALONE
     stopped = False
 
     def __post_init__(self) -> None:
         config, policy = self.config, self.policy
         likelihoods = Likelihoods(
-            policy, self.reference, self.encoder, config.micro_batch_tokens, config.temperature
+            policy=policy,
+            reference=self.reference,
+            encoder=self.encoder,
+            micro_batch_tokens=config.micro_batch_tokens,
+            temperature=config.temperature,
         )
         likelihoods.without_dropout()
         self.pairs = PairLoss(config, likelihoods)

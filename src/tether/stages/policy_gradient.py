@@ -14,7 +14,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -57,7 +57,7 @@ BOUND_REACHED = (
 )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class PolicyGradient:
     """One policy and a reward source; with a tether its frozen reference, with a critic a value
     function.
@@ -79,7 +79,6 @@ class PolicyGradient:
     reward: RewardSource
     engine: Engine
     encoder: ChatEncoder
-    _: KW_ONLY
     ranks: Ranks = ALONE
 
     def __post_init__(self) -> None:
@@ -107,12 +106,9 @@ class PolicyGradient:
         # each once
         learned = dict.fromkeys(policy.parameters() + ([] if value is None else value.parameters()))
         updates = config.steps * config.epochs * config.minibatches
+        optimizer = config.optimizer_for(policy.adapter)
         self.learner = LocalLearner(
-            list(learned),
-            config.optimizer_for(policy.adapter),
-            updates,
-            config.ema_decay,
-            ranks=self.ranks,
+            list(learned), optimizer, updates, config.ema_decay, ranks=self.ranks
         )
         for role in self.roles:
             role.train_mode(False)
@@ -251,12 +247,9 @@ class PolicyGradient:
         are whole. A reference for the report alone is run on the rollouts `reported` for step
         `number`.
         """
-        part = (
-            list(range(len(experience.rollouts)))
-            if self.tethered
-            else reported(self.config, len(experience.rollouts), number)
-        )
-        reference = self.reference if len(part) == len(experience.rollouts) else None
+        count = len(experience.rollouts)
+        part = [*range(count)] if self.tethered else reported(self.config, count, number)
+        reference = self.reference if len(part) == count else None
         one_trunk = reference is None or reference.model is self.policy.model
         passes = (not self.old_from_update) + (reference is not None) + self.config.epochs
         reused = one_trunk and passes > 1
@@ -356,11 +349,8 @@ class PolicyGradient:
         Raises:
             TrainingError: old and new log-probabilities disagree before any update.
         """
-        config, tokens, totals = (
-            self.config,
-            experience.token_counts(),
-            defaultdict[str, float](float),
-        )
+        config, tokens = self.config, experience.token_counts()
+        totals = defaultdict[str, float](float)
         experience.weights = self.weights(experience)
         metrics = {"grad_norm": 0.0, "learning_rate": 0.0}
         updates = epochs = 0
@@ -381,10 +371,8 @@ class PolicyGradient:
             measured = experience.measure(
                 part, partial(self.accumulate, experience, denominator=tokens[part])
             )
-            high, low = (
-                max(s.pop("policy/ratio_max") for s in measured),
-                min(s.pop("policy/ratio_min") for s in measured),
-            )
+            high = max(s.pop("policy/ratio_max") for s in measured)
+            low = min(s.pop("policy/ratio_min") for s in measured)
             ratio_max, ratio_min = max(ratio_max, high), min(ratio_min, low)
             first_deviation = first_deviation if updates else max(high - 1, 1 - low)
             for key, value in (pair for stats in measured for pair in stats.items()):
@@ -392,9 +380,8 @@ class PolicyGradient:
             metrics = {**self.learner.step()}
             updates, epochs = updates + 1, epoch + 1
             if self.old_from_update:
-                experience.seen[
-                    torch.cat([experience.rows[n] for n in experience.minibatches[part]])
-                ] = True
+                rows = [experience.rows[n] for n in experience.minibatches[part]]
+                experience.seen[torch.cat(rows)] = True
         if self.old_from_update:
             experience.complete("logprobs", "entropy")
         if first_deviation > 0.2:

@@ -144,7 +144,12 @@ class ProcessRewardModeling:
         train, calibration, test, skipped = self.prepare(rows)
         plan = plan_updates(len(train), config.solutions_per_update, config.epochs, config.seed)
         loop = SupervisedLoop(
-            self, Split(train, calibration, skipped), plan, config, run, progress=progress
+            objective=self,
+            split=Split(train, calibration, skipped),
+            plan=plan,
+            config=config,
+            run=run,
+            progress=progress,
         ).train()
         judged = calibration if any(s.judged for s in calibration) else train
         return {

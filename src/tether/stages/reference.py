@@ -30,7 +30,7 @@ several in any order.
 """
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Likelihoods:
     """Log-probabilities of responses under the policy, with gradient, and under its reference,
     without.

@@ -234,7 +234,9 @@ class RewardModeling:
             self.frozen = FrozenStates(
                 self.role, sequences_of(train), self.encoder.pad_id, budget, gigabytes
             )
-        loop = SupervisedLoop(self, split, plan, config, run, progress=progress).train()
+        loop = SupervisedLoop(
+            objective=self, split=split, plan=plan, config=config, run=run, progress=progress
+        ).train()
         if config.disentangle_length:
             self.role.head = self.head.only(0)
         self.center(train)

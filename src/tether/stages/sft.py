@@ -105,7 +105,12 @@ class SFT:
         before = self.evaluate(split.test)["loss"] if split.test else None
         every = {"evaluate_every": config.evaluate_every or len(plan) // config.epochs}
         loop = SupervisedLoop(
-            self, split, plan, config.model_copy(update=every), run, progress=progress
+            objective=self,
+            split=split,
+            plan=plan,
+            config=config.model_copy(update=every),
+            run=run,
+            progress=progress,
         ).train()
         return {
             **loop.summary(start),

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -138,7 +138,7 @@ def headline(
     }
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SupervisedLoop:
     """Trains an objective, evaluates, keeps the weights that were best on held-out rows, and can be
     killed at any time.
@@ -159,7 +159,6 @@ class SupervisedLoop:
     plan: list[list[int]]
     config: SupervisedConfig
     run: RunDirectory
-    _: KW_ONLY
     watched: Sequence[str] = HEADLINE
     progress: Progress | None = None
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tether.algorithms import kl as divergences
 from tether.algorithms import policy_losses as losses
-from tether.core.types import Json
 from tether.settings.policy import PolicyConfig
 from tether.stages.rollouts import Experience
 

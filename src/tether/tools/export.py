@@ -170,7 +170,7 @@ def find_source(source: str) -> Source:
     """
     path = Path(source).expanduser()
     if not path.exists():
-        return Source("policy", source)
+        return Source(kind="policy", source=source)
     if (path.name.startswith("step-") and path.parent.name in ("checkpoints", "best")) or (
         path / "state.safetensors"
     ).is_file():
@@ -187,11 +187,13 @@ def find_source(source: str) -> Source:
                 f"{', '.join(map(str, members))}"
             )
         if is_role(place):
-            return Source(read_role(place)["kind"], source, place, stage_of(place))
+            return Source(
+                kind=read_role(place)["kind"], source=source, folder=place, stage=stage_of(place)
+            )
         if holds_adapter(place) or (
             (place / "config.json").is_file() and "model_type" in read_json(place / "config.json")
         ):
-            return Source("policy", str(place), None, stage_of(place))
+            return Source(kind="policy", source=str(place), folder=None, stage=stage_of(place))
     unfinished = sorted(path.glob("**/checkpoints/step-*"))
     if unfinished:
         raise RunError(
@@ -249,7 +251,7 @@ def _checkpoint(path: Path) -> Source:
             f"{path} is a checkpoint of."
         )
     kind = section if STAGES[section].scores else "policy"
-    return Source(kind, str(path), None, stage, path)
+    return Source(kind=kind, source=str(path), folder=None, stage=stage, checkpoint=path)
 
 
 def load_source(source: Source) -> tuple[Role, LoadedModel]:

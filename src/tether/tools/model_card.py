@@ -44,7 +44,7 @@ TASKS = {
 """By kind: the hub's name of the task, the library's class, and what it is."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """Source of an export.
 
