@@ -326,6 +326,28 @@ def told(values):
 '''
 
 
+BY_KEYWORDS = ("settings", "learner", "stages", "build", "methods", "runner", "tools")
+"""Rooms whose dataclasses of more than four fields are built by keywords alone."""
+
+
+def test_large_dataclasses_are_built_by_keywords() -> None:
+    classes = (
+        (path, node)
+        for room in BY_KEYWORDS
+        for path in sorted((PACKAGE / room).rglob("*.py"))
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+        and sum(isinstance(statement, ast.AnnAssign) for statement in node.body) > 4
+    )
+    positional = [
+        f"{path.relative_to(PACKAGE)}: {node.name}"
+        for path, node in classes
+        for words in map(ast.unparse, node.decorator_list)
+        if "dataclass" in words and "kw_only=True" not in words
+    ]
+    assert positional == []
+
+
 def test_lines_of_code_are_counted_without_comments_and_docstrings() -> None:
     """By hand: import, two of TEXT, class, size, two defs, the assignment, return."""
     assert house.code_lines(SAMPLE) == 9
