@@ -38,7 +38,7 @@ def handed(monkeypatch):
     "stages",
     [
         ["sft"],
-        pytest.param(["process", "direct", "kto"], marks=pytest.mark.slow),
+        pytest.param(["sft", "process", "direct", "kto"], marks=pytest.mark.slow),
         pytest.param(["sft", "reward", "ppo", "online_direct"], marks=pytest.mark.slow),
         pytest.param(["sft", "grpo", "best_of_n"], marks=pytest.mark.slow),
         pytest.param(["sft", "reward", "rounds"], marks=pytest.mark.slow),
