@@ -102,7 +102,10 @@ def test_a_signal_lets_every_job_save_and_starts_no_other(root, monkeypatch):
 
 def test_more_memory_than_there_is_is_refused(tmp_path):
     recipe = build(Recipe, values(tmp_path, sweep=SWEEP))
-    price = Price([StagePrice("ppo", "work", 1, 1.0, 0.0, 0.0, memory=10**15)])
+    large = StagePrice(
+        name="ppo", work="work", steps=1, step=1.0, before=0.0, after=0.0, memory=10**15
+    )
+    price = Price([large])
     with pytest.raises(ConfigError, match=r"--at-once 2 needs 2000000\.0 GB"):
         at_once.job_slots(recipe, 2, price)
     assert len(at_once.job_slots(recipe, 2, Price([]))) == 2
