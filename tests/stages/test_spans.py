@@ -49,7 +49,15 @@ def gathered(**settings):
     policy, reference = (Role(tiny_model(0).eval()) for _ in range(2))
     value = Role(tiny_model(0).eval(), head=ScalarHead(64)) if config.critic else None
     engine = LocalEngine(policy, encoder)
-    stage = PolicyGradient(config, policy, reference, value, EvenReward(), engine, encoder)
+    stage = PolicyGradient(
+        config=config,
+        policy=policy,
+        reference=reference,
+        value=value,
+        reward=EvenReward(),
+        engine=engine,
+        encoder=encoder,
+    )
     with torch.no_grad():
         for parameter in stage.reference.model.parameters():
             parameter += 0.03 * torch.randn(
