@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tether.settings.recipe import recipe_type
 from tether.settings.reference import keys_of
 from tether.settings.stages import STAGES
-from tether.settings.synonyms import COMMANDS, KEYS, METHODS, NOTES, SECTIONS
+from tether.settings.synonyms import COMMANDS, KEYS, METHODS, NOTES, SECTIONS, TRAINERS
 
 
 class Library(NamedTuple):
@@ -37,18 +37,21 @@ LIBRARIES = {
     "TRL": Library(
         "TRL 1.16.0, with transformers 5.23 and peft 0.21",
         """adam_beta1 adam_beta2 adam_epsilon attn_implementation beta bf16 bnb_4bit_quant_type
-        cpo_alpha dataset_name dataset_text_field datasets deepspeed dtype entropy_coef epsilon
+        center_rewards_coefficient cpo_alpha dataset_name dataset_text_field datasets deepspeed delta dtype entropy_coef epsilon
         epsilon_high eval_dataset eval_steps eval_strategy fp16 fsdp fsdp_config
-        gradient_accumulation_steps gradient_checkpointing hub_model_id hub_strategy learning_rate
+        gradient_accumulation_steps gradient_checkpointing hub_model_id hub_strategy
+        importance_sampling_level learning_rate
         load_in_4bit load_in_8bit logging_steps lora_alpha lora_dropout lora_r lora_target_modules
         loss_type lr_scheduler_type mask_truncated_completions max_completion_length max_grad_norm
-        max_length max_prompt_length max_steps missing_eos_penalty model_name_or_path
+        max_length max_prompt_length max_steps min_p missing_eos_penalty model_name_or_path
         normalize_advantages num_generations num_iterations num_train_epochs optim output_dir
         peft_config per_device_train_batch_size precompute_ref_log_probs push_to_hub
-        quantization_config r remove_unused_columns report_to reward_funcs reward_model_path
+        quantization_config r ref_model_mixup_alpha ref_model_sync_steps remove_unused_columns
+        repetition_penalty report_to reward_funcs reward_model_path reward_weights
         run_name save_steps save_strategy save_total_limit scale_rewards simpo_gamma
-        target_modules train_dataset use_dora use_peft use_rslora use_vllm
-        vllm_gpu_memory_utilization vllm_mode warmup_steps weight_decay""",
+        sync_ref_model target_modules top_k train_dataset use_bias_correction_kl use_dora use_peft use_rslora use_vllm
+        vllm_gpu_memory_utilization vllm_importance_sampling_cap vllm_importance_sampling_clip_max
+        vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_mode warmup_steps weight_decay""",
         "0.8 or 0.14",
         """cliprange cliprange_value init_kl_coef kl_coef max_seq_length num_mini_batches
         num_ppo_epochs reference_free response_length reward_model rloo_k rpo_alpha torch_dtype
@@ -126,17 +129,22 @@ HEAD = """# Coming from TRL, verl, OpenRLHF or Axolotl
 
 If a recipe or a call uses a name of another library, tether stops and prints its own name. `tether explain WORD` translates
 one name. The tables below have the same translations. Each was read in the release that is named above it.
+If a name has several keys here, the first one that your section has counts.
 Keys of a section are listed without the section: `kl.coefficient` in `[ppo]` is `ppo.kl.coefficient` on the command line.
 
 Four habits differ:
 
 - A method is a section of a recipe, not a trainer class. `[ppo]` after `[reward]` uses the reward model of that run.
-- A batch counts prompts (`prompts_per_step`) or rows. tether cuts micro-batches by tokens, so results do not depend on the cut.
+- A batch counts prompts (`prompts_per_step`, `prompts_per_update`) or rows (`batch_size`). TRL's batch is
+  `per_device_train_batch_size` × `gradient_accumulation_steps` × devices.
+  tether cuts micro-batches by tokens, so results do not depend on the cut.
 - `minibatches` is a number of parts. With 256 prompts a step, verl's `ppo_mini_batch_size = 64` is `minibatches = 4`.
 - A run is a folder. The same command continues it. Resuming needs nothing else.
 
 Rows need no conversion: [every format](../reference/data.md) of these libraries is recognised by its columns.
-Reward functions in TRL's form, `f(completions, **columns)`, work unchanged.
+Reward functions in TRL's form, `f(completions, **columns)`, work unchanged, but for two arguments: tether does not create
+`completion_ids` and `trainer_state`. A recipe passes texts; for conversations as lists of messages, as in TRL, set
+`completions = "messages"` in its `function` ([reward functions](python.md)).
 """
 
 
@@ -144,13 +152,18 @@ def page() -> str:
     """docs/guides/coming_from.md."""
     parts = [HEAD, "## Methods\n", _table("name", "here", _methods())]
     for name, library in LIBRARIES.items():
-        parts += [f"## {name}\n", f"Read in {library.read}.{_earlier(library)}\n"]
+        title = (
+            "TRL: names of TRL 1.x and of the 0.x that had PPOTrainer" if name == "TRL" else name
+        )
+        parts += [f"## {title}\n", f"Read in {library.read}.{_earlier(library)}\n"]
         gone = library.before.split()
         rows = [
             (f"`{word}`" + (" †" if word in gone else ""), meaning(word))
             for word in sorted(library.names())
         ]
         parts.append(_table("name there", "here", rows))
+        if name == "TRL":
+            parts.append(_table("trainer", "here", list(_trainers())))
     rest = [(f"`{word}`", meaning(word)) for word in sorted(others())]
     parts += ["## Other words\n", "No release above has these. tether translates them, too.\n"]
     parts.append(_table("word", "here", rows=rest))
@@ -164,7 +177,7 @@ def _earlier(library: Library) -> str:
 def others() -> set[str]:
     """Synonyms that no library in the tables has."""
     listed = {word(name) for library in LIBRARIES.values() for name in library.names()}
-    return {*KEYS, *NOTES} - listed
+    return {*KEYS, *NOTES} - {*listed, *METHODS}
 
 
 def word(name: str) -> str:
@@ -194,9 +207,17 @@ def absent(library: Library, wheels: Iterable[Path]) -> list[str]:
 
 def _methods() -> Iterator[tuple[str, str]]:
     for name, (section, key, value) in METHODS.items():
-        yield f"`{name}`", f'`[{section}]` with `{key} = "{value}"`'
+        note = f"; {NOTES[name]}" if name in NOTES else ""
+        yield f"`{name}`", f'`[{section}]` with `{key} = "{value}"`{note}'
     for name, section in SECTIONS.items():
         yield f"`{name}`", f"`[{section}]`"
+
+
+def _trainers() -> Iterator[tuple[str, str]]:
+    for name, section in TRAINERS.items():
+        short = name.removesuffix("trainer")
+        names = {"reward": "Reward", "onlinedpo": "OnlineDPO"}
+        yield f"`{names.get(short, short.upper())}Trainer`", section
 
 
 def _commands() -> list[tuple[str, str]]:
@@ -205,9 +226,9 @@ def _commands() -> list[tuple[str, str]]:
 
 def meaning(name: str) -> str:
     """tether's keys for a name, or the advice for one without a key."""
-    if (last := word(name)) not in KEYS:
-        return NOTES[last]
-    return " or ".join(f"`{key}`" for key in KEYS[last] if key in _every_key())
+    last = word(name)
+    keys = " or ".join(f"`{key}`" for key in KEYS.get(last, ()) if key in _every_key())
+    return "; ".join(filter(None, (keys, NOTES.get(last))))
 
 
 def _every_key() -> set[str]:

@@ -38,6 +38,7 @@ def test_the_names_of_trl_are_fields_of_the_installed_one():
     kinds = [trl.GRPOConfig, trl.RLOOConfig, trl.DPOConfig, trl.SFTConfig, trl.ModelConfig]
     kinds += [trl.ScriptArguments, DatasetMixtureConfig, cpo.CPOConfig, online_dpo.OnlineDPOConfig]
     kinds += [peft.LoraConfig, transformers.TrainingArguments, trl.GRPOTrainer, trl.SFTTrainer]
+    kinds.append(trl.RewardConfig)
     there = {name for kind in kinds for name in inspect.signature(kind).parameters}
     library = names.LIBRARIES["TRL"]
     nowhere = {name for name in library.now.split() if name not in there}

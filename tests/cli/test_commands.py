@@ -485,6 +485,11 @@ def test_a_new_recipe_runs_as_it_is(method, here, project):
         ("dpo.beta", ["direct.beta"]),
         ("[sft]", ["batch_size"]),
         ("num_generations", ["did you mean 'samples_per_prompt'?"]),
+        ("epsilon", ["'clip_range'", "sft.optimizer.epsilon"]),
+        ("kl_penalty", ["'kl.estimator'", "rewards take k1"]),
+        ("max_prompt_length", ["'max_length'", "prompts are read whole"]),
+        ("DPOTrainer", ["[direct]"]),
+        ("GRPOConfig", ["[grpo]"]),
         (
             "sft.temperature",
             ["no key is called 'sft.temperature': did you mean 'ppo.temperature'?"],

@@ -9,7 +9,8 @@ from tether.core.errors import ConfigError
 from tether.settings.messages import models_of
 from tether.settings.reading import build, load_recipe
 from tether.settings.recipe import Recipe
-from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS
+from tether.settings.stages import STAGES
+from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, TRAINERS
 
 pytestmark = pytest.mark.audit
 BASE = {"run": "r", "model": {"source": "tiny"}}
@@ -51,6 +52,13 @@ def paths(kind, depth=3):
         ("direct.max_prompt_length", "direct.max_length"),
         ("direct.per_device_train_batch_size", "direct.prompts_per_update"),
         ("reward.dataset_name", "reward.data.path"),
+        ("reward.center_rewards_coefficient", "reward.centering"),
+        ("grpo.max_steps", "grpo.steps"),
+        ("ppo.num_ppo_epochs", "ppo.epochs"),
+        ("grpo.importance_sampling_level", "grpo.surrogate"),
+        ("grpo.reward_weights", "grpo.function.weights"),
+        ("grpo.delta", "grpo.dual_clip"),
+        ("grpo.vllm_importance_sampling_correction", "grpo.importance"),
         ("process.batch_size", "process.solutions_per_update"),
         ("kto.save_steps", "kto.checkpoint_every"),
         ("rounds.lr", "rounds.direct.optimizer.learning_rate"),
@@ -63,7 +71,7 @@ def paths(kind, depth=3):
     ],
 )
 def test_a_word_of_another_library_is_answered_with_the_key(key, meant):
-    assert f"unknown key '{key}' (did you mean '{meant}'?)" in complaint(f"{key}=1")
+    assert f"unknown key '{key}' (did you mean '{meant}'?" in complaint(f"{key}=1")
     prefixes = {".".join(path) for path in paths(Recipe)}
     assert meant in prefixes or f"{key.split('.')[0]}.{meant}" in prefixes
 
@@ -89,6 +97,35 @@ def test_every_target_of_the_tables_is_a_key_and_no_word_of_theirs_is_one_everyw
     assert all((right,) in known and (word,) not in known for word, right in SECTIONS.items())
 
 
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("ppo.total_episodes", "steps = total_episodes / (prompts_per_step × samples_per_prompt)"),
+        ("sft.max_steps", "offline methods count epochs"),
+        ("grpo.num_train_epochs", "steps = epochs × prompts / prompts_per_step"),
+        ("ppo.whiten_rewards", "does not whiten rewards of tokens"),
+        ("grpo.mask_truncated_completions", "there is no such mask"),
+        ("direct.loss_type", "ipo is 'ipo' with average = true"),
+        ("ppo.kl_penalty", "kl.place = 'loss'"),
+        ("grpo.ppo_mini_batch_size", "a number of parts"),
+    ],
+)
+def test_a_value_that_is_counted_otherwise_here_comes_with_advice(key, advice):
+    assert advice in complaint(f"{key}=1")
+
+
+def test_values_that_the_advice_names_are_ones():
+    build(Recipe, BASE, ["direct.loss=ipo", "direct.average=true"])
+    for value in ("token", "sequence", "constant"):
+        build(Recipe, BASE, ["ppo.steps=1", f"ppo.normalize={value}"])
+    for value in ("truncate", "mask", "none"):
+        build(Recipe, BASE, ["ppo.steps=1", f"ppo.importance={value}"])
+    for trainer, text in TRAINERS.items():
+        section, key, value = re.match(r'\[(\w+)\](?: with (\w+) = "(\w+)")?', text).groups()
+        assert section in STAGES, trainer
+        build(Recipe, BASE, [f"{section}.{key}={value}"] if key else [])
+
+
 def test_what_has_no_key_is_told_so_and_nothing_far_off_is_proposed():
     assert "metrics.jsonl" in complaint("ppo.report_to=wandb") and "did you mean" not in complaint(
         "ppo.report_to=wandb"
@@ -109,8 +146,10 @@ data.train_batch_size trainer.total_epochs
 @pytest.mark.parametrize("word", WORDS.split())
 def test_a_word_at_the_top_of_a_recipe_is_answered_with_keys_that_are_there(word):
     message = complaint(f"{word}=1", "sft.epochs=1", "ppo.steps=1", "reward.epochs=1")
-    answers = re.findall(r"'([\w.]+)'", message.partition("unknown key ")[2])[1:]
-    assert answers or any(note in message for note in NOTES.values()), message
+    notes = [note for note in NOTES.values() if note in message]
+    without = message.replace(notes[0], "") if notes else message
+    answers = re.findall(r"'([\w.]+)'", without.partition("unknown key ")[2])[1:]
+    assert answers or notes, message
     assert all(tuple(answer.split(".")) in set(paths(Recipe)) for answer in answers), message
     assert "known keys" not in message
 

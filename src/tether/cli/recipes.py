@@ -13,7 +13,15 @@ from tether.cli.options import complete_recipe
 from tether.core.errors import ConfigError
 from tether.core.glossary import CLOSE, EVERY, METRICS, meanings, near
 from tether.settings.stages import STAGES
-from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
+from tether.settings.synonyms import (
+    KEYS,
+    METHODS,
+    NOTES,
+    SECTIONS,
+    TRAINERS,
+    alike,
+    did_you_mean,
+)
 from tether.terminal.bars import starting
 from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import show_table
@@ -128,13 +136,18 @@ def explain_key(
         one for one in keys if one.path[-1] == parts[-1]
     ]
     defined = meanings(key)
+    inside = len(parts) > 1 and any(one.path[0] == parts[0] for one in keys)
+    if not inside and (theirs := _translation(key)):
+        _show_words({**defined, f"{key} in other libraries": theirs})
+        if not exact:
+            return
+        defined = {}
     if not exact or (len(parts) > 1 and list(exact[0].path) != parts):
         if not defined and not alike(key, {one.path[-1] for one in keys}, cutoff=CLOSE):
             defined = {name: EVERY[name] for name in near(key, most=1)}
-        if defined and not any(one.path[0] == parts[0] for one in keys if len(parts) > 1):
+        if defined and not inside:
             _show_words(defined)
             return
-        inside = len(parts) > 1 and any(one.path[0] == parts[0] for one in keys)
         hint = (
             key_hint(recipe_type(), tuple(parts), {}, None)
             if inside
@@ -167,14 +180,16 @@ def _sections(key: str) -> list[str]:
     return [METHODS[part][0] if part in METHODS else SECTIONS.get(part, part) for part in parts]
 
 
-def _alike(key: str, names: set[str]) -> str:
-    """Suggestion for an unknown word: a key for another library's word, or one that is written
-    alike.
-    """
+def _translation(key: str) -> str:
+    """Keys here for another library's word, and the advice for it; empty: none has the word."""
     word = key.rpartition(".")[2].replace("-", "_").lower()
-    if word in NOTES:
-        return NOTES[word]
-    near = did_you_mean(KEYS.get(word, ())) or alike(word, names, most=3, cutoff=0.6)
-    return near or (
+    trainer = TRAINERS.get(re.sub("config$", "trainer", word))
+    return " ".join(filter(None, (did_you_mean(KEYS.get(word, ())), NOTES.get(word), trainer)))
+
+
+def _alike(key: str, names: set[str]) -> str:
+    """Suggestion for an unknown word: keys that are written alike."""
+    word = key.rpartition(".")[2].replace("-", "_").lower()
+    return alike(word, names, most=3, cutoff=0.6) or (
         "`tether explain ppo` lists the keys of a section, docs/reference/recipes.md all of them"
     )

@@ -99,12 +99,13 @@ def key_hint(
         if meant
     ]:
         return "; ".join(lines)
+    words = (word, *(_word(path[-1]) for path in inside))
+    recipe = "model" in kind.model_fields
+    note = next((NOTES[one] for one in words if recipe and one in NOTES), "")
     if meant := _around(kind, outer, word):
-        return did_you_mean([meant])
-    if "model" in kind.model_fields and (
-        notes := [NOTES[w] for w in (word, *(_word(path[-1]) for path in inside)) if w in NOTES]
-    ):
-        return notes[0]
+        return f"{did_you_mean([meant])} {note}".rstrip()
+    if note:
+        return note
     if meant := _meant(kind, outer, word, values):
         return did_you_mean(meant)
     deeper = [

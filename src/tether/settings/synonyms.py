@@ -37,4 +37,6 @@ KEYS = {word: tuple(targets.split()) for word, targets in _by_word(_TABLES["keys
 that is there.
 """
 NOTES = _by_word(_TABLES["notes"])
-"""Words without a key, and the advice for each."""
+"""Words without a key, or whose values differ here, and the advice for each."""
+TRAINERS: dict[str, str] = _TABLES["trainers"]
+"""TRL's trainers in small letters, and the section of each."""
