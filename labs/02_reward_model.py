@@ -21,12 +21,16 @@ luck = torch.Generator().manual_seed(lab.seed)
 NOISES = (0.0, 0.1, 0.2, 0.3, 0.4)
 
 # %% [markdown]
+# The answers are those of a shop, in eleven words ("sorry we mend it today"). A hidden truth, which
+# no training sees, gives an answer 1 point for a promise ("mend" or "send"), 1 for "thank", and
+# takes 1 off for each repeated word. Two answers of the start model are a pair.
+#
 # Bradley-Terry says P(first is preferred) = σ(r(first) − r(second)), and training minimises
 # −log σ(r(chosen) − r(rejected)). Here r adds up a number for each word: a bag of words is the
 # body, and the head is linear. Real reward models put the same head and the same loss on a
 # transformer: `tether.reward(model, pairs)`.
 #
-# The labels themselves are drawn by Bradley-Terry on a hidden truth. So even the best possible
+# The labels themselves are drawn by Bradley-Terry on the hidden truth, at 2 log-odds a point. So even the best possible
 # model is wrong at times: its accuracy is the mean of σ(|difference of truths|).
 
 # %%
@@ -75,7 +79,7 @@ error = expected_calibration_error(chances(reward, test).tolist(), test.first_wi
 
 # %% plot
 lab.plot(
-    "Said and seen",
+    "Calibration on held-out pairs",
     [
         line(
             [part.frequency for part in filled],
@@ -85,8 +89,8 @@ lab.plot(
         ),
         line([0, 1], "perfect", [0, 1], dash="dot", colour="muted"),
     ],
-    x="probability that the reward model gives",
-    y="share of labels that agree",
+    x="P(first is preferred) by the reward model",
+    y="share of pairs where the first was preferred",
     look_at="the points lie near the diagonal: the difference of two rewards can be read as a "
     "probability. A difference of 1 means 73%.",
 )

@@ -63,6 +63,7 @@ lab.table(["β", "KL, nats an answer", "gain in reward", "true reward"], rows)
 
 # %% plot
 kls = [row[1] for row in rows]
+names = ", ".join(f"β = {beta:g} at {kl**0.5:.2f}" for beta, kl, *_ in rows)
 roots = [kl**0.5 for kl in kls]
 gains = [row[2] for row in rows]
 truths = [row[3] for row in rows]
@@ -75,7 +76,7 @@ lab.plot(
     ],
     x="√KL, with the KL in nats an answer",
     y="gain over the start",
-    look_at="from right to left: β = 0.1, 0.5, 1, 4. The reward model's curve rises all the way. "
+    look_at=f"the points from right to left: {names}. The reward model's curve rises all the way. "
     "The curve of the truth turns down: those nats buy nothing but a higher score.",
 )
 lab.plot(
@@ -83,7 +84,8 @@ lab.plot(
     [line([kl**0.5 for kl in shops[beta].drift], f"β = {beta:g}") for beta in BETAS],
     x="step",
     y="√KL",
-    look_at="a strong tether levels off at once and low; a weak one keeps drifting.",
+    look_at="a strong tether levels off at once and low. A weak one levels off too, late and far: "
+    f"β = {BETAS[0]:g} at √KL {roots[0]:.1f}.",
 )
 
 # %% [markdown]
@@ -109,7 +111,7 @@ falls = min(before - after for before, after in pairwise(kls))
 surplus = min(gain - beta * kl for beta, kl, gain, _ in rows)
 gain = max(truths) - cooled
 control = chance_truth - start_truth
-slack = "theory: at least 0, but for the noise of 2,000 answers times β"
+slack = "theory: at least 0, but for the noise of the gain, 2,000 answers"
 lab.expect(
     "smallest fall of the KL from one β to the next", falls, 0, 99, "theory: KL falls with β"
 )

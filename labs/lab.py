@@ -98,7 +98,8 @@ class Lab:
         caller = sys._getframe(1)
         path = caller.f_globals.get("__file__")
         self.path = Path(path) if path else None
-        self.folder = Path("runs") / "labs" / name
+        page = f"{name}_seed{self.seed}" if self.seed else name
+        self.page = Path("runs") / "labs" / f"{page}.html"
         self.expected: list[Expected] = []
         self.shown: list[Shown] = []
         self.started = time.perf_counter()
@@ -167,6 +168,7 @@ class Lab:
         """
         if self.path:
             print(f"page: {self.write_page()}")
+            print(f"code: {self.path.resolve()}")
         outside = [str(expected) for expected in self.expected if not expected.inside]
         if outside:
             raise OutsideBandError("; ".join(outside))
@@ -188,11 +190,10 @@ class Lab:
             seconds=seconds,
             seed=self.seed,
         )  # fmt: skip
-        path = self.folder.with_suffix(".html")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as temporary:
+        self.page.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(self.page) as temporary:
             temporary.write_bytes(page.encode("utf-8", "replace"))
-        return path.resolve()
+        return self.page.resolve()
 
     def _show(self, plot: Any) -> None:
         """Draw a plot below the cell of a notebook."""

@@ -1,6 +1,7 @@
 """`tether lab` lists the labs and runs one."""
 
 import re
+from pathlib import Path
 
 from typer.testing import CliRunner
 
@@ -16,9 +17,12 @@ def test_the_list_names_every_lab():
 def test_a_lab_runs_by_number_and_gives_the_path_of_its_page(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, ["lab", "1", "--seed", "3"]).exit_code == 0
-    page = re.search(r"^page: (.*)$", capfd.readouterr().out, flags=re.MULTILINE)[1]
-    assert page == str(tmp_path / "runs" / "labs" / "01_bandit_and_clip.html")
-    assert "with seed 3" in (tmp_path / "runs" / "labs" / "01_bandit_and_clip.html").read_text()
+    printed = capfd.readouterr().out
+    page = re.search(r"^page: (.*)$", printed, flags=re.MULTILINE)[1]
+    assert page == str(tmp_path / "runs" / "labs" / "01_bandit_and_clip_seed3.html")
+    assert "with seed 3" in Path(page).read_text()
+    code = re.search(r"^code: (.*)$", printed, flags=re.MULTILINE)[1]
+    assert "lab.finish()" in Path(code).read_text()
 
 
 def test_an_unknown_lab_is_refused_with_the_names(tmp_path):

@@ -1,4 +1,4 @@
-"""Commands for the labs: exercises that run in a minute or two, each with a page."""
+"""Commands for the labs: exercises that run for some seconds, each with a page."""
 
 from __future__ import annotations
 
