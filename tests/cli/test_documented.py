@@ -40,9 +40,10 @@ def lines_of(text):
 
 
 def words(line):
-    """What stands after `tether`, without comment, brackets of what is optional, and dots for
-    more.
+    """What stands after `tether`, without comment, brackets of what is optional, dots for more,
+    and the file that the shell writes.
     """
+    line = re.sub(r" > \S+", "", line)
     line = re.sub(r"[\[\]]", "", line) if " [--" in line else line
     found = [NUMBERS.get(word, word) for word in shlex.split(line, comments=True)]
     return [word for word in found[found.index("tether") + 1 :] if word != "..."]
@@ -52,7 +53,7 @@ def parse(arguments, whole):
     """As the program would, up to where the command would be run."""
     command, context = get_command(app), None
     while hasattr(command, "commands"):
-        if "--help" in arguments[:1]:
+        if arguments[:1] in (["--help"], ["--install-completion"]):
             return
         context = command.make_context("tether", list(arguments), parent=context)
         if not (rest := [*context._protected_args, *context.args]):

@@ -8,8 +8,10 @@ from pydantic import ValidationError
 from tether.settings.config import Config
 from tether.settings.messages import models_of
 from tether.settings.needs import Needs, needs_of
+from tether.settings.policy import KLConfig, PolicyConfig
 from tether.settings.recipe import recipe_type
 from tether.settings.reference import keys_of
+from tether.settings.sampling import GRPOSection
 
 
 class Inner(Config):
@@ -99,3 +101,12 @@ def test_the_reference_prints_conditions():
         "; 'adaptive' needs `coefficient > 0`; 'stop' needs `coefficient > 0 or report`"
     )
     assert "needs" not in keys["ppo.steps"]
+
+
+def test_a_table_of_kl_is_checked_with_the_defaults_of_its_section():
+    """GRPO's coefficient is 0 and its place the loss, whatever a table alone would have."""
+    assert GRPOSection(reward_source="random", kl=KLConfig(report=False)).kl.coefficient == 0
+    kl = KLConfig(estimator="k3", coefficient=0.1)
+    assert GRPOSection(reward_source="random", kl=kl).kl.place == "loss"
+    with pytest.raises(ValueError, match=r"kl\.report has no effect with kl\.coefficient above 0"):
+        PolicyConfig(kl=KLConfig(report=False))

@@ -54,6 +54,8 @@ class Config(BaseModel):
 
     table: ClassVar[str] = ""
     """The table's name before a key in messages, such as "kl."."""
+    checked_by_owner: ClassVar[bool] = False
+    """The section that holds this table fills its defaults, so it checks the conditions too."""
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
     @field_validator("*", mode="before")
@@ -109,9 +111,18 @@ class Config(BaseModel):
             for kind in reversed(type(self).__mro__)
             if "faults" in vars(kind)
         )
-        for fault in chain(unmet(self, self.table), chain.from_iterable(own)):
+        for fault in chain(self._unmet(), chain.from_iterable(own)):
             raise ValueError(fault)
         return self
+
+    def _unmet(self) -> Iterator[str]:
+        """Conditions of fields that do not hold, here and in tables that this section checks."""
+        if not self.checked_by_owner:
+            yield from unmet(self, self.table)
+        for name in type(self).model_fields:
+            table = getattr(self, name)
+            if isinstance(table, Config) and table.checked_by_owner:
+                yield from unmet(table, table.table)
 
     def faults(self) -> Iterator[str]:
         """Settings that do not go together and that no condition of a field (`Needs`) can express,

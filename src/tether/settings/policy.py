@@ -119,6 +119,7 @@ class KLConfig(Config):
     """
 
     table: ClassVar[str] = "kl."
+    checked_by_owner: ClassVar[bool] = True
     coefficient: float = Field(
         default=0.05,
         ge=0,
