@@ -236,7 +236,7 @@ def test_a_rubric_that_fails_costs_its_comparison_and_is_named(rubric, words):
     judge.guarded.time_limit = judge.guarded.dump_after = 0.3
     first, second, third = judge.judge(rows)
     assert first.log_odds == third.log_odds == pytest.approx(3.0) and second.log_odds is None
-    assert second.reason.startswith("the rubric ") and "(test_judge.py)" in second.reason
+    assert second.reason.startswith("the rubric ") and "(test_pairwise.py)" in second.reason
     assert words in second.reason and len(model.questions) == 4
     assert len(judge.label(rows, [first, second, third])) == 2
 
