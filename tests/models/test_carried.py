@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tether.core.errors import ModelError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Sampling, user
 from tether.cpu.products import _merged
+from tether.learner.ranks import ALONE
 from tether.methods.supervised import _save_merged
 from tether.models.average import average_roles
 from tether.models.carried import (
@@ -157,7 +159,8 @@ def tuned(base, run, share, *, dtype="bfloat16", first=0, lora=LORA, source=None
     loaded = open_model((source or base.settings).model_copy(update={"dtype": dtype}))
     role = new_role(loaded, "sft", lora, seed=0)
     changes = fill(role, base, share, first)
-    _save_merged(role, loaded, 0, RunDirectory.open(run, {}))
+    context = SimpleNamespace(seed=0, ranks=ALONE)
+    _save_merged(role, loaded, context, RunDirectory.open(run, {}))
     return on_folder(base.settings, run / "model"), changes
 
 

@@ -79,7 +79,15 @@ def make(
     value = Role(model, "policy", ScalarHead(64)) if config.critic else None
     engine = (engine or LocalEngine)(policy, encoder)
     reference = Role(model) if reference is None else reference(model)
-    return kind(config, policy, reference, value, reward or Variety(), engine, encoder)
+    return kind(
+        config=config,
+        policy=policy,
+        reference=reference,
+        value=value,
+        reward=reward or Variety(),
+        engine=engine,
+        encoder=encoder,
+    )
 
 
 def checked(stage, digest=None, **more):
