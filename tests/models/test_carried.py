@@ -61,6 +61,9 @@ SHAPE = transformers.LlamaConfig(
     tie_word_embeddings=False,
 )
 
+PLACE = SimpleNamespace(seed=0, ranks=ALONE)
+"""What a merge takes of a context."""
+
 
 @dataclass
 class Base:
@@ -159,8 +162,7 @@ def tuned(base, run, share, *, dtype="bfloat16", first=0, lora=LORA, source=None
     loaded = open_model((source or base.settings).model_copy(update={"dtype": dtype}))
     role = new_role(loaded, "sft", lora, seed=0)
     changes = fill(role, base, share, first)
-    context = SimpleNamespace(seed=0, ranks=ALONE)
-    _save_merged(role, loaded, context, RunDirectory.open(run, {}))
+    _save_merged(role, loaded, PLACE, RunDirectory.open(run, {}))
     return on_folder(base.settings, run / "model"), changes
 
 
@@ -218,7 +220,7 @@ def test_passes_are_those_of_an_adapter_that_is_switched_on(base, tmp_path):
         fill(role, base, 1e-2)
         role.activate()
         trained = role.states(base.ids).double()
-        _save_merged(role, loaded, 0, RunDirectory.open(tmp_path / "run", {}))
+        _save_merged(role, loaded, PLACE, RunDirectory.open(tmp_path / "run", {}))
         saved = Role(open_model(on_folder(base.settings, tmp_path / "run" / "model")).model)
         states = saved.states(base.ids).double()
     assert (states - trained).norm() < 0.1 * (trained - bare).norm()
@@ -530,7 +532,7 @@ def test_gpt2_keeps_its_weights_the_other_way_round(tmp_path):
             up.copy_(5e-5 * torch.randn(up.shape, generator=torch.Generator().manual_seed(1)))
             changes[f"{name}.weight"] = SCALE * (up.double() @ down.double()).T
     assert len(changes) == 8
-    _save_merged(role, loaded, 0, RunDirectory.open(tmp_path / "run", {}))
+    _save_merged(role, loaded, PLACE, RunDirectory.open(tmp_path / "run", {}))
     model = open_model(on_folder(settings, tmp_path / "run" / "model")).model
     for name, layer in carriers(model):
         own = layer.weight.double() + (layer.carried_up.double() @ layer.carried_down.double()).T

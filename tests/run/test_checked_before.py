@@ -115,13 +115,6 @@ def later(data, folder, monkeypatch):
             {"reward": {"data": data["pairs"], "keep_states_gb": 1.0}},
             "lora.last_layers",
         ),
-        "a comparison that knows no lengths": (
-            {
-                "direct": {"data": data["pairs"]},
-                "evaluate": {"data": data["prompts"], "judge": LETTERS},
-            },
-            "evaluate.max_new_tokens",
-        ),
         "a test model that nobody trains": (
             {
                 "reward": {"data": data["pairs"]},
@@ -152,7 +145,6 @@ CASES = (
     "answers of one kind",
     "an objective that holds out nothing",
     "states of layers that all learn",
-    "a comparison that knows no lengths",
     "a test model that nobody trains",
 )
 

@@ -44,7 +44,7 @@ def test_it_is_the_test_model_that_is_asked(tmp_path, monkeypatch):
 
     asked = []
     monkeypatch.setattr(
-        online, "learned_reward", lambda folder, model: asked.append(folder) or Lengths()
+        online, "learned_reward", lambda folder, model, **_: asked.append(folder) or Lengths()
     )
     run_recipe(
         recipe(tmp_path, {"test_share": 0.5, "heldout_fraction": 0.0}, grpo=JUDGED),

@@ -19,7 +19,7 @@ def experience(ids, **flags) -> Any:
     """Two responses; the second is cut, was not compared and teaches nothing."""
     count = len(ids)
     numbers = torch.arange(2.0 * count).reshape(2, count)
-    rollouts = [SimpleNamespace(response_ids=ids), SimpleNamespace(response_ids=ids[:2])]
+    rollouts = [SimpleNamespace(written=ids), SimpleNamespace(written=ids[:2])]
     return SimpleNamespace(
         rollouts=rollouts,
         logprobs=-numbers,
