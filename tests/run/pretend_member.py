@@ -26,6 +26,8 @@ def work(folder, *_):
     signal.signal(signal.SIGTERM, stop)
     note(folder, "began")
     if os.environ.get("FAILS") and os.environ["FAILS"] in folder:
+        while os.environ["AFTER"] not in (ROOT / "events").read_text():
+            time.sleep(0.05)
         print("a warning\nthe reward of this job cannot be computed. Mend it\n")
         sys.exit(1)
     time.sleep(float(os.environ.get("SECONDS", "0.3")))

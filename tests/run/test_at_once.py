@@ -74,6 +74,7 @@ def test_rounds_wait_for_the_rounds_before(root):
 
 def test_a_job_that_fails_ends_the_others_and_is_named_with_its_last_words(root, monkeypatch):
     monkeypatch.setenv("FAILS", "gamma=0.9/ppo")
+    monkeypatch.setenv("AFTER", '["began", "sweep/ppo.gamma=1.0/ppo"')
     monkeypatch.setenv("SECONDS", "3")
     with pytest.raises(RunError, match=r"gamma=0\.9/ppo has failed: the reward of this job"):
         run(root, 2, {"ppo.gamma": [1.0, 0.9, 0.8, 0.7]})
