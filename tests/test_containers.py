@@ -112,7 +112,9 @@ def test_vllm_and_the_run_share_the_folder_the_token_and_a_name():
     folder, work = vllm["volumes"][0].split(":")[0], vllm["volumes"][1].removesuffix(":ro")
     assert (ROOT / "docker" / folder / "tether_door.py").is_file()
     assert vllm["environment"]["PYTHONPATH"] == vllm["volumes"][0].split(":")[1]
-    assert work in run["volumes"] and work.endswith(":/project") and vllm["working_dir"] == "/project"
+    assert (
+        work in run["volumes"] and work.endswith(":/project") and vllm["working_dir"] == "/project"
+    )
     tokens = {one["environment"]["TETHER_SERVER_TOKEN"] for one in (vllm, run)}
     assert len(tokens) == 1 and tokens.pop().startswith("${TETHER_SERVER_TOKEN:?")
     assert "ports" not in vllm
