@@ -49,7 +49,10 @@ def busy_seconds() -> float:
 
 
 def measure(model: str, repeats: int) -> dict[str, float]:
-    """Seconds of 16 answers of 32 tokens, and of an update, in this process."""
+    """Seconds of 16 answers of 32 tokens, and of an update, in this process. tether is imported
+    before torch, as its commands do, so that it chooses how threads wait.
+    """
+    import tether  # noqa: F401, I001
     import torch
 
     from tether.build.models import open_model
