@@ -14,10 +14,11 @@ from rich.table import Table
 def show_table(
     console: Console, title: str, rows: Iterable[Sequence[str]], columns: Sequence[str] = ()
 ) -> None:
-    """Print a table, without columns one of names and what is known of them; nothing without
-    rows.
-    """
+    """Print a table, without columns one of names and values; nothing without rows."""
     table = Table(*columns, title=title or None, title_justify="left", show_header=bool(columns))
+    for column in table.columns:
+        # a long path goes on in the next line: its end says which one it is
+        column.overflow = "fold"
     for row in rows:
         table.add_row(*map(escape, row))
     if table.rows:
