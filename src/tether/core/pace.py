@@ -115,7 +115,8 @@ class Forecast:
         if self.pace.step is None or self.total is None:
             left = None if self.expected is None else self.expected.seconds - (now - self.begun)
             return left if left is not None and left > 0 else None
-        after = 0.0 if self.expected is None else self.expected.after * self.slowness
+        # slow steps mean a slow machine; quick ones say nothing of other work, such as a judge's
+        after = 0.0 if self.expected is None else self.expected.after * max(1.0, self.slowness)
         left = self.pace.step * (self.total - self.done) + after - (now - self.since)
         return max(0.0, left) if left > 0 or self.done < self.total else None
 
