@@ -13,8 +13,8 @@ import tether
 from tether.cli import app
 from tether.core.pace import Forecast
 from tether.planning.devices import Device
-from tether.planning.memory import Phase, StagePlan
-from tether.planning.plan import Plan
+from tether.planning.memory import Phase, Planner, StagePlan
+from tether.planning.plan import Plan, shape_config
 from tether.planning.price import Price, StagePrice, costs, priced
 from tether.planning.sizes import row_sizes
 from tether.planning.speeds import RowSizes
@@ -214,3 +214,34 @@ def test_answers_are_judged_after_the_last_turn(tmp_path):
     forecast = Forecast(0.0, price.expected)
     forecast.step(5.0, 2, 8)
     assert forecast.whole(5.0) == 4 * 5.0 + 8.0
+
+
+def test_the_reward_model_reads_what_a_round_sampled(tmp_path):
+    """Two rounds of 32 prompts, 4 answers of 16 tokens each: the reward model reads 128 answers in
+    a round.
+    """
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"number {n:04d}"}) + "\n" for n in range(32))
+    )
+    data = {"path": str(tmp_path / "prompts.jsonl")}
+    rounds = {
+        "data": data,
+        "rounds": 2,
+        "samples_per_prompt": 4,
+        "max_new_tokens": 16,
+        "engine_rows": 128,
+    }
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
+    reward = {"data": {"path": str(tmp_path / "pairs.jsonl")}}
+    made = recipe(tmp_path, reward=reward, rounds={**rounds, "reward_source": "learned"})
+    sizes = row_sizes(made, ["rounds"])
+    config = shape_config(made.model)
+    planner = Planner(made, SLOW, config, RowSizes(), sizes)
+    (stage,) = planner.stages(["rounds"])
+
+    (rollout,) = [phase for phase in stage.phases if phase.name == "rollout"]
+
+    sampling = 16 * planner.speeds.decoding(128)
+    reading = planner.speeds.reading(128, sizes["rounds"].prompt, 16)
+    assert reading > 0.1 * sampling
+    assert rollout.seconds == pytest.approx(sampling + reading)

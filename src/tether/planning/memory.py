@@ -236,6 +236,8 @@ class Planner:
         (update,), (rollout,) = self._direct(inner), self._sampling(section)
         if section.scorer is not None:
             rollout.bytes["reward"] = self.trunk
+            rows = self._rows_at_once(section.engine_rows, section.max_new_tokens)
+            rollout.seconds += self.speeds.reading(rows, self.prompt, section.max_new_tokens)
         return [rollout, update]
 
     @phases.register
