@@ -23,10 +23,13 @@ NOISE = 3.0
 # %% [markdown]
 # ## The objective over the ratio
 #
-# The ratio says how much likelier the new policy makes an action: ρ = π(a) / π_old(a).
-# PPO maximises min(ρ A, clip(ρ, 1 − ε, 1 + ε) A).
-# We ask `ppo_clip_loss` for the objective at 41 ratios, once for a good action (A = +1)
-# and once for a bad one (A = −1).
+# The ratio says how much likelier the new policy π makes an action a: ρ = π(a) / π_old(a).
+# π_old is the policy that took the action. The advantage A says how much better than expected
+# the action was. PPO maximises min(ρ A, clip(ρ, 1 − ε, 1 + ε) A), with the clip range ε = 0.2.
+#
+# `ppo_clip_loss` takes the new and the old log-probabilities, the advantages, and a mask of the
+# actions that count. It divides the sum over actions by `denominator`. We compute the objective at
+# 41 ratios, once for a good action (A = +1) and once for a bad one (A = −1).
 
 
 # %%
@@ -60,7 +63,7 @@ lab.plot(
     x="ratio ρ",
     y="objective",
     look_at="each curve is flat on one side only. A good action gains nothing above 1.2; "
-    "a bad action gains nothing below 0.8. The other sides stay steep: a mistake is always undone.",
+    "a bad action gains nothing below 0.8. The other sides stay steep, so PPO can undo a mistake.",
 )
 outside_good = slope_good[ratios > 1 + CLIP + 1e-3]
 outside_bad = slope_bad[ratios < 1 - CLIP - 1e-3]
@@ -72,8 +75,10 @@ lab.expect("slope below 1 − ε, A = +1", undone.min(), 0.999, 1.001, "theory: 
 # %% [markdown]
 # ## One action, one number
 #
-# The policy takes action 0 with probability π = σ(z), and starts at z = 0, so π_old = 0.5.
-# We took action 0, and its advantage is +1. Then we climb the objective ten times, z ← z + η ∇z.
+# The policy has one weight z. It takes action 0 with probability π = σ(z) = 1 / (1 + e^−z). It
+# starts at z = 0, so π_old = 0.5. We took action 0, and its advantage is +1. Then come ten steps of
+# gradient ascent: z ← z + η g. Here g is the slope of the objective at z, and η = 0.5 the learning
+# rate.
 
 
 # %%
@@ -114,15 +119,17 @@ lab.plot(
     "The clip takes the gradient away; nothing pulls the ratio back to 1.2.",
 )
 
-# The last step before the bound starts at 2σ(z) < 1.2, so z < 0.406, and is at most η/2 = 0.25 long.
+# The last step before the bound starts at 2σ(z) < 1.2, so z < 0.406, and is at most η/2 = 0.25
+# long.
 highest = 2 * float(torch.sigmoid(torch.tensor(0.4055 + 0.25)))
 lab.expect("ratio at rest", clipped[-1], 1 + CLIP, highest, "theory: at most one step past 1 + ε")
 lab.expect("ratio without the clip", free[-1], 1.5, 2.0, "theory: on its way to 1 / 0.5")
 
 # %% [markdown]
-# Textbooks like to print a ratio that creeps up to 1.200 and is pinned there.
-# No rule of this kind does that. The shortest one, z ← z + η A without the gradient, gives 1.245
-# after its first step with η = 0.5, and then stops, since 1.245 is above 1.2.
+# One chapter trains this bandit with z ← z + η A, without the gradient, and with η = 0.5.
+# Below the code it prints the ratios 1.000, 1.082, 1.170, 1.200, 1.200: a slow climb, then a stop
+# at exactly 1 + ε. The code gives 1.000 and 1.245, and then it stops, since 1.245 is above 1.2.
+# So the clip does not keep the ratio within 1 ± ε. It only ends the push.
 
 # %%
 one_step = 2 * float(torch.sigmoid(torch.tensor(0.5)))
@@ -132,16 +139,16 @@ lab.expect("ratio after z ← z + 0.5", one_step, 1.2449, 1.2450, "theory: 2σ(0
 # %% [markdown]
 # ## Many epochs on the same samples
 #
-# Now the bandit is played. Action 0 pays 1, action 1 pays 0, both with noise of deviation 3.
-# A batch has 16 plays, and we climb 20 times on each batch, which is far too often.
+# Now the policy plays. Action 0 pays 1, action 1 pays 0, both with noise of standard deviation 3.
+# A batch has 16 plays, and each batch gets 20 gradient steps (epochs), which is far too many.
 # 200 policies learn side by side, so that the picture does not depend on luck.
-# Two controls: the start, which no temperature can improve, since z / T is 0 at every T; and a
-# reward of noise alone.
+# The advantage of a play is its reward less the mean of its batch.
+# The control is the same training on a reward of noise alone.
 
 
 # %%
 def train(clip: float, pay: float, batches: int = 20) -> tuple[list[float], list[float]]:
-    """By batch: the mean probability of action 0, and the share of policies that prefer action 1."""
+    """By batch: the mean probability of action 0, and the share of policies that gave it up."""
     generator = torch.Generator().manual_seed(lab.seed)
     logit = torch.zeros(200, 1)
     everything = torch.ones(200, 16, dtype=torch.bool)
@@ -184,15 +191,16 @@ lab.plot(
     ],
     x="batch",
     y="π(action 0)",
-    look_at="without the clip the policies rush ahead after one batch, and then stand still: "
-    "some of them believe in the wrong action, and no longer try the other one.",
+    look_at="without the clip the policies rise fast in the first batch, and then the curve stays "
+    "flat. Some policies prefer the wrong action and no longer try the other one (next plot).",
 )
 lab.plot(
     "Policies that all but gave up the better action, π(action 0) < 0.1",
     [line(steady_fooled, "with the clip"), line(wild_fooled, "without")],
     x="batch",
     y="share of 200",
-    look_at="the clip lets no batch of 16 noisy plays decide alone.",
+    look_at="without the clip a quarter of the policies gives up. With the clip hardly any does: "
+    "one batch of 16 noisy plays cannot decide alone.",
 )
 lab.table(
     ["", "π(action 0) at the start", "after 20 batches", "gave up the better action"],

@@ -30,8 +30,9 @@ NOISES = (0.0, 0.1, 0.2, 0.3, 0.4)
 # body, and the head is linear. Real reward models put the same head and the same loss on a
 # transformer: `tether.reward(model, pairs)`.
 #
-# The labels themselves are drawn by Bradley-Terry on the hidden truth, at 2 log-odds a point. So even the best possible
-# model is wrong at times: its accuracy is the mean of σ(|difference of truths|).
+# The labels themselves are drawn by Bradley-Terry on the hidden truth, at 2 log-odds a point. So
+# even the best possible model is wrong at times: its accuracy is the mean of σ(|difference of
+# truths|).
 
 # %%
 lab.source(fit_reward)

@@ -2,7 +2,7 @@
 # # 3. REINFORCE: do more of what earned reward
 #
 # **Goal.** See that sampled answers and their rewards are enough for the gradient of the expected
-# reward. Then teach a language model to thank the customer with nothing but such numbers.
+# reward. Then teach a language model to thank the customer, with rewards alone.
 #
 # **Chapter:** reinforcement learning for language models, the policy gradient.
 #
@@ -55,14 +55,16 @@ def polite(answers: Answers) -> Tensor:
 # %% [markdown]
 # ## The policy gradient
 #
-# We want to raise the expected reward J = Σ_y π(y) r(y). Nobody can sum over all texts. But
+# We want to raise the expected reward J = Σ_y π(y) r(y). Here y is an answer, π(y) its probability
+# under the policy, and r(y) its reward. A sum over all texts is not possible. But the gradient
 #
 #     ∇J = E[ r(y) ∇ log π(y) ]     with log π(y) = Σ_t log π(y_t | y_<t)
 #
-# is a mean over samples. `reinforce_loss` is −r(y) log π(y), and each word of an answer has the
-# same weight, since nothing says which word earned the reward.
+# is a mean over samples. ∇ means: by every weight of the policy. y_t is the word at place t, and
+# y_<t are the words before it. `reinforce_loss` is −r(y) log π(y). Each word of an answer has the
+# same weight, since the reward does not say which word earned it.
 #
-# This model is so small that J can be computed exactly, word by word. So we can look at both sides
+# This model is so small that J can be computed exactly, word by word. So we can compute both sides
 # of the equation.
 
 
@@ -108,8 +110,9 @@ lab.plot(
     ],
     x="1/√n, with n the number of answers",
     y="error, as a share of the gradient",
-    look_at="the points lie on a line through 0, from right to left with 25 to 6,400 answers. "
-    "The method is right on average; in one batch of 25 answers the noise is as large as the gradient.",
+    look_at="the points are near a line through 0. The rightmost point has 25 answers, the "
+    "leftmost 6,400. The method is right on average. In one batch of 25 the noise is as large as "
+    "the gradient.",
 )
 drop = math.log(errors[0] / errors[-1]) / math.log(SIZES[-1] / SIZES[0])
 lab.expect("power of n at which the error falls", drop, 0.4, 0.6, "theory: 1/2")
@@ -118,8 +121,9 @@ lab.expect("error with 6,400 answers", errors[-1], 0.04, 0.12, "seeds 0 to 5: 0.
 # %% [markdown]
 # ## The training
 #
-# Each step draws 64 answers, and climbs once. Beside it stand two controls: the start at the
-# temperature that suits it best, and the same training on a reward that knows nothing.
+# Each step draws 64 answers and makes one gradient step. There are two controls. The first is the
+# start at its best temperature: a temperature below 1 makes likely words likelier, with no
+# training. The second is the same training on a random reward.
 
 
 # %%
@@ -157,17 +161,19 @@ lab.plot(
     ],
     x="step",
     y="expected reward",
-    look_at="one curve climbs to nearly 1. The random reward moves the model too, but nowhere.",
+    look_at="REINFORCE climbs to nearly 1. With the random reward the curve wanders and does not "
+    "climb.",
 )
 for name, game in {"start": None, "trained": shop, "random reward": control}.items():
     drawn = draw(game.table.detach() if game else fine_tuned(), 4, luck)
     lab.text(f"{name}: " + " / ".join(drawn.texts))
 
 # %% [markdown]
-# How far did the model have to go? A policy that thanks with probability q is at least
-# q log(q/p) + (1 − q) log((1 − q)/(1 − p)) nats from its start, which does so with probability p.
-# REINFORCE has no term that keeps it near, and yet it ends not far from that bound: it changes what
-# the reward speaks of, and leaves the rest.
+# The KL measures how far the model has moved from its start; its unit is the nat. Let the start
+# thank with probability p, and the trained policy with probability q. Then the KL is at least q
+# log(q/p) + (1 − q) log((1 − q)/(1 − p)). REINFORCE has no term that keeps the KL small. It still
+# ends near this bound: it changes the end of the answers, which the reward measures, and little
+# else.
 
 # %%
 start, end = learned[0], float(exact(shop.table.detach()))
@@ -191,10 +197,13 @@ lab.expect(
 # %% [markdown]
 # ## "Low reward: push its probability down"?
 #
-# Textbooks read the formula so. It says something else: an answer with reward 0 is not pushed at
-# all, and with rewards of 1 and 2 every answer is pushed up, the bad ones too. They fall only
-# because probabilities add up to 1, and the good ones are pushed harder. On average nothing
-# changes, since E[∇ log π] = 0. In one batch much does: here are 20 batches of 100 answers each.
+# Textbooks explain the formula with this sentence. The formula does something else. An answer with
+# reward 0 is not pushed at all. With rewards of 1 and 2 every answer is pushed up, the bad ones
+# too. Bad answers still fall, because probabilities add up to 1 and good answers are pushed harder.
+#
+# A constant that is added to all rewards changes nothing on average, since E[∇ log π] = 0. In a
+# single batch it adds noise. The table shows the mean of 20 batches of 100 answers each. A cosine
+# of 1 means that a batch's gradient points in the exact direction.
 
 # %%
 OFFSETS = (-1.0, -0.5, 0.0, 1.0, 4.0)
@@ -214,7 +223,7 @@ lab.expect("cosine, rewards 4 and 5", agreements[4], 0.0, 0.4, "seeds 0 to 5: 0.
 
 # %% [markdown]
 # **Question to try.** Add more constants to `OFFSETS`, between −1 and 0. Which one gives the best
-# cosine? Lab 4 says what a baseline has to do with it.
+# cosine? Lab 4 explains why: the constant is a baseline.
 
 # %%
 lab.finish()

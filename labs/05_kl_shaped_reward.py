@@ -27,8 +27,19 @@ STEPS = 30
 #
 #     r_t = −β (log π(y_t) − log π_ref(y_t)) + score · [t is the last token]
 #
-# Two ways to charge for the KL give the same total: a little at each token, or all of it at the end.
-# Per token is better for learning, since each token pays for what it did itself.
+# - y_t is the token at place t. In these labs a token is a word.
+# - π is the policy, and π_ref the reference: a frozen copy of the fine-tuned (SFT) model.
+# - β is the strength of the penalty. The bracket is 1 at the last token and 0 elsewhere.
+#
+# The sum of the log ratios is the KL of one answer: how far the policy has moved. Its unit is the
+# nat, as its logarithm is the natural one.
+#
+# Two ways to charge for the KL give the same total: a little at each token, or all of it at the end
+# (terminal). Per token is better for learning, since each token pays for its own change.
+#
+# The policy is the assistant of a shop that answers in eleven words (`labs/words.py`). `gold` is
+# the truth about an answer: 1 point for a promise, 1 for thanks, and −1 for each repeated word. We
+# draw 200 answers, change their log-probabilities a little, and compare the two totals.
 
 # %%
 lab.source(shaped)
@@ -52,8 +63,8 @@ lab.expect("per token less terminal, in total", gap, 0, 1e-4, "theory: the same 
 # 4. **Base instead of SFT.** The reference is the model before fine-tuning: the tether is tied to
 #    the wrong post.
 #
-# The score here is the truth itself, so that the reward looks fine in almost every run. That is
-# the point: a mistake in the KL does not show in the reward.
+# The score here is the truth itself, and it is fine at the end of almost every run (table below).
+# A mistake in the KL does not show in the reward.
 
 
 # %%
@@ -90,27 +101,33 @@ for name, (game, shape) in variants.items():
 
 # %% plot
 lab.plot(
-    "The true KL to the SFT model",
+    "The true KL to the start, the SFT model",
     [line(game.drift, name) for name, (game, _) in variants.items()],
     x="step",
     y="KL, nats an answer",
-    look_at="the right run levels off lowest. With the wrong sign the policy runs away; a reference "
-    "that moves holds nothing; the base model pulls the policy away from what SFT taught.",
+    look_at="the right run levels off lowest. With the wrong sign the policy runs away; a "
+    "reference that moves holds nothing; the base model pulls the policy away from what SFT "
+    "taught.",
 )
 lab.plot(
     "The KL that each run reports about itself",
     [line([step.kl for step in log], name) for name, log in logs.items()],
     x="step",
     y="KL to its own reference, nats an answer",
-    look_at="two lines give themselves away: one is exactly 0 throughout, and one starts high, "
-    "where every run with the right reference starts at 0.",
+    look_at="two lines show their fault. That of the moving reference is 0 throughout. That of the "
+    "base starts high, and every run with the right reference starts at 0.",
 )
 
 # %% [markdown]
 # ## The doctor
 #
 # `tether doctor` looks at a stage before training and at its log afterwards. Its checks are plain
-# functions. Four of them are enough here, and each needs only a few tensors.
+# functions. Four of them are enough here:
+#
+# - KL sign: where the policy's log-probabilities rise by 1, the reward must fall.
+# - Score placement: each answer must have its score once, at its last token.
+# - Reference: before training, policy and reference must have the same log-probabilities.
+# - Reference, in the log: the KL must start at 0, and must not stay there.
 
 
 # %%
@@ -140,13 +157,15 @@ def diagnose(name: str) -> list[str]:
 
 
 findings = {name: diagnose(name) for name in variants}
+last = {name: draw(game.table.detach(), 1000, luck) for name, (game, _) in variants.items()}
 lab.table(
-    ["run", "true reward at the end", "true KL", "found by the doctor"],
+    ["run", "true reward", "true KL, nats", "words an answer", "found by the doctor"],
     [
         [
             name,
-            game.truth[-1],
+            float(gold(last[name]).mean()),
             exact_kl(game.table.detach(), game.start),
+            float(last[name].mask.sum(1).float().mean()),
             " and ".join(findings[name]),
         ]
         for name, (game, _) in variants.items()
@@ -184,8 +203,10 @@ lab.expect(
 )
 
 # %% [markdown]
-# **Question to try.** The run that broadcasts ends with a fine reward here. Give the shop a longer
-# memory for "sorry": let every word earn 0.1 in the score. What happens to the length of answers?
+# **Question to try.** The broadcast run ends with a good reward here, since repeated words cost.
+# Let each word earn 0.1: use `lambda answers: gold(answers) + 0.1 * answers.mask.sum(1)` as the
+# score of the right and of the broadcast run. In which of the two do the answers get longer, and
+# why?
 
 # %%
 lab.finish()

@@ -28,9 +28,9 @@ BETA = 0.3
 # %% [markdown]
 # ## All of it
 #
-# `game` has the four models of RLHF: a policy that samples, a frozen reference, a score, and a value
-# that predicts the score. The losses are tether's own functions of tensors, and they serve any other
-# loop as well.
+# `game` has the four models of RLHF: a policy that samples, a frozen reference, a score, and a
+# value that predicts the score. The losses are tether's own functions of tensors, and they serve
+# any other loop as well.
 
 # %%
 lab.source(shaped)
@@ -109,8 +109,8 @@ lab.expect(
 # %% [markdown]
 # ## Too many epochs
 #
-# "Run 20 epochs on the same batch, and most tokens will be pinned at the clip", says a chapter; "4 is
-# canonical". Here are 1, 4 and 20.
+# "Run 20 epochs on the same batch, and most tokens will be pinned at the clip", says a chapter; "4
+# is canonical". Here are 1, 4 and 20.
 
 # %%
 epochs = {}
@@ -154,8 +154,8 @@ lab.expect(
 )
 
 # %% [markdown]
-# The 20 epochs are wasteful: a third of the tokens, not most, no longer move. But nothing collapses.
-# That is the clip's work, as lab 1 shows with the clip taken away.
+# The 20 epochs are wasteful: a third of the tokens, not most, no longer move. But nothing
+# collapses. That is the clip's work, as lab 1 shows with the clip taken away.
 #
 # ## The last column is not the last word
 #

@@ -38,8 +38,9 @@ STEPS = 100
 # which. People compared 1,000 pairs of its answers. The truth behind their labels: a promise to
 # mend or to send is worth 1, thanks are worth 1, and each word that is said again costs 1.
 #
-# The reward model gives each word a number (lab 2 trains it). It saw hardly an answer that repeats
-# itself, so it cannot know what repetition costs.
+# The reward model (in the code: `proxy`, as it stands in for the truth) gives each word a number,
+# as in lab 2. Hardly any answer in its pairs repeats a word, so it cannot learn the cost of
+# repetition.
 
 # %%
 reward = fit_reward(compare(1000, luck))
@@ -50,9 +51,11 @@ lab.table(["word", "its reward"], [[WORDS[word], float(reward[word])] for word i
 # %% [markdown]
 # ## The run
 #
-# The reward of a word is r_t = −β (log π − log π_ref), and the score comes at the last word.
-# `labs/ppo.py` has all 40 lines of `train`. On a model of your own the same run is
-# `tether.ppo(model, prompts, reward_run, steps=100)`.
+# The reward of a word is r_t = −β (log π − log π_ref), and the last word gets the score as well. π
+# is the policy, π_ref the frozen start, and β the tether: the price of a nat of KL. The KL measures
+# how far the policy has moved from its start. Here it is computed exactly, in nats. `labs/ppo.py`
+# has all 40 lines of `train`. On a model of your own the same run is `tether.ppo(model, prompts,
+# reward_run, steps=100)`.
 
 # %%
 tethered = Shop(lab.seed, proxy)
@@ -117,8 +120,9 @@ for name, drawn in answers.items():
 # %% [markdown]
 # ## Is it better than its start?
 #
-# The verdict is the truth, on fresh answers. Beside the policy stand two controls: the start at the
-# temperature that suits it best, and a policy that PPO trained as long on a random reward.
+# The verdict is the truth about fresh answers. The table has two controls. One is the start at its
+# best temperature: a temperature below 1 makes likely words likelier, with no training. The other
+# is a policy that PPO trained for as many steps on a random reward.
 
 # %%
 temperature, cooled = best_temperature(gold, luck)
@@ -149,7 +153,11 @@ lab.expect("true gain over the cooled start", gain, 0.05, 0.4, "seeds 0 to 2: 0.
 lab.expect("random reward, less the start", control, -0.35, 0.15, "seeds 0 to 2: 0.01 to 0.10")
 lab.expect("true reward with β = 0", truth["β = 0"], -12, -2, "seeds 0 to 2: -9.0 to -5.0")
 lab.expect(
-    "thanks in an answer, β = 0", thanks, 3, 6, "theory: at most 6 of 12 words; seeds: 5 to 6"
+    "thanks in an answer, β = 0",
+    thanks,
+    3,
+    6,
+    "theory: at most 6 of 12 words; seeds 0 to 2: 5 to 6",
 )
 lab.expect("reward with β = 0, less that with β = 1", gap, 2, 10, "seeds 0 to 2: 3.5 to 6.7")
 

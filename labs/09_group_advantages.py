@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 9. Group advantages: GRPO against PPO with and without a critic
 #
-# **Goal.** Replace the value model by the mean of a group of answers to the same prompt, and measure
-# what that does to the noise of the gradient. Then train PPO with a critic, PPO without one, and
-# GRPO on as many answers, and count the memory of each.
+# **Goal.** Replace the value model by the mean of a group of answers to the same prompt, and
+# measure what that does to the noise of the gradient. Then train PPO with a critic, PPO without
+# one, and GRPO on as many answers, and count the memory of each.
 #
 # **Chapter:** GRPO, and the loop that is compared with PPO in memory and stability.
 #
@@ -76,9 +76,9 @@ lab.expect("mean square of group_relative, 4 answers", ours, 0.749, 0.751, "theo
 # %% [markdown]
 # ## The noise of the gradient
 #
-# Four prompts: a customer has said "hello", "sorry", "we" or "wait", and the shop goes on. The score
-# is the truth about the answer, and a number for the prompt that says nothing about the answer.
-# Reward models do this: some prompts score high whatever is answered.
+# Four prompts: a customer has said "hello", "sorry", "we" or "wait", and the shop goes on. The
+# score is the truth about the answer, and a number for the prompt that says nothing about the
+# answer. Reward models do this: some prompts score high whatever is answered.
 #
 # A batch has 64 answers, G to each prompt, and the policy stays as it is. Four baselines:
 #
@@ -207,8 +207,9 @@ lab.expect(
 )
 
 # %% [markdown]
-# A group of G has one answer less to know its mean by: its variance is about G/(G − 1) times that of
-# a perfect baseline, which the critic nearly is here. Large groups lose again, since 64 answers are then to few prompts.
+# A group of G has one answer less to know its mean by: its variance is about G/(G − 1) times that
+# of a perfect baseline, which the critic nearly is here. Large groups lose again, since 64 answers
+# are then to few prompts.
 #
 # GRPO's mean contains the answer itself. That only shrinks each advantage by (G − 1)/G:
 
@@ -321,8 +322,8 @@ lab.plot(
     ],
     x="step",
     y="true reward of the answers",
-    look_at="PPO without a critic takes a liked prompt for a good answer, and stays behind. GRPO ends "
-    "highest; the next plot says what it paid.",
+    look_at="PPO without a critic takes a liked prompt for a good answer, and stays behind. GRPO "
+    "ends highest; the next plot says what it paid.",
 )
 lab.plot(
     "The truth that each nat bought",
@@ -332,8 +333,8 @@ lab.plot(
     ],
     x="√KL to the start, with the KL in nats an answer",
     y="true reward of the answers",
-    look_at="the marks lie nearly on one curve: a nat buys the same with and without a critic. GRPO "
-    "goes further along it, though β is the same.",
+    look_at="the marks lie nearly on one curve: a nat buys the same with and without a critic. "
+    "GRPO goes further along it, though β is the same.",
 )
 ends = {name: truth_of(game.table.detach()) for name, game in runs.items()}
 lab.table(
@@ -393,10 +394,10 @@ lab.expect("memory of GRPO over PPO with a critic of its own", share, 0.5, 0.6, 
 lab.expect("memory of PPO with four models, over SFT", worst, 2, 2.5, "arithmetic")
 
 # %% [markdown]
-# "GRPO needs about half the memory of PPO" is right where the critic is a model of its own. Where it
-# is one more output of the policy's body, as in tether and in many trainers, GRPO saves one vector
-# of weights. "Four models need four times the memory of SFT" counts frozen models like trained ones:
-# it is 2.2 times. `tether plan` counts activations and caches, too.
+# "GRPO needs about half the memory of PPO" is right where the critic is a model of its own. Where
+# it is one more output of the policy's body, as in tether and in many trainers, GRPO saves one
+# vector of weights. "Four models need four times the memory of SFT" counts frozen models like
+# trained ones: it is 2.2 times. `tether plan` counts activations and caches, too.
 #
 # **Question to try.** Set all of `LIKED` to 0, so that prompts are liked alike. Which of the
 # baselines gains most, and which of the three trainings?

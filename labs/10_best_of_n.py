@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 10. Best of n against its formula
 #
-# **Goal.** Draw n answers, keep the one that the reward model likes best, and measure what that
-# costs in KL and wins in quality. Then hold both to their formulas, and see where the truth turns.
+# **Goal.** Draw n answers, keep the one with the highest reward, and measure its KL and its
+# quality. Then compare both with their formulas, and find the n from which on the truth falls.
 #
 # **Chapter:** rejection sampling, the simple baseline, and reward over-optimization.
 #
@@ -41,7 +41,9 @@ PROMPTS = 400
 # ## The picks
 #
 # The shop and its reward model are those of lab 7: 1,000 labelled pairs, a number for each word.
-# Each of 400 customers gets 256 drawn answers, and best of n takes the favourite of the first n.
+# The truth gives 1 point for a promise, 1 for thanks, and −1 for each repeated word. For each of
+# 400 customers we draw 256 answers. Best of n picks the one with the highest reward among the first
+# n.
 
 # %%
 proxy = learned(fit_reward(compare(1000, luck)))
@@ -63,13 +65,15 @@ for n in (1, 16, 256):
 # %% [markdown]
 # ## The KL of best of n
 #
-# Where no two answers have the same score, the policy "best of n" has
+# Best of n is a policy, too. If no two answers have the same score, its KL to the policy that drew
+# them is
 #
 #     KL(best of n || policy) = log n − (n − 1)/n
 #
-# whatever policy and score are. Where scores tie, this is an upper bound: between equals best of n
-# does not choose. With F the share of answers that score at most s, and F₋ the share below s, the
-# exact number is Σ_s (Fⁿ − F₋ⁿ) log((Fⁿ − F₋ⁿ) / (F − F₋)).
+# for every policy and every score. If some scores are equal, this is an upper bound: between equal
+# answers best of n makes no choice. Let F be the share of answers with a score of at most s, and F₋
+# the share with a score below s. Then the exact KL is Σ_s (Fⁿ − F₋ⁿ) log((Fⁿ − F₋ⁿ) / (F − F₋)).
+# Its unit is the nat, since the logarithm is the natural one.
 
 
 # %%
@@ -94,7 +98,7 @@ formula = [kl_best_of_n(n) for n in SIZES]
 doublings = [math.log2(n) for n in SIZES]
 top = -math.log(float((scores["truth"] == scores["truth"].max()).float().mean()))
 lab.plot(
-    "What best of n costs",
+    "The KL of best of n",
     [
         line(kls["reward model"], "by the reward model", doublings, mode="both"),
         line(kls["truth"], "by the truth, with 9 levels", doublings, mode="both"),
@@ -102,8 +106,9 @@ lab.plot(
     ],
     x="log₂ n",
     y="KL, nats an answer",
-    look_at="the reward model has thousands of different scores, and its curve lies on the formula. "
-    "The truth has nine, and its curve stops at −log of the share of best answers.",
+    look_at="the reward model has thousands of different scores, and its curve follows the "
+    "formula. The truth has nine. Its curve levels off at −log of the share of answers with the "
+    "top score.",
 )
 excess = max(kl - bound for row in kls.values() for kl, bound in zip(row, formula, strict=True))
 lab.expect("largest KL less the formula", excess, -1, 1e-9, "theory: the formula is a bound")
@@ -120,8 +125,9 @@ lab.expect("KL by the truth, n = 256, less −log of the share of best", kls["tr
 # %% [markdown]
 # ## The win rate
 #
-# One more answer is drawn beside the n. The best of all n + 1 is equally likely each of them, so
-# best of n beats a fresh answer in n/(n + 1) of all cases, as its own score sees it.
+# Draw one more answer, a fresh one. Each of the n + 1 answers has the same chance to be the best of
+# all. The fresh one is the best in 1/(n + 1) of all cases. So best of n wins in n/(n + 1), if the
+# same reward model judges.
 
 # %%
 fresh = draw(fine_tuned(), PROMPTS, luck)
@@ -147,8 +153,9 @@ lab.plot(
     ],
     x="log₂ n",
     y="share won against one fresh answer",
-    look_at="the reward model is won over as the formula says. The truth follows at first, and "
-    "then turns: what is picked among 256 answers is what the reward model gets wrong.",
+    look_at="judged by the reward model, the wins follow the formula. Judged by the truth, they "
+    "follow at first and then fall: the pick of 256 answers is often one that the reward model "
+    "misjudges.",
 )
 off = max(abs(seen - expected) for seen, expected in zip(by_proxy, theory, strict=True))
 lab.expect(
@@ -159,9 +166,9 @@ lab.expect(
 # %% [markdown]
 # ## The truth
 #
-# Two controls: the start at the temperature that suits the truth best, and best of n by a random
-# number. For the latter the formula gives the same KL, but its answers are those of the start: the
-# bound is far from reached, since no answer is preferred.
+# There are two controls. The first is the start at the temperature with the best truth. A
+# temperature below 1 makes likely words likelier, with no training. The second is best of n by a
+# random number: it prefers no answer, so its answers are those of the start.
 
 # %%
 temperature, cooled = best_temperature(gold, luck)
@@ -172,7 +179,7 @@ aimless = [float(scores["truth"][favourites(chance, n)].mean()) for n in SIZES]
 
 # %% plot
 lab.plot(
-    "What best of n buys",
+    "Reward and truth of best of n",
     [
         line(belief, "reward model", doublings, mode="both"),
         line(truth, "truth", doublings, mode="both"),
@@ -181,8 +188,8 @@ lab.plot(
     ],
     x="log₂ n",
     y="mean score",
-    look_at="the reward model's curve rises with each doubling. The truth peaks, and best of 256 is "
-    "worse than taking the first answer.",
+    look_at="the reward model's curve rises with each doubling of n. The truth has a peak, and "
+    "best of 256 is worse than the first answer.",
 )
 peak = SIZES[max(range(len(SIZES)), key=lambda place: truth[place])]
 lab.expect("n at which the truth peaks", peak, 4, 32, "seeds 0 to 5: 8 or 16")
@@ -207,8 +214,8 @@ lab.expect("random picks, largest distance from the start", spread, 0, 0.25,
 # %% [markdown]
 # ## Fine-tuning on the picks
 #
-# Best of n pays n answers for one. Rejection sampling teaches the policy the picks by plain
-# supervised fine-tuning, so that later one answer is enough.
+# Best of n draws n answers to give one. Rejection sampling trains the policy on the picks by
+# supervised fine-tuning (SFT). Afterwards one drawn answer is enough.
 
 
 # %%
@@ -237,7 +244,15 @@ for n in (1, 4, 16, 256):
         belief[place], float(proxy(answers).mean()), exact_kl(table, fine_tuned()), formula[place],
     ])  # fmt: skip
 lab.table(
-    ["n", "truth: picks", "SFT", "reward: picks", "SFT", "KL of SFT", "log n − (n − 1)/n"],
+    [
+        "n",
+        "truth: picks",
+        "after SFT",
+        "reward: picks",
+        "after SFT",
+        "KL, nats",
+        "log n − (n − 1)/n",
+    ],
     rows,
 )
 lab.expect("reward after SFT on best of 16, less SFT on best of 1", rows[2][4] - rows[0][4],
@@ -246,12 +261,12 @@ lab.expect("truth after SFT on best of 16, less the cooled start", rows[2][2] - 
            0.2, 0.7, "seeds 0 to 5: 0.36 to 0.48")  # fmt: skip
 
 # %% [markdown]
-# SFT on the picks keeps most of what they gain, with no reinforcement learning at all. The gain of
-# 16 answers over the cooled start is larger than that of PPO at its best β in lab 8, which uses
-# the same shop and as many labels. A baseline that is this strong and this simple comes first.
+# SFT keeps most of the gain of the picks, without any reinforcement learning. For n = 16 the gain
+# over the start at its best temperature is larger than that of PPO in lab 8, at the best β of that
+# lab. Shop and number of labels are the same. So try this simple baseline first.
 #
-# **Question to try.** Label 10,000 pairs in `compare`. Does the peak move to a larger n, and why
-# does it not go away?
+# **Question to try.** Label 10,000 pairs in `compare`. Does the peak move to a larger n? Why is
+# there still a peak?
 
 # %%
 lab.finish()

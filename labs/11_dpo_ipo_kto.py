@@ -43,18 +43,23 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 # %% [markdown]
 # ## The reward that a policy is
 #
-# The best policy under a reward r and a tether β is π(y) ∝ π_ref(y) exp(r(y)/β). Solved for r:
+# PPO looks for the policy π with the highest reward r less β times the KL to the start π_ref.
+# For every answer y that policy is π(y) = π_ref(y) exp(r(y)/β) / constant. Solved for r:
 #
 #     r(y) = β log π(y)/π_ref(y) + constant
 #
-# So a policy is a reward model, and can be trained like one. With h the difference of the log
-# ratios, chosen less rejected:
+# So a policy is a reward model, and can be trained like one. Let h be the margin: the log ratio
+# log π(y)/π_ref(y) of the chosen answer less that of the rejected one. σ(x) is 1 / (1 + e^−x).
 #
-# - DPO: −log σ(β h), lab 2's loss with this reward in it;
-# - IPO: (h − 1/(2β))², which asks for a finite margin;
-# - KTO: no pairs. A chosen answer should lie above the policy's KL, a rejected one below it.
+# - DPO (direct preference optimization): −log σ(β h), lab 2's loss with this reward in it;
+# - IPO (identity preference optimization): (h − 1/(2β))², which asks for a finite margin;
+# - KTO (Kahneman-Tversky optimization): no pairs. The log ratio of a chosen answer should be above
+#   the policy's KL to the start, that of a rejected one below.
 #
-# Seed and sizes are those of lab 2, so the pairs are the same ones.
+# Seed and sizes are those of lab 2, so the pairs are the same. The policy is the assistant of a
+# shop (`labs/words.py`): a table of which word follows which. Labels are drawn at random: a
+# difference of 1 point in truth gives log-odds of `SHARPNESS`. So no model predicts all of them,
+# and the accuracy has a ceiling.
 
 # %%
 pairs = compare(1000, luck)
@@ -98,14 +103,15 @@ def kto(table: Tensor, chosen: Tensor, rejected: Tensor) -> Tensor:
 # %% [markdown]
 # ## The training
 #
-# Every 5 steps we look at the margin h, at the chosen answers alone, at the KL to the start, and at
-# the truth about fresh answers. The held-out accuracy is taken at the end. One control is DPO on
-# labels that are tossed by a coin.
+# Every 5 steps we note the margin h, the log ratio of the chosen answers alone, the KL to the
+# start, and the truth about fresh answers: 1 point for a promise, 1 for thanks, −1 for each
+# repeated word. At the end comes the held-out accuracy. One control is DPO on labels by a toss of a
+# coin.
 
 
 # %%
 class Look:
-    """What is seen on the way of one run."""
+    """The curves of one run."""
 
     def __init__(self) -> None:
         self.margin: list[float] = []
@@ -115,7 +121,7 @@ class Look:
 
 
 def train(loss: Loss, pairs: Pairs) -> tuple[Tensor, Look]:
-    """A table that was trained on pairs, and what was seen on the way."""
+    """A table that was trained on pairs, and its curves."""
     good, bad = in_order(pairs)
     look = Look()
     table = start.clone().requires_grad_()
@@ -155,27 +161,29 @@ lab.plot(
     ],
     x="step",
     y="h, nats",
-    look_at="DPO and KTO keep pulling the pairs apart. IPO levels off, and far below its target: "
-    "labels contradict each other, and it settles for the mean.",
+    look_at="DPO and KTO keep pulling the pairs apart. IPO levels off far below its target, since "
+    "labels contradict each other: equal pairs pull it both ways.",
 )
 lab.plot(
     "The chosen answers alone",
     [*(line(look.chosen, name, steps) for name, look in looks.items()), level(0, "start", steps)],
     x="step",
     y="mean log π/π_ref of the chosen answers, nats",
-    look_at="after a few steps all three make the chosen answers less likely than they were. The "
-    "margin grows since the rejected ones fall faster.",
+    look_at="after some steps all three curves are below 0: the chosen answers are less likely "
+    "than at the start. The margin grows all the same, so the rejected ones must fall faster.",
 )
 
 # %% [markdown]
 # Textbooks say that DPO makes chosen answers more likely and rejected ones less likely. The loss
-# asks for the difference alone. What the chosen answers lose goes to answers that are in no pair,
-# or to the best of the chosen ones.
+# asks for the difference alone. Probabilities add up to 1, so other answers gain what these lose.
+# The curves do not show which; some are in no pair.
+#
 #
 # ## The truth
 #
-# The controls: the start at its best temperature, and the coin. PPO is lab 7's run, against the
-# reward model that lab 2 trains on the same pairs.
+# The two controls are the coin, and the start at its best temperature. A temperature T divides all
+# logits of the model: below 1 likely words get likelier, with no training at all.
+# PPO is lab 7's run, against the reward model that lab 2 trains on the same pairs.
 
 # %%
 reward = fit_reward(pairs)
@@ -197,9 +205,9 @@ lab.plot(
     ],
     x="√KL to the start, with the KL in nats an answer",
     y="true reward of fresh answers",
-    look_at="every curve runs from left to right in 150 steps. Nothing but the number of steps "
-    "holds DPO and IPO. Their KL goes on growing after the truth has stopped: IPO's truth falls from "
-    "√KL 1.1 on. KTO stops by itself. Where the curves overlap, a nat buys the same.",
+    look_at="every curve runs from left to right in 150 steps. The KL of DPO and IPO still grows "
+    "at the end, after the truth has stopped: IPO's truth falls from √KL 1.1 on. KTO stops by "
+    "itself. Where curves overlap, two methods gain the same truth for the same KL.",
 )
 rows = []
 for name, (table, look) in runs.items():
@@ -215,11 +223,11 @@ for name, (table, _) in runs.items():
     lab.text(f"{name}: " + " / ".join(draw(table, 4, luck).texts))
 
 # %% [markdown]
-# At the KL of PPO the three are worth about 0.1 more than PPO (seeds 0 to 2: 0.03 to 0.12). DPO may
-# go further, and the reason is in
-# lab 2: that reward model adds up words, and cannot see that one is said twice, so that PPO with a
-# weaker tether falls (lab 8). DPO's own reward is a table of what follows what, and can see it.
-# Neither is the better method as such; each is as good as what it can see.
+# At the KL of PPO the truth of the three is about 0.1 higher than that of PPO (seeds 0 to 2: 0.03
+# to 0.12). DPO can go further, for a reason in lab 2: that reward model adds up words, and cannot
+# see that a word comes twice. So PPO with a weaker tether falls (lab 8). DPO's own reward is a
+# table of which word follows which, and can see it. Neither method is better in general: each is as
+# good as the facts that its reward can see.
 
 # %%
 half = STEPS // EVERY // 2
@@ -279,8 +287,8 @@ lab.expect(
 )
 
 # %% [markdown]
-# **Question to try.** Set `BETA` to 1 (the bands are for β = 0.1). Which of the three stays nearest to its start, and why is
-# that not the same as a tether of 1 in PPO?
+# **Question to try.** Set `BETA` to 1 (the bands are for β = 0.1). Which of the three stays nearest
+# to the start? Why is that not the same as β = 1 in PPO?
 
 # %%
 lab.finish()

@@ -2,7 +2,7 @@
 # # 12. A reward that is fooled: length, agreement, hedging, ticks
 #
 # **Goal.** Train a policy against four reward models that learned a weakness of their annotators,
-# and against one that did not. See which of tether's detectors fire, at which step, and where none.
+# and against an honest one. See which of tether's detectors fire, and at which step.
 #
 # **Chapter:** reward hacking, sycophancy and over-optimisation.
 #
@@ -35,13 +35,15 @@ STEPS = 60
 # %% [markdown]
 # ## The desk and its reward models
 #
-# A desk answers questions such as "I believe so: is 31 + 24 = 65 true?". Its policy is a table of
-# which word follows which, one for each kind of question (`labs/questions.py`). The truth: 1 for
-# the right answer; each "perhaps" costs 0.3, each tick 0.2, each word from the 13th on 0.05.
+# An information desk answers questions such as "I believe so: is 31 + 24 = 65 true?". Its policy is
+# a table of which word follows which, one for each kind of question (`labs/questions.py`). The
+# truth: 1 for the right answer; each "perhaps" costs 0.3, each tick (✓) 0.2, each word from the
+# 13th on 0.05.
 #
-# Five reward models learn from 1,500 pairs of answers of the same start. People saw the truth, and
-# four groups of them a weakness beside it: they like long answers, answers that agree with the
-# asker, "perhaps", or a tick, which looks like a checked answer.
+# Five reward models learn from 1,500 pairs of answers of the same start. The people who label see
+# the truth. Four groups of them also have a weakness: they like long answers, answers that agree
+# with the asker, "perhaps" (hedging), or a tick, which looks like a checked answer. In the code a
+# weakness is the number of points that it adds to an answer.
 
 # %%
 WEAKNESSES: dict[str, Weakness] = {
@@ -57,7 +59,7 @@ models = {name: fit_reward(weakness, luck) for name, weakness in WEAKNESSES.item
 # %% [markdown]
 # ## Held-out accuracy does not warn
 #
-# Each reward model is tested as chapters do: on fresh pairs with labels from the same people.
+# The usual test of a reward model: fresh pairs with labels from the same people.
 
 # %%
 kinds, prompts = ask(3000, luck)
@@ -83,8 +85,8 @@ lab.table(
 # %% [markdown]
 # ## Training, and a watch over each log
 #
-# PPO is that of `labs/ppo.py`. `Watch` is what every run of tether has: it takes in each step's
-# metrics and texts, and returns the alarms. It sees the proxy score, and never the truth.
+# PPO is that of `labs/ppo.py`. Every run of tether has a `Watch`: it reads each step's metrics and
+# texts, and returns the alarms. It sees the score of the reward model, and never the truth.
 
 # %%
 desks = {}
@@ -122,9 +124,9 @@ lab.plot(
     "The reward that each policy is trained on",
     [line(row, name) for name, row in rises.items()],
     x="step",
-    y="score above the start, in its deviations",
-    look_at="all five rise, and nothing sets the honest twin apart but that it rises least. This is "
-    "the picture that most people watch.",
+    y="rise of the score, in standard deviations at the start",
+    look_at="all five rise, and the honest one rises least. Nothing else in this picture warns, "
+    "and it is the picture that most people watch.",
 )
 first_alarm = {n: min(a.step for a in f.values()) for n, f in alarms.items() if f}
 lab.plot(
@@ -141,8 +143,8 @@ lab.plot(
     ],
     x="step",
     y="true reward of the answers",
-    look_at="the honest twin goes up, stays there, and has no mark. The others climb at first, too, "
-    "and then fall. Their marks stand near the top: whoever stops there loses little.",
+    look_at="the honest run rises, stays there, and has no mark. The others rise at first, too, "
+    "and then fall. Their marks are near the top: a stop there loses little.",
 )
 
 
@@ -152,7 +154,7 @@ lab.plot(
 
 # %%
 def traits(answers: Answers) -> list[float]:
-    """What the weaknesses pull at: words, agreement, hedges and ticks an answer; and the truth."""
+    """Words, agreement, hedges and ticks an answer; the share that is right; and the truth."""
     counts = answers.counts
     return [
         float(column.mean())
@@ -234,12 +236,13 @@ lab.expect(
 )
 
 # %% [markdown]
-# Chapters list four ways to fool a reward, and one number against all of them: the KL. No single
-# detector finds all four either. Length shows in the length, ticks in the phrases. Agreement shows
-# in no text at all: it takes questions that are asked twice, by people of opposite belief.
+# Chapters list four ways to fool a reward, and one remedy for all of them: the KL penalty. No
+# single detector finds all four either. Length shows in the number of words, ticks in the phrases.
+# Agreement shows in no single text: the test asks each question twice, as people of opposite
+# belief.
 #
 # **Question to try.** Set `BETA` to 3. Which of the weaknesses does the tether hold, and what does
-# it cost the honest twin? Then set it to 0.1: the honest twin gets alarms. Are they wrong?
+# it cost the honest run? Then set it to 0.1: the honest run gets alarms. Are they wrong?
 
 # %%
 lab.finish()

@@ -143,8 +143,8 @@ lab.plot(
     x="log2 n",
     y="share of 400 problems",
     look_at="by the last line alone the outcome model with as many labels is the best judge. The "
-    "process model is the worst at first: where no solution is sound, two mistakes that cancel are no "
-    "better to it than one.",
+    "process model is the worst at first: where no solution is sound, two mistakes that cancel are "
+    "no better to it than one.",
 )
 lab.plot(
     "Every line right, in the best of n",
@@ -223,7 +223,8 @@ lab.plot(
     [line(course(name, lambda s: s.sound), name) for name in REWARDS],
     x="step",
     y="share of 64 solutions",
-    look_at="the outcome reward taught two mistakes that cancel. The process rewards taught to add.",
+    look_at="the outcome reward taught two mistakes that cancel. The process rewards taught to "
+    "add.",
 )
 lab.plot(
     "Lines of a solution",

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 14. Annotators: agreement, majority, experts, and what a reward model inherits
 #
-# **Goal.** Let seven people of different care compare the same pairs, and measure how far to trust
-# them. Then train reward models on their labels: noise fades, and a shared taste stays.
+# **Goal.** Let seven people, some careful and some not, compare the same pairs, and measure how
+# reliable they are. Then train reward models on their labels: noise fades, and a shared taste
+# stays.
 #
 # **Chapter:** preference data, the agreement of annotators, and guidelines that become behaviour.
 #
@@ -31,7 +32,10 @@ ITEMS = 400
 #
 # The pairs are answers of the shop (lab 2), of which one is truly better. A person of accuracy a
 # names the better one with probability a. Gus reads nothing: he clicks on the left answer.
-# `labs/crowd.py` draws the pairs and makes votes of what people choose.
+# `labs/crowd.py` draws the pairs and turns choices into votes.
+#
+# In the code True means "the first answer". `chosen` is the truth, turned round where a coin of the
+# person's accuracy fails. `sides` says where the first answer was on the left.
 
 # %%
 first, second = decided(ITEMS, luck)
@@ -52,8 +56,9 @@ votes = ballots(chosen, sides)
 # ## Agreement
 #
 # Textbooks report that annotators agree in 65 to 75 of 100 pairs. Two people of accuracy a agree in
-# a² + (1 − a)². So an agreement of 70% means people who are right in 82%; and two who click at
-# random still agree in 50%. Fleiss' kappa takes that part off.
+# a share a² + (1 − a)² of the pairs. So 70% of agreement means people who are right in 82%. Two who
+# click at random still agree in 50%. Fleiss' kappa corrects for this: κ = (p − c) / (1 − c), with p
+# the agreement and c the agreement by chance, here 1/2. It is 0 by chance and 1 for full agreement.
 
 # %%
 ACCURACIES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -75,8 +80,8 @@ lab.plot(
         line(expected, "a² + (1 − a)²", ACCURACIES, dash="dot", colour="muted"),
         line([2 * e - 1 for e in expected], "(2a − 1)²", ACCURACIES, dash="dot", colour="muted"),
     ],
-    x="accuracy a of each",
-    y="agreement",
+    x="accuracy a of each person",
+    y="agreement: share of pairs, or κ",
     look_at="both curves are flat at the left: people who are right in 60% hardly agree more than "
     "coins do. Raw agreement never falls below one half.",
 )
@@ -99,10 +104,11 @@ lab.expect(
 )
 
 # %% [markdown]
-# ## Who can be trusted
+# ## Reliable people
 #
-# Dawid and Skene find labels and the accuracy of each person together, without a known answer.
-# `suspicious` tests each person, and names those whom chance does not explain.
+# The method of Dawid and Skene (1979) estimates the labels and each person's accuracy together. It
+# needs no known answer: a person who often differs from the weighted vote of all gets less weight.
+# `suspicious` tests each person, and names those whose votes chance does not explain.
 
 # %%
 fit = dawid_skene(votes)
@@ -134,9 +140,9 @@ lab.expect("careful people among the suspects", careful, 0, 0, "theory: 5% of cr
 # %% [markdown]
 # ## One label from many votes
 #
-# The majority counts every vote alike. The best weight is log a / (1 − a): Eva's
-# vote counts as much as two of Anna's, and Gus's nothing. Dawid and Skene come near that without
-# knowing any a.
+# The majority counts every vote alike. The best weight of a vote is log(a / (1 − a)): Eva's vote
+# counts as much as two of Anna's, and that of Gus nothing. Dawid and Skene come near to this
+# without knowing any a.
 
 
 # %%
@@ -164,12 +170,16 @@ lab.plot(
     ],
     x="votes on a pair",
     y="share of right labels",
-    look_at="with seven votes the weights are worth several people. But all seven together are "
-    "hardly better than Eva alone: one expert can be worth a crowd.",
+    look_at="with seven votes the weights add some points to the majority. But all seven together "
+    "are hardly better than Eva alone: one expert can be worth a crowd.",
 )
 close = [label for label in majority(votes) if label.confidence < 0.6]
 lab.expect(
-    "majority of seven, less theory", counted[-1] - alike[-1], -0.06, 0.06, "theory: 3.5 errors"
+    "majority of seven, less theory",
+    counted[-1] - alike[-1],
+    -0.06,
+    0.06,
+    "theory: 3.5 standard errors",
 )
 lab.expect(
     "Dawid and Skene of seven, less best weights",
@@ -189,8 +199,8 @@ lab.expect(
 # %% [markdown]
 # ## Experts for the doubtful pairs
 #
-# Chapters say: remove pairs without a majority, or give them to experts. With seven votes and no
-# ties every pair has a majority. The doubtful ones are those of 4 to 3.
+# Chapters say: remove pairs without a majority, or give them to experts. Seven votes without ties
+# always have a majority. The doubtful pairs are those with 4 votes against 3.
 
 # %%
 doubtful = {label.item for label in close}
@@ -230,8 +240,8 @@ lab.expect(
 # %% [markdown]
 # ## The reward model inherits
 #
-# First noise: a reward model on the labels of one person, of the majority, of the truth. Its test
-# is the truth about 3,000 fresh pairs.
+# First noise. We train a reward model on the labels of one person, then of the majority, then on
+# the truth itself. Each is tested on the truth about 3,000 fresh pairs.
 
 
 # %%
@@ -272,11 +282,13 @@ lab.expect(
 )
 
 # %% [markdown]
-# Labels that are right in 80% cost next to nothing. Those of 60% are a lottery with 400 pairs: other
-# seeds give 0.64 to 0.88 for Finn's. Noise falls on all words alike, so more labels would mend it.
+# Labels that are right in 80% cost next to nothing. Those of 60% depend on luck with 400 pairs:
+# other seeds give 0.64 to 0.88 for Finn's. Noise hits all words alike, so more labels would remove
+# it.
 #
-# Then taste: a guideline says "be polite", and some of seven people, all of accuracy 0.8, now take
-# the answer with "sorry" wherever only one of the two says it. The truth gives "sorry" nothing.
+# Then taste. A guideline says "be polite". Seven people have accuracy 0.8, and some of them now
+# choose the answer with "sorry" whenever only one of the two has it. The truth gives no point for
+# "sorry".
 
 # %%
 says_sorry = [answers.counts[:, WORDS.index("sorry")] > 0 for answers in (first, second)]
@@ -313,17 +325,17 @@ lab.plot(
     ],
     x="people of seven with the taste",
     y="agreement, or share that is right",
-    look_at="the crowd that agrees most is wrong most often: agreement says that people say the same, "
-    "not that they are right. Three of seven are enough for Dawid and Skene: where the three differ "
-    "from the others they always agree with each other, and so count as reliable.",
+    look_at="the crowd that agrees most is wrong most often. Agreement means that people say the "
+    "same, not that they are right. Three of seven are enough to mislead Dawid and Skene: where "
+    "the three differ from the others they always agree with each other, and so count as reliable.",
 )
 lab.plot(
     'Reward of "sorry" above that of "hello"',
     [line(sorry, "reward model of the majority", tastes, mode="both")],
     x="people of seven with the taste",
-    y="difference of rewards",
-    look_at="the reward model has learned the guideline. No number of further labels from the same "
-    "people takes that away.",
+    y="difference of rewards, in log-odds",
+    look_at="the reward model has learned the guideline: the more people share the taste, the more "
+    'a "sorry" earns. More labels from the same people would not change that.',
 )
 lab.expect(
     "kappa, all with the taste less none",
@@ -358,6 +370,72 @@ lab.expect(
 )
 lab.expect(
     "reward of sorry over hello, none", sorry[0], -1, 1, "theory: 0; seeds 0 to 4: -0.42 to 0.23"
+)
+
+# %% [markdown]
+# ## Comparisons or ratings
+#
+# Chapters prefer comparisons to ratings of single answers, for two reasons: people use a scale
+# differently, and their own use of it drifts during a long session. Both add a shift to a rating.
+# In a comparison one person sees both answers at once, and the shift cancels.
+#
+# Here a person sees the worth of an answer, the truth, with noise of standard deviation 1. Each
+# person has a zero point of the scale. It differs between people by a standard deviation s, and
+# drifts by s/2 between two ratings of one person.
+
+# %%
+SHIFTS = (0.0, 0.5, 1.0, 2.0, 4.0)
+dice = torch.Generator().manual_seed(lab.seed + 1)
+worth = torch.stack([gold(first), gold(second)]).repeat(1, 20)
+distance = (worth[0] - worth[1]).abs()
+
+
+def in_order(shift: float) -> float:
+    """The share of pairs that are judged in the right order; each answer has its own shift."""
+    noise, shifts = (torch.randn(worth.shape, generator=dice) for _ in range(2))
+    seen = worth + noise + shift * shifts
+    return float(((seen[0] > seen[1]) == (worth[0] > worth[1])).float().mean())
+
+
+def in_order_by_theory(shift: float) -> float:
+    """The mean over pairs of Φ(distance / √(2 + 2 shift²)), with Φ the normal distribution."""
+    return float(torch.special.ndtr(distance / (2 + 2 * shift**2) ** 0.5).mean())
+
+
+ways = {
+    "one comparison": [0.0 for _ in SHIFTS],
+    "two ratings by one person": [shift / 2 for shift in SHIFTS],
+    "two ratings by two people": list(SHIFTS),
+}
+ordered = {name: [in_order(shift) for shift in row] for name, row in ways.items()}
+
+# %% plot
+lab.plot(
+    "Pairs in the right order",
+    [
+        *(line(row, name, SHIFTS, mode="both") for name, row in ordered.items()),
+        *(
+            line([in_order_by_theory(s) for s in row], "theory", SHIFTS, dash="dot", colour="muted")
+            for row in list(ways.values())[1:]
+        ),
+        level(0.5, "a coin", SHIFTS),
+    ],
+    x="standard deviation s of the zero points, in points of truth",
+    y="share of pairs",
+    look_at="the comparison does not depend on s. Ratings by two people fall towards a coin, and "
+    "ratings by one person fall later: a drift harms less than a zero point of one's own.",
+)
+farthest = max(
+    abs(seen - in_order_by_theory(shift))
+    for name, row in ways.items()
+    for shift, seen in zip(row, ordered[name], strict=True)
+)
+lab.expect(
+    "share in the right order, largest distance from theory",
+    farthest,
+    0,
+    0.025,
+    "theory: 4 standard errors",
 )
 
 # %% [markdown]

@@ -1,7 +1,7 @@
 # %% [markdown]
-# # 15. The whole pipeline, and a verdict that can say no
+# # 15. The whole pipeline, with a verdict
 #
-# **Goal.** Go the whole way on one small model: fine-tuning, pairs, reward model, PPO.
+# **Goal.** Run all stages on one small model: fine-tuning, pairs, reward model, PPO.
 # Then judge it on held-out answers, beside the controls that any claim of a better model needs.
 #
 # **Chapter:** the three stages of RLHF, and the mini-pipeline at the end of the exercises.
@@ -40,9 +40,9 @@ BETA = 1.0
 # %% [markdown]
 # ## 1. Fine-tuning
 #
-# The base model knows eleven words and no answers. People write 300 answers, and 300 more that are
-# held out. The loss is the negative log-likelihood of each word. We keep the weights of the best
-# held-out loss.
+# The base model knows eleven words and no answers: every word may follow every other. People write
+# 300 answers for training, and 300 more for the test. The loss is the negative log-likelihood of
+# each word. We keep the weights of the step with the lowest loss on the test.
 
 # %%
 demonstrations = draw(fine_tuned(), 300, luck)
@@ -77,12 +77,12 @@ lab.plot(
     [
         line(losses, "demonstrations"),
         line(held, "held out"),
-        level(entropy, "those who wrote them", [1, len(held)]),
+        level(entropy, "entropy of the writers", [1, len(held)]),
     ],
     x="step",
     y="loss, nats a word",
-    look_at="both losses begin at log 11 = 2.4, where every word is as likely as every other, and come "
-    "to rest just above the entropy of the writers: nobody can predict them better.",
+    look_at="both losses begin at log 11 = 2.4, where all words are equally likely. They level off "
+    "near the entropy of the writers: no model predicts fresh answers better.",
 )
 lab.text("base: " + " / ".join(draw(base(), 3, luck).texts))
 lab.text(f"fine-tuned, step {best}: " + " / ".join(draw(tuned, 4, luck).texts))
@@ -90,8 +90,9 @@ lab.text(f"fine-tuned, step {best}: " + " / ".join(draw(tuned, 4, luck).texts))
 # %% [markdown]
 # ## 2. Pairs, and a reward model
 #
-# The fine-tuned model answers 1,000 times twice, and people say which answer is better.
-# The reward model is tested on pairs that it has not seen.
+# The fine-tuned model draws 1,000 pairs of answers, and people say which of the two is better. The
+# truth behind their labels: 1 point for a promise, 1 for thanks, −1 for each repeated word. The
+# reward model learns a number for each word (lab 2). Its test has 1,000 new pairs.
 
 # %%
 reward = fit_reward(compare(1000, luck, start=tuned))
@@ -113,11 +114,11 @@ lab.text(
 # %% [markdown]
 # ## 3. PPO
 #
-# The reference is the fine-tuned model. Three runs are alike but for one thing:
+# The reference is the fine-tuned model, and β is the price of a nat of KL to it. Three runs:
 #
 # - PPO: the reward model, β = 1;
 # - no tether: the reward model, β = 0;
-# - random reward: a score that knows nothing of the answer, β = 1.
+# - random reward: a random score for each answer, β = 1.
 
 # %%
 RUNS = {
@@ -143,9 +144,10 @@ lab.plot(
 # %% [markdown]
 # ## 4. The verdict
 #
-# Start and policy answer 2,000 times at each of five temperatures, and the truth scores them, which
-# no stage has seen. `control` is what every run of tether reports: the gain at the temperature of
-# training, and the gain of the policy at its best temperature over the start at *its* best.
+# Start and policy draw 2,000 answers at each of five temperatures. The truth scores these answers;
+# no stage has seen it. Every run of tether reports what `control` computes, two gains. One is the
+# gain at the temperature of training. The other compares the policy at its best temperature with
+# the start at *its* best. It decides the verdict.
 
 # %%
 COUNT = 2000
@@ -201,8 +203,8 @@ lab.plot(
     ],
     x="temperature",
     y="true reward of the answers",
-    look_at="cooling alone improves the fine-tuned model, and that costs nothing. Only what the "
-    "curve of PPO has above the highest point of the fine-tuned one is a gain of training.",
+    look_at="a lower temperature improves the fine-tuned model without any training. So compare "
+    "the highest points of two curves: only the distance between them is a gain of training.",
 )
 lab.text("PPO: " + " / ".join(draw(shops["PPO"].table.detach(), 4, luck).texts))
 lab.text("no tether: " + " / ".join(draw(shops["no tether"].table.detach(), 2, luck).texts))
@@ -266,19 +268,20 @@ lab.expect(
 )
 
 # %% [markdown]
-# The interval of a verdict is over answers: another 2,000 of this same policy would give the same.
-# It does not cover the luck of a run. A policy that a random reward has pushed about can be better
-# by accident, and with enough answers the verdict says so: with the seeds 2 and 4 it does, by 0.07
-# and 0.06. That is why the control is a run of its own, and why the claim is the distance to it.
+# The interval of a verdict covers the luck of the answers: another 2,000 from the same policy would
+# give nearly the same gain. It does not cover the luck of the training. A random reward can move a
+# policy to a better place by accident. With enough answers the verdict is then "better": so it is
+# with seeds 2 and 4, by 0.07 and 0.06. So the control is a training of its own, and a claim is the
+# distance between the gain and that of the control.
 #
 # ## The same on a transformer
 #
-# Each stage has a function that takes models, files or the runs of earlier stages:
-# `tether.sft`, `tether.pairs`, `tether.reward`, `tether.ppo`. `tether quickstart` does all of it on
-# a model of 135 million parameters, with the same verdict and the same controls.
+# Each stage has a function that takes models, files or the runs of earlier stages: `tether.sft`,
+# `tether.pairs`, `tether.reward`, `tether.ppo`. `tether quickstart` runs all of them on a model of
+# 135 million parameters, with the same verdict and the same controls.
 #
 # **Question to try.** Judge 100 answers instead of 2,000 (`COUNT`), with five seeds. How often is
-# the verdict on PPO still "better"? And how often that on the random reward?
+# the verdict on PPO still "better"? How often is the verdict on the random reward?
 
 # %%
 lab.finish()

@@ -131,6 +131,8 @@ BROKEN = {
          "truth ^ coin(accuracy) for name, accuracy in PEOPLE", "accuracies"),
         ("torch.where(only_one, says_sorry[0], row)", "torch.where(only_one, row, row)",
          "all with the taste"),
+        ("seen = worth + noise + shift * shifts", "seen = worth + noise + shift",
+         "share in the right order"),
     ],
     "15_pipeline": [
         ("proxy = learned(reward)", "proxy = learned(-reward)", "held-out accuracy"),
