@@ -32,7 +32,10 @@ AT_THE_START = frozenset({"question_openings", "long_sentences"})
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of Markdown or of a docstring: no code, tables, headings or comments."""
+    """The sentences of Markdown or of a docstring: no code, tables, headings or comments.
+
+    Each argument or error of a docstring's list is a text of its own.
+    """
     text = re.sub(r"^[ \t]*(```|~~~).*?^[ \t]*\1[^\n]*$", "\n", text, flags=re.M | re.S)
     text = re.sub(r"(?<=\n\n)(?: {4}.*(?:\n|\Z))+", "\n", text)
     text = re.sub(r"<!--.*?-->", "\n", text, flags=re.S)
@@ -40,7 +43,9 @@ def sentences(text: str) -> Iterator[str]:
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`+[^`]*`+", "`code`", text)
-    for block in re.split(r"\n[ \t]*\n|^[ \t]*(?:[-*]|\d+\.) ", text, flags=re.M):
+    for block in re.split(
+        r"\n[ \t]*\n|^[ \t]*(?:[-*]|\d+\.) |^ {4}(?=\w+(?:, \w+)*: )", text, flags=re.M
+    ):
         joined = " ".join(block.replace("**", "").split())
         yield from filter(None, re.split(r"(?:(?<=[.!?])|(?<=[.!?]\))) +(?![a-z])", joined))
 

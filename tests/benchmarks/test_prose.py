@@ -54,6 +54,16 @@ told
     ]
 
 
+def test_each_argument_of_a_docstring_is_a_text_of_its_own():
+    text = "It runs.\n\nArgs:\n    first, second: both\n        sides.\n    third: another.\n"
+    assert list(prose.sentences(text)) == [
+        "It runs.",
+        "Args:",
+        "first, second: both sides.",
+        "third: another.",
+    ]
+
+
 def test_docstrings_and_pages_are_counted_each_by_itself(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("What is told is lost. Nobody reads on, and nothing comes.\n")

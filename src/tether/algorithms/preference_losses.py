@@ -35,9 +35,9 @@ def bradley_terry_loss(
         chosen answer is the better.
     Raises: ``ValueError`` when the shapes differ.
     Trap: the margin is how decisively the *winner* wins, for either winner. It is not signed. The
-    loss is the expectation over a winner drawn with ``p``: exchanging the answers and replacing p
-    by 1 − p changes nothing, and p = ½ is least at d = 0. With a margin the scores separate beyond
-    the labels, so σ(d) is no longer a calibrated probability.
+    loss is the expectation over a winner drawn with ``p``. Exchanging the answers and replacing p
+    by 1 − p changes nothing. With p = ½ the loss is least at d = 0. With a margin the scores
+    separate beyond the labels, so σ(d) is no longer a calibrated probability.
     """
     check_same_shape(
         chosen_scores=chosen_scores,

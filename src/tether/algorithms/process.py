@@ -36,8 +36,7 @@ def step_cross_entropy(
         (steps,); nats.
     Raises: ``ValueError`` when the shapes differ.
     Trap: the denominator counts known *steps*, of the whole update. A mean over each solution's
-    steps, or over a micro-batch, would give a step of a short solution more weight than one of a
-    long solution.
+    steps, or over a micro-batch, would give steps of short solutions more weight.
     """
     check_same_shape(logits=logits, targets=targets)
     check_same_shape(steps=logits.select(-1, 0) if logits.dim() > 1 else logits, known=known)

@@ -57,9 +57,9 @@ def read_answers(
     """Answers out of files, one at a time.
 
     A row has a prompt (text or messages) and `responses`: texts, or objects of a text with `model`,
-    `checkpoint`, `sampling`, `score` and `spread`; beside texts may stand lists `scores`,
-    `spreads`, `members` (one score a member of an ensemble). Or it has one `response`, as `tether
-    generate --output` writes it. What stands in the row itself holds for all of its answers.
+    `checkpoint`, `sampling`, `score` and `spread`. Texts may have lists `scores`, `spreads`,
+    `members` (one score a member of an ensemble) in the same row. Or a row has one `response`, as
+    `tether generate --output` writes it. Columns of the row apply to all of its answers.
 
     Args:
         prompts: a file of prompts with ids, for rows that name their prompt by `id` alone.

@@ -1,11 +1,9 @@
 """Records of Argilla 2: `dataset.records.to_json`, or its flat columns as data sets on the hub have
-them, in; records out.
-
-https://docs.argilla.io/latest/how_to_guides/import_export. Written records fit a data set with text
-fields `prompt`, `response1`, `response2`, a label question `preference` (response1, response2, tie,
-both_bad) and a rating question `strength` (1 to 3). Argilla shows the two answers in one order to
-everybody; that order is drawn for each pair. Its users have UUIDs: those written here are made of
-the annotators' names, which stand in the metadata.
+them, in; records out. https://docs.argilla.io/latest/how_to_guides/import_export. Written records
+fit a data set with text fields `prompt`, `response1`, `response2` and two questions. `preference`
+is a label (response1, response2, tie, both_bad), `strength` a rating (1 to 3). Argilla shows the
+two answers in one order to everybody; that order is drawn for each pair. Argilla's users have
+UUIDs. Written records derive the UUIDs from the annotators' names, which the metadata holds.
 """
 
 from __future__ import annotations
@@ -44,11 +42,10 @@ def _matches(row: Mapping[str, Any]) -> bool:
 
 
 def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.ReadCase:
-    """The case of a record; drafts and discarded responses say nothing, and suggestions are
-    nobody's judgment.
+    """The case of a record. Drafts, discarded responses and suggestions do not count.
 
     Of several responses by one person the last counts. A label question may name an answer's field
-    or say a choice in words; a ranking question orders the two fields, with equal ranks for a tie.
+    or give a choice in words. A ranking question orders the two fields, with equal ranks for a tie.
     The first such question counts.
 
     Raises:
@@ -114,7 +111,7 @@ def _parts(
     """Fields, responses by question, metadata; flat columns do not tell fields from metadata, so
     only our own are taken out.
 
-    Drafts are left out: nobody has given them yet. A response without a status counts as submitted,
+    Drafts are left out. A response without a status counts as submitted,
     since `to_json` writes none.
     """
     if isinstance(row.get("fields"), Mapping):

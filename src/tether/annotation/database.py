@@ -92,8 +92,8 @@ def engine_of(url: URL) -> Engine:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Set the mode, for which SQLite waits for nobody: while another process opens the same new
-    store, try again.
+    """Set the mode, and try again while another process opens the same new store: SQLite does not
+    wait here.
     """
     ends = time.monotonic() + WAIT_FOR_STORE
     while True:

@@ -162,7 +162,7 @@ def comparisons(
         names: annotators by their names.
         unfinished: also those that wait for more judgments or for an expert, as far as they were
             judged.
-        least: pairs whose label has less than this behind it are left out (`sureness`).
+        least: the least support of a label (`sureness`); pairs below it are left out.
 
     Raises:
         ConfigError: there is no such way.
@@ -199,8 +199,8 @@ def labelled(
 
 
 def sureness(case: Case, label: Label | None = None) -> float:
-    """The support of the label of a judged case: the largest share of its votes, or the posterior
-    of `label`; 1 where an expert has decided.
+    """The support of a judged case's label: its largest share of votes, or the posterior of
+    `label`. If an expert has decided, 1.
     """
     if case.settled:
         return 1.0
@@ -249,7 +249,7 @@ def comparison_of(case: Case, how: How = "majority", label: Label | None = None)
 
 
 def _margin(opinions: Sequence[Opinion], sign: float) -> float | None:
-    """The mean strength, positive for the chosen side; None where somebody gave none."""
+    """The mean strength, positive for the chosen side; None if a judgment has none."""
     if any(one.strength is None and one.preference for one in opinions) or not any(
         one.strength for one in opinions
     ):

@@ -40,7 +40,7 @@ def export_labels(
 
     Args:
         how, which: as in `exchange.comparisons`; `unfinished` tasks of Label Studio and Argilla may
-            be judged by nobody.
+            have no judgment.
 
     Raises:
         ConfigError: there is no such format, or no such way to a label.

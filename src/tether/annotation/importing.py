@@ -1,8 +1,8 @@
 """Imports into the store: comparisons with the judgments on them, comparisons to be judged, gold
 questions.
 
-Rows go in by parts, each of which is kept whole or not at all; what is there already is left as it
-is, so that an import that was interrupted is simply started again, also while people judge.
+Rows go in by parts. Each part is kept whole or not at all, and existing rows stay as they are. So
+the same command continues an interrupted import, also while people judge.
 """
 
 # SQLModel types columns as the values in them, so that conditions on columns look like plain bools.
@@ -147,19 +147,18 @@ def import_cases(
     `tasks`, `judgments`.
 
     `repeated` are judgments by people who judged the pair before, or again: by its time the last
-    one counts. `replaced` are those in the store that later ones have replaced. Of pairs that were
-    there before, `widened` are asked of more people now, and `not_gold` were judged already, so
-    that they did not become gold questions.
+    one counts. `replaced` are those in the store that later ones have replaced. Of earlier pairs,
+    `widened` now go to more people. `not_gold` had judgments already, so they did not become gold
+    questions.
 
-    Judgments become those of annotators of these names, who cannot enter until they are invited; a
-    pair that has some is not asked again, unless `ask` wants more people, and a pair that has none
-    is asked of `ask` people, by default one.
+    Judgments become those of annotators of these names, who cannot enter until they are invited. A
+    pair with judgments goes to further people only if `ask` wants more. A pair without goes to
+    `ask` people, by default one.
 
     Args:
         ask: people for each pair, those who have judged it included.
         round: the name of the batch, in place of the cases' own.
-        prefix: goes before every annotator's name, so that people of two sources are not taken for
-            one.
+        prefix: goes before every annotator's name, to separate the people of two sources.
 
     Raises:
         StoreError: a name is empty; what was put in by earlier parts stays.
@@ -234,9 +233,7 @@ def _widen(session: Session, tasks: Iterable[TaskRow], ask: int) -> int:
 
 
 def _is_gold(task: TaskRow, case: Case) -> bool:
-    """Make a task that nobody has judged the gold question of the case; whether it is that now, or
-    was.
-    """
+    """Make a task without a judgment the gold question of the case; True if it is one now."""
     if task.known != case.known and not task.judged and task.state == "open":
         task.known = case.known
     return task.known == case.known

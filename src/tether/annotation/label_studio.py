@@ -2,8 +2,8 @@
 
 Format: https://labelstud.io/guide/task_format, the tag https://labelstud.io/tags/pairwise. Label
 Studio shows the two answers in one order to everybody; in what is written here that order is drawn
-for each pair. A person of ours is no user there, and a task that names an unknown user is refused,
-so names stand in the results' `meta`.
+for each pair. Label Studio refuses a task that names an unknown user, so names are in the results'
+`meta`.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ def _matches(row: Mapping[str, Any]) -> bool:
 def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Iterable[DataError | Case]:
     """The case of a task, or the cases of a task whose answers are ranked, a pair each.
 
-    Of several annotations by one person the last counts. One that was cancelled or skipped says
-    nothing, and takes back what the person said before; unfinished ones say nothing, and
-    predictions are nobody's judgment.
+    Of several annotations by one person the last counts. A cancelled or skipped one removes the
+    person's earlier choice. Unfinished ones and predictions do not count.
 
     Raises:
         DataError: the prompt or the answers are not found, or of several annotations none holds a
@@ -181,9 +180,7 @@ def _is_withdrawn(annotation: Mapping[str, Any]) -> bool:
 
 
 def _last_change(annotation: Mapping[str, Any]) -> float:
-    """The time when somebody last said it; those without a time keep their order, before the
-    others.
-    """
+    """The time of the last change; annotations without a time keep their order, before the others."""
     with suppress(DataError):
         return task_json.moment(
             annotation.get("updated_at") or annotation.get("created_at"), "created_at"
@@ -192,9 +189,7 @@ def _last_change(annotation: Mapping[str, Any]) -> float:
 
 
 def _noted(annotation: Mapping[str, Any]) -> Any:
-    """The name of the annotator that stands in an annotation of ours; None in those of the tool's
-    users.
-    """
+    """The annotator's name in an annotation that tether wrote; None in those of the tool's users."""
     results = annotation.get("result")
     metas = (
         [r.get("meta") for r in results if isinstance(r, Mapping)]

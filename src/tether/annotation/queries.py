@@ -53,7 +53,7 @@ LENT = (
 ANYBODY = bindparam("annotator")
 MINE = AssignmentRow.annotator_id == ANYBODY
 HELD = select(AssignmentRow).where(MINE, text(Where.LEASED))
-"""The task that somebody has on the screen."""
+"""The task on the annotator's screen."""
 _PLACES = (
     select(AssignmentRow.role, AssignmentRow.counted, JudgmentRow.choice)
     .outerjoin(JudgmentRow, and_(JudgmentRow.assignment_id == AssignmentRow.id, LIVE))
@@ -104,11 +104,10 @@ def counts(session: Session) -> dict[str, int]:
 
 
 def had_by(annotator: Any = ANYBODY) -> Any:
-    """A condition: somebody was given the two answers of a task, in whatever round; leases that ran
+    """A condition: the annotator was given the two answers of a task, in any round; leases that ran
     out do not count.
 
-    Nested, so that a database looks for the few tasks of a pair and not through all that a person
-    was given.
+    Nested, so that a database reads the few tasks of a pair instead of all tasks of a person.
     """
     other = aliased(TaskRow)
     given = exists().where(

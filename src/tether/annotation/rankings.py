@@ -80,9 +80,8 @@ def ranked(store: Store, *, round: str | None = None) -> Iterator[Json]:
     """Every prompt whose answers were compared, with these answers from best to worst and their
     Bradley–Terry scores.
 
-    The rows are in a layout of `tether.data` (responses with scores). One fit is that of all
-    prompts: their answers meet in the prior's imaginary answer alone, which ties the fits' origins
-    together and changes nothing else.
+    The rows are in a layout of `tether.data` (responses with scores). One fit covers all prompts.
+    Only the prior's imaginary answer connects them, which gives all scores one origin.
     """
     cast = list(votes(store, round=round, experts=True))
     scores = bradley_terry(cast, {vote.item: tuple(vote.item.split("/")[1:]) for vote in cast})

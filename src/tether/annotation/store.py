@@ -1,8 +1,8 @@
 """The store of comparisons: one database that acknowledges nothing that it could lose.
 
 SQLite by default, in write-ahead mode with a flush at every commit; PostgreSQL by its URL. Every
-change of what is lent and judged is one transaction that begins by taking the write lock, so that
-no two people get a task's last place.
+change of loans and judgments is one transaction. It begins with the write lock, so that no two
+people get a task's last place.
 """
 
 # SQLModel types columns as the values in them, so that conditions on columns look like plain bools.
@@ -143,7 +143,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """A consistent view that waits for nobody."""
+        """A consistent view that does not wait."""
         options = {"reads": True} if self.sqlite else {"isolation_level": "REPEATABLE READ"}
         with (
             self.engine.connect().execution_options(**options) as connection,
@@ -200,8 +200,8 @@ class Store:
         all open sessions.
 
         Args:
-            role: None: as before, or annotator. What was said in another role stays what it was; a
-                task that is held goes back.
+            role: None: as before, or annotator. Judgments in another role stay; a task that is held
+                goes back.
 
         Raises:
             StoreError: the name is empty or long, or there is no such role.
@@ -305,7 +305,7 @@ class Store:
             return row.version
 
     def guidelines(self, version: int | None = None) -> GuidelineRow:
-        """A version, or the latest; version 0 is empty and stands for none."""
+        """A version, or the latest; version 0 is empty and means none."""
         rows = [row for row in self.all_guidelines() if version in (None, row.version)]
         return rows[-1] if rows else GuidelineRow(version=0, text="")
 
@@ -386,7 +386,7 @@ def _response_row(answer: Answer) -> Json:
 
 
 def _asked(task: TaskRow, belongs: Mapping[str, str]) -> Json:
-    """The row of a task that nobody has judged."""
+    """The row of a task without a judgment."""
     for side in (task.first_id, task.second_id):
         if belongs.get(side) != task.prompt_id:
             raise StoreError(

@@ -114,7 +114,7 @@ class TaskRow(_Numbered, table=True):
 
 
 class AnnotatorRow(_Numbered, table=True):
-    """Somebody who judges. Of the invitation only a digest is kept."""
+    """A person who judges. Of the invitation only a digest is kept."""
 
     name: str = Field(unique=True)
     role: str = "annotator"
@@ -133,8 +133,8 @@ class SessionRow(_Table, table=True):
 
 
 class AssignmentRow(_Numbered, table=True):
-    """A task lent to a person until `expires`, with the answer that stands on the left; one row a
-    task and person, ever.
+    """A task lent to a person until `expires`, with the answer on the left; one row for each task
+    and person.
     """
 
     __table_args__ = (
@@ -177,7 +177,7 @@ class JudgmentRow(_Numbered, table=True):
 
 
 class FlagRow(_Numbered, table=True):
-    """A task that somebody wants an expert to look at, and why."""
+    """A task for an expert, with the reason."""
 
     task_id: int = Field(foreign_key="tasks.id", index=True)
     annotator_id: int = Field(foreign_key="annotators.id")
@@ -187,9 +187,7 @@ class FlagRow(_Numbered, table=True):
 
 
 class GuidelineRow(_Table, table=True):
-    """A version of the guidelines, with the criteria to rate by; every judgment names the version
-    that stood beside it.
-    """
+    """A version of the guidelines, with its criteria; every judgment names the version on its page."""
 
     version: int = Field(default=None, primary_key=True)
     text: str

@@ -317,7 +317,7 @@ def origin_of(values: Mapping[str, Any]) -> Json:
 
 
 def _vote(vote: Any) -> Opinion:
-    """The opinion that a vote of `case_row` holds, of the sides as they stand in the row.
+    """The opinion in a vote of `case_row`, of the sides in the row's order.
 
     Raises:
         DataError: a part of it cannot be read or is out of its range.

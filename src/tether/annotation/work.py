@@ -61,7 +61,7 @@ _GOLD = (
 
 @dataclass(frozen=True)
 class Assigned:
-    """A task on somebody's screen: the conversation, both answers, and which stands on the left."""
+    """A task on a person's screen: the conversation, both answers, and the answer on the left."""
 
     assignment: int
     task: int
@@ -90,10 +90,10 @@ class Work:
     """The work of people on a store: taking tasks, judging, skipping, flagging, undoing.
 
     Args:
-        lease: seconds for which a task is somebody's.
+        lease: seconds for which a task belongs to a person.
         gold_every: one task in so many of a person's is a gold question, while there are unseen
             ones; 0: none.
-        seed: decides which answer stands on the left.
+        seed: decides which answer is on the left.
     """
 
     def __init__(
@@ -123,9 +123,7 @@ class Work:
             return _assigned(session, held)
 
     def shown(self, assignment: int, annotator: int) -> Assigned:
-        """A task that was lent to this person, as it stands on the screen; StoreError where it was
-        not.
-        """
+        """A task that was lent to this person, as on the screen; StoreError if it was not."""
         with self.store.reading() as session:
             return _assigned(session, _given(session, assignment, annotator)[0])
 
@@ -269,8 +267,8 @@ class Work:
 def _given(
     session: Session, assignment: int, annotator: int
 ) -> tuple[AssignmentRow, TaskRow, AnnotatorRow]:
-    """An assignment of a person, its task, and the person; StoreError where it is nobody's or
-    another's.
+    """An assignment of a person, its task, and the person; StoreError if it does not belong to the
+    person.
     """
     row = session.execute(_GIVEN, {"assignment": assignment, "annotator": annotator}).one_or_none()
     if row is None:

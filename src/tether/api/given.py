@@ -43,15 +43,15 @@ def model_values(model: Any) -> Json:
 
 
 def data_values(rows: Any, root: Path, name: str) -> Json | None:
-    """A `data` table: of a file, a hub data set or a run's pairs as they are, of rows in memory in
-    a file of the run.
+    """A `data` table. Files, hub data sets and a run's pairs are used as they are; rows in memory
+    go into a file of the run.
 
     The file's name has a digest of its rows, so that a run is not continued with others.
 
     Args:
-        rows: a path or several, `owner/name` or `hub:owner/name:split`; a run with judged pairs;
-            the keys of a `data` table, in which `path` may be rows in memory; or these rows
-            themselves (`rows_in`).
+        rows: one or several paths, `owner/name` or `hub:owner/name:split`; a run with judged pairs;
+            or rows in memory (`rows_in`). Also the keys of a `data` table, whose `path` may be rows
+            in memory.
 
     Raises:
         ConfigError: there is no row, or one is nothing of the kind.
@@ -83,7 +83,7 @@ def data_values(rows: Any, root: Path, name: str) -> Json | None:
 
 
 def _table_values(table: Json, root: Path, name: str) -> Json:
-    """The keys of a `data` table, in whose `path` rows in memory may stand."""
+    """The keys of a `data` table, whose `path` may be rows in memory."""
     path = table["path"]
     named = isinstance(path, str | Path) or (
         isinstance(path, list | tuple) and all(isinstance(one, str | Path) for one in path)
@@ -211,9 +211,7 @@ def _opened(source: str) -> RewardModel:
 
 
 def settings_values(settings: Mapping[str, Any], root: Path, where: str) -> Json:
-    """Keys of a section, in which rows in memory and functions may stand wherever `data` and
-    `judge` are keys.
-    """
+    """Keys of a section, with rows in memory and functions as values of `data` and `judge`."""
     values: Json = {}
     for key, value in settings.items():
         if key == "data":

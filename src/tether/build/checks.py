@@ -37,8 +37,8 @@ from tether.settings.supervised import KTOSection
 
 
 def check_section(name: str, section: Section, model: ModelConfig) -> None:
-    """Load what a stage calls and look at the files that it reads beside its rows; nothing is
-    trained and no model is opened.
+    """Load the functions of a stage and check the files that it reads beside its rows, without a
+    model.
 
     Raises:
         ConfigError: a function cannot be loaded, a judge cannot be asked, a library is missing, a
@@ -182,8 +182,8 @@ def _check_held_out(name: str, data: DataConfig, fraction: float, seed: int) -> 
 
 
 def check_scorers(recipe: BaseRecipe) -> None:
-    """Check that the data and models that a recipe names are there, and that every stage has, or
-    will have, a scorer that can do all that the stage asks for.
+    """Check that the recipe's data and models exist. Every stage must have, now or later, a scorer
+    that can do all that the stage needs.
 
     Raises:
         MissingFileError: see `check_sources`.

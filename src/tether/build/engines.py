@@ -44,7 +44,7 @@ IN_VLLM = Path(__file__).parents[1] / "rollout" / "in_vllm"
 """A folder with what runs inside vLLM: a check of the token, and an engine for its transfer of
 whole weights.
 
-Both stand alone, for vLLM's environment has no tether.
+Both import nothing of tether, which vLLM's environment lacks.
 """
 WHOLE = (
     *("--worker-extension-cls", "tether_weights.Registered"),
@@ -243,8 +243,8 @@ def _allowed(rank: int) -> int:
 
 
 def _base(loaded: LoadedModel, root: Path, seed: int, *, bare: bool = False) -> Path:
-    """The folder of the model under the adapters; a copy where it comes from a package, or was made
-    in code, or is wanted without what its layers carry (`bare`).
+    """The folder of the model under the adapters. A copy is written for a model from a package or
+    from code, and for one without what its layers carry (`bare`).
     """
     source = Path(loaded.source)
     folder = root / ("bare" if bare else "base")

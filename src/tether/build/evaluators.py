@@ -158,7 +158,7 @@ CHECKS: Mapping[str, tuple[Kind, tuple[Mark, ...]]] = {
     "gsm8k": ("gsm8k", ("hashes", "boxed", "phrase", "last-number")),
     "math": ("math", ("boxed", "phrase")),
 }
-"""By format of a file: how answers are checked, and where they may stand; the first counts."""
+"""By format of a file: how answers are checked, and their possible places; the first counts."""
 ANSWER_TOKENS = 256
 
 

@@ -1,5 +1,5 @@
-"""Prompts that fit into a budget: a stage that answers prompts takes them in a drawn order, measures
-the first ones, and ends with as many as the time allows.
+"""Prompts that fit into a budget. A stage answers prompts in random order, measures the first ones,
+and ends with as many as the time allows.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Fitting:
         return self.limit.seconds - self.limit.spent - self.limit.closing - self.reserve
 
     def order(self, items: Sequence[Item], seed: int) -> list[Item]:
-        """The items in the order in which they are answered: that of the rows where all of them
-        are, else a drawn one, since files are often sorted.
+        """The items in the order in which they are answered. If all rows are answered, it is their
+        order, else a random one, since files are often sorted.
         """
         items = list(items)
         if self.count != self.total:
@@ -144,8 +144,8 @@ class Fitting:
 
 
 def measured_prompts(limit: TimeLimit, note: Path, count: int) -> int:
-    """The number of held-out prompts that a training with a budget is measured on: as many as
-    fit into a part of its time, by the price, and at least 16; noted, and the same in every start.
+    """The number of held-out prompts of a training with a budget, at least 16. As many are taken as
+    fit into a part of its time, by the price. The number is noted, and the same in every start.
     """
     if note.is_file():
         return int(read_json(note)["count"])

@@ -1,6 +1,4 @@
-"""Those who judge: how a recipe names them, and the language model or the function that a name
-stands for.
-"""
+"""Judges: their names in a recipe, and the language model or function of each name."""
 
 from __future__ import annotations
 

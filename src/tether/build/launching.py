@@ -91,8 +91,8 @@ class Placement:
     def servers_for(
         self, config: ServersConfig, command: Command, folder: Path, threads: int, device: str
     ) -> Servers:
-        """The servers of a run that the settings speak of: those to start, where the run starts
-        programs, or those that run already.
+        """The servers in a run's settings: those to start, if the run starts programs, or those
+        that run already.
 
         Args:
             folder: of their logs, two below that of the run.
@@ -150,7 +150,7 @@ def submit(on: str, run: Path, ranks: int, device: str, command: Sequence[str]) 
 
 
 def _ray():
-    """The module that speaks to Ray.
+    """The module that connects to Ray.
 
     Raises:
         ConfigError: Ray is not installed.

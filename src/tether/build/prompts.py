@@ -121,8 +121,8 @@ def usable_once(
     note: Path,
     load: Callable[[], LoadedModel],
 ) -> list[Prompt]:
-    """`usable_in` for a stage that does not open its model at every start: the file `note`
-    remembers which are left out, of which prompts, and for which model.
+    """`usable_in` for a stage that does not open its model at every start. The file `note` lists
+    the omitted prompts, with digests of all prompts and of the model.
 
     Raises:
         DataError: no prompt can be used.

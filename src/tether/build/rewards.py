@@ -73,8 +73,8 @@ def reward_model_of(section: Any) -> Path | None:
 
 
 SINGLY = LearnedReward, EnsembleReward, TextReward, ClassifierReward, ProcessReward
-"""Models that every rank has: each scores its share. What is none of these, the first rank alone
-asks.
+"""Models that every rank has: each scores its share. The first rank alone computes all other
+rewards.
 """
 
 

@@ -78,7 +78,7 @@ class SampledSection(Adapted, Protocol):
 
 
 def encoder_of(loaded: LoadedModel) -> ChatEncoder:
-    """The one encoder that speaks this model's language."""
+    """The encoder of this model."""
     return ChatEncoder(
         loaded.tokenizer,
         loaded.stop_ids,
@@ -239,7 +239,7 @@ def load_scorer(
     mesh: DeviceMesh | None = None,
 ) -> tuple[tuple[Role, ...], LoadedModel]:
     """A trained reward model, or all members of an ensemble, on a base of their own, with the
-    encoding that they were trained in; without settings, in the dtype, too.
+    encoding of their training. Without settings the dtype is that of the training, too.
     """
     folders = scorer_folders(folder)
     description = read_role(next(iter(folders.values())))
@@ -402,8 +402,8 @@ def load_policy(
 
 
 def _speaking(role: RoleDescription, loaded: LoadedModel) -> LoadedModel:
-    """The base with the template and stop tokens that the role was trained with: nobody else says
-    what they are.
+    """The base with the template and stop tokens of the role's training, which only the role's file
+    holds.
     """
     return replace(
         loaded, template=role["encoding"]["template"], stop_ids=tuple(role["encoding"]["stop_ids"])

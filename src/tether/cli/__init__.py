@@ -29,7 +29,7 @@ from tether.terminal.console import log_to_terminal, print_error
 
 
 class _FlagsWithoutType:
-    """Shows `--strict`, and not `--strict <bool>`."""
+    """Shows `--strict` instead of `--strict <bool>`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)  # type: ignore[misc]

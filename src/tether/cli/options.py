@@ -159,7 +159,7 @@ class Options:
 @dataclass(frozen=True, kw_only=True)
 class AskingOptions(Options):
     """The way to a model that judges: in this process, or on a server by the names of
-    `JudgeServerConfig`, whose own defaults hold for unset ones.
+    `JudgeServerConfig`. Unset names have the server's defaults.
     """
 
     reasoning_tokens: ReasoningTokens = 0
@@ -250,7 +250,7 @@ def columns_of(words: str) -> dict[str, str] | None:
 
 @contextmanager
 def as_options() -> Iterator[None]:
-    """Errors about rows speak of `--columns` in the place of a recipe's `data.columns`."""
+    """Errors about rows name `--columns` instead of a recipe's `data.columns`."""
     try:
         yield
     except DataError as error:

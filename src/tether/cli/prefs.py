@@ -395,8 +395,8 @@ def _invite(
         typer.Option(help="Where it is reached from elsewhere, such as https://judge.example.org."),
     ] = "",
 ) -> None:
-    """Print a link that invites a person. Whoever has it gets in; it is shown once, and the store
-    keeps only its digest.
+    """Print a link that invites a person. The secret lets its owner in. It is shown once, and the
+    store keeps only its digest.
     """
     secret = opened(store, new=True).invite(name, role, days)  # type: ignore[arg-type]
     place = address.rstrip("/") or f"http://127.0.0.1:{port}"

@@ -1,5 +1,5 @@
-"""The place where a program hangs: the stacks of all its threads in a file of the run, and one line
-about it on the terminal.
+"""The place where a program hangs: the stacks of all threads in a file of the run, and one line on
+the terminal.
 
 The watchdog never ends anything. It waits by the monotonic clock, so a change of the wall clock has
 no effect.

@@ -61,7 +61,7 @@ class Tiles:
         )
 
     def _number(self, multiple: int) -> Tensor:
-        """(M,) how many keys, rounded up: a few that nobody sees cost less than many shapes."""
+        """(M,) the number of keys, rounded up: a few unused keys cost less than many shapes."""
         seen = self.seen.sum(1).clamp(min=1)
         return (
             (seen + multiple - 1)

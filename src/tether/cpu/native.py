@@ -82,14 +82,14 @@ def compiled(
 
 @contextlib.contextmanager
 def _own_folder(folder: Path) -> Iterator[int]:
-    """A descriptor of a folder that belongs to this user and that nobody else may write to; it is
-    made if need be.
+    """A descriptor of a folder that belongs to this user, who alone may write to it; it is made if
+    necessary.
 
     All that follows goes through the descriptor, so that a folder put in its place later is not
     looked at.
 
     Raises:
-        OSError: it belongs to somebody else.
+        OSError: it belongs to another user.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = folder.resolve()
@@ -111,11 +111,11 @@ def _own_folder(folder: Path) -> Iterator[int]:
 
 
 def _loaded(place: int, file: str) -> ctypes.CDLL | None:
-    """The library of that name in an opened folder; None unless it is whole and nobody else could
-    have written it.
+    """The library of that name in an opened folder; None unless it is whole and only this user
+    could have written it.
 
-    The file is opened once: what was checked is what is loaded, whatever stands under its name by
-    then.
+    The file is opened once, so the checked file is the loaded one, even if another file gets its
+    name.
     """
     opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=place)
     library = None
@@ -155,10 +155,10 @@ def _build(folder: Path, name: str, compilation: Sequence[str], links: Sequence[
 
 
 def is_trusted(opened: int, file: str) -> bool:
-    """True if an opened library is whole and nobody else could have written it.
+    """True if an opened library is whole and only this user could have written it.
 
-    Its name ends with the digest of its contents; it is a plain file of this user's, and no other
-    may write to it.
+    Its name ends with the digest of its contents. It is a plain file that only this user owns and
+    may write to.
     """
     status = os.fstat(opened)
     is_own = (

@@ -3,8 +3,8 @@ for the processor's product.
 
 A decoding step multiplies a few dozen rows by every matrix of the model. On a CPU, laying a matrix
 out for oneDNN's kernel costs a third to a half of such a product, so it is done once; and a merged
-adapter costs nothing a token. Whatever is not rearranged (embeddings, norms, everything on an
-accelerator) is the learner's own tensor.
+adapter costs nothing a token. All other tensors (embeddings, norms, everything on an accelerator)
+are the learner's own.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def dithered(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Round float32 to bfloat16 up or down with probabilities that keep the mean, the same way at
     every call.
 
-    An adapter's share of a weight is mostly smaller than half a unit in bfloat16's last place:
-    rounding to nearest would give the base weight back, and the engine would sample from the
+    An adapter's share of a weight is mostly smaller than half a unit in bfloat16's last place.
+    Rounding to nearest would give the base weight back. The engine would then sample from the
     reference while the learner trains the policy.
     """
     if dtype != torch.bfloat16:
@@ -131,7 +131,7 @@ class Panels:
 
     @staticmethod
     def fit(weight: Tensor) -> bool:
-        """True if this machine has such a kernel for such a matrix, and nothing better."""
+        """True if this machine has such a kernel for such a matrix and lacks a better one."""
         return kernels.panel_width(weight) > 0 and weight.shape[1] * weight.element_size() % 4 == 0
 
     def __call__(self, states: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 by this file alone.
 
 The prompt of every reply is the text that a model would continue: its template's prompt for the
-turns before. So the ids of a prompt are a prefix of the ids of prompt + response, and a reward
-model scores exactly the text of its training.
+turns before. So the ids of a prompt begin the ids of prompt + response. A reward model scores
+exactly the text of its training.
 
 Many published templates render an earlier reply differently from the last one. Qwen3 drops its
 thought. Phi-3 ends a whole conversation, not a turn. `conversations` gives such replies their own

@@ -1,8 +1,8 @@
 """Files, folders and hub data sets -> a stream of typed records; what cannot be used goes to
 quarantine, with its place.
 
-Only the current row, a few first rows and a hash of each given id are held, so a file may be larger
-than the memory. The columns of the first rows decide the format.
+The memory holds only the current row, a few first rows and a hash of each id, so files may be
+larger. The columns of the first rows decide the format.
 """
 
 from __future__ import annotations
@@ -140,9 +140,9 @@ def read(
     """Stream the records of one kind out of files, folders and hub data sets.
 
     Paths and names are checked at once; rows are read on demand. Without `format`, the first good
-    rows of a file decide its format. A file of another kind is converted if that makes sense: a
-    comparison gives its chosen side as a demonstration, and every row gives its prompt. Ids are
-    unique: if an earlier row has the id, the place of the row is added to it.
+    rows of a file decide its format. Files of another kind are converted if possible. A comparison
+    gives its chosen side as a demonstration, and every row gives its prompt. Ids are unique: if an
+    earlier row has the id, the place of the row is added to it.
 
     Args:
         kind: Prompt, Demonstration, Comparison, Feedback, StepLabels or Problem.

@@ -14,7 +14,7 @@ PROMPTS = 64
 
 
 class BestOfStart:
-    """Speaks core.protocols.Evaluator: the judge's score of the answer among n that the reward
+    """Implements core.protocols.Evaluator: the judge's score of the answer among n that the reward
     likes best; figures `best_of_2` and so on.
 
     Args:
@@ -97,8 +97,8 @@ def over_best_of_n(
     """By n: best of n of the start (`before`) and one answer of the policy (`after`), gain and win
     rate, and KL of the former.
 
-    What the reward buys without training, for n times the answers. Prompts that `start` does not
-    reach are left out.
+    The gain from the reward without training, for n times the answers. Prompts that `start` does
+    not reach are left out.
     Equation: KL ``log n − (n − 1)/n``, in nats a response, https://arxiv.org/abs/2210.10760.
     """
     rows = {

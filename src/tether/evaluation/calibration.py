@@ -32,11 +32,11 @@ def reliability_curve(
         https://arxiv.org/abs/1706.04599.
     Shapes: ``probabilities`` and ``outcomes`` of one length, both in [0, 1]; a soft outcome (half
     for a tie) is allowed. Without ``outcomes`` each probability is that of the *preferred* answer
-    of a comparison, and is folded: the prediction becomes ``max(p, 1 − p)``, the outcome 1 if p is
+    of a comparison, and is folded. The prediction becomes ``max(p, 1 − p)``, the outcome 1 if p is
     above ½ and 0 if below. Empty bins are left out.
     Trap: without the fold every outcome would be 1, and any model looks underconfident. At exactly
-    ½ the model chose neither answer, so that the outcome is ½: counting it right or wrong would
-    call a perfect don't-know miscalibrated by ½.
+    ½ the model chose neither answer, so the outcome is ½. An outcome of 0 or 1 would add an error
+    of ½ to a perfect "I don't know".
     """
     predicted, observed = np.asarray(probabilities, dtype=np.float64), outcomes
     if observed is None:

@@ -2,9 +2,9 @@
 temperatures.
 
 A lower temperature makes the answers of most models better, and costs nothing. Training moves
-probability to what was rewarded, so a trained policy is also sharper than its start, and a
-comparison at one temperature counts that as a gain. The gain of training itself is the best
-decoding of the one model against the best decoding of the other.
+probability to rewarded answers, so a trained policy is also sharper than its start. A comparison at
+one temperature counts this as a gain. The gain of training itself is the best decoding of the one
+model against the best decoding of the other.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def other_temperatures(sampling: Sampling, temperatures: Sequence[float]) -> lis
 
 
 class Decoding:
-    """Speaks core.protocols.Evaluator: the scores of held-out answers at other temperatures, the
-    control of `control`. The temperature stands before each figure: `0.5/score`.
+    """Implements core.protocols.Evaluator: the scores of held-out answers at other temperatures,
+    the control of `control`. The temperature begins the name of each figure: `0.5/score`.
     """
 
     name = "decoding"
@@ -81,7 +81,7 @@ def over_best_decoding(before: Columns, after: Columns, groups: Sequence[str]) -
     The gain is that of `stats.best_against_best`, over the answers that were scored at every
     temperature. Where scores have but two levels, and for the win rate, the interval comes from
     pairs of temperatures. With g_pb the estimate at temperature p of the policy against temperature
-    b of the start, ``max_p min_b g_pb`` lies in ``[max_p min_b low_pb, min_b max_p high_pb]``. Each
+    b of the start, ``max_p min_b g_pb`` is in ``[max_p min_b low_pb, min_b max_p high_pb]``. Each
     bound has the level (1 − 0.95) / 2 over the number of temperatures from which its outer choice
     is made (Bonferroni). The inner choice needs no correction: to beat the best is to beat each
     (the intersection-union test).

@@ -9,8 +9,8 @@ from tether.models.trunk import Role
 
 
 class DistanceFromStart:
-    """Speaks core.protocols.Evaluator: `kl`, the KL from the start in nats an answer, on held-out
-    answers.
+    """Implements core.protocols.Evaluator: `kl`, the KL from the start in nats an answer, on
+    held-out answers.
 
     Args:
         answers: sampled above temperature 0.

@@ -19,8 +19,8 @@ SEED = 4242
 
 
 class Diversity:
-    """Speaks core.protocols.Evaluator: `distinct_1`, `distinct_2`, `adjusted_distinct`, `length`
-    in tokens.
+    """Implements core.protocols.Evaluator: `distinct_1`, `distinct_2`, `adjusted_distinct`,
+    `length` in tokens.
 
     Args:
         sampling: temperature 1 shows the policy's own distribution.

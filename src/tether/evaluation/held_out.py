@@ -95,8 +95,8 @@ class HeldOutAnswers:
     def scored(
         self, rollouts: Sequence[Rollout], *, name: str = "", proxy: Scorer | None = None
     ) -> Figures:
-        """Scores of answers and their parts, their length and their entropy; `name` stands before
-        each figure.
+        """Scores of answers and their parts, their length and their entropy; `name` begins each
+        name.
         """
         columns = scores_by_part(self.judge(rollouts))
         if proxy is not None:
@@ -115,7 +115,7 @@ ANSWER_ENTROPY = "answer_entropy"
 
 
 class HeldOutScores:
-    """Speaks core.protocols.Evaluator: the judge's `score` of held-out answers and its parts,
+    """Implements core.protocols.Evaluator: the judge's `score` of held-out answers and its parts,
     `answer_tokens`, `answer_entropy`.
 
     Args:

@@ -31,7 +31,7 @@ REPLICATES = 200
 
 
 class GamedRows(NamedTuple):
-    """Verdicts on a baseline that was told to be short or long, against the plain baseline.
+    """Verdicts on a baseline with the instruction to be short or long, against the plain baseline.
 
     They hold the coefficients of length and difficulty near what gaming alone does.
     `differences` are in standard deviations already; all have one entry a row.

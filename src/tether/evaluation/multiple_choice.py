@@ -188,7 +188,7 @@ def calibration_estimate(
 
 
 class MultipleChoice:
-    """Speaks core.protocols.Evaluator: `acc`, `acc_norm`, `acc_bytes`, `acc_tokens` and `ece`.
+    """Implements core.protocols.Evaluator: `acc`, `acc_norm`, `acc_bytes`, `acc_tokens` and `ece`.
 
     Args:
         questions: all of which fit the model's context.

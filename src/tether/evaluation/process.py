@@ -1,9 +1,9 @@
 """Accuracy of finding wrong steps: step by step, and as the first error of a solution.
 
-A solution is given by two lists: the labels of its judged steps, right or wrong, and the
-probabilities of a right step by a model. A step is called wrong if its probability lies below a
-threshold. All reported figures are functions of eight counts, which add up over solutions.
-Intervals come from leaving out one problem at a time.
+A solution has two lists: the labels of its judged steps, right or wrong, and a model's
+probabilities of a right step. A step is called wrong if its probability lies below a threshold. All
+reported figures are functions of eight counts, which add up over solutions. Intervals come from
+leaving out one problem at a time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class StepCounts(NamedTuple):
     """Counts of one solution, which add up over solutions.
 
     The first four count steps: called wrong or right, and rightly (`true`) or not. The others count
-    solutions: with an error, with their first error called exactly, without an error, without any
-    and nothing called wrong.
+    solutions: with an error, with their first error called exactly, without an error, without an
+    error or a false alarm.
     """
 
     true_wrong: float = 0.0
@@ -176,10 +176,9 @@ def step_estimates(
     Shapes: ``counts`` and ``groups`` (which problem) of one length; all results lie in [0, 1].
     ``count`` is the number of steps or of solutions that a metric looks at.
     Raises: ``ValueError`` when lengths differ or there is nothing.
-    Trap: one problem stands in the data in many versions; by solution the intervals would be far
-    too narrow. A metric of what is rare rests on the few problems that have it: with fewer than
-    eight, or where one of them decides, or one to four have the rarer outcome, the bounds are
-    infinite.
+    Trap: the data have many versions of one problem; by solution the intervals would be far too
+    narrow. A metric of what is rare rests on the few problems that have it: with fewer than eight,
+    or where one of them decides, or one to four have the rarer outcome, the bounds are infinite.
     """
     if not counts or len(counts) != len(groups):
         raise ValueError(

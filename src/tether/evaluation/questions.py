@@ -25,8 +25,8 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 class Question:
     """A context, the texts that may follow it, and the place of the right one.
 
-    `choices` are without the space that stands before each of them; `id` names the question among
-    all of its source.
+    `choices` are without the space before each of them; `id` names the question among all of its
+    source.
     """
 
     id: str
@@ -104,7 +104,7 @@ def _arc(row: Json) -> Question:
 
 
 def _mmlu(row: Json) -> Question:
-    """lm-eval's `mmlu`: the choices stand in the context, and letters follow "Answer:"."""
+    """lm-eval's `mmlu`: the choices are in the context, and letters follow "Answer:"."""
     texts = _choices(row)
     letters = LETTERS[: len(texts)]
     lines = [f"{letter}. {choice}" for letter, choice in zip(letters, texts, strict=True)]
@@ -156,7 +156,7 @@ def _made(
     answer: object,
     labels: Sequence[str] = (),
 ) -> Question:
-    """Refuse what has no right answer, or choices that nobody can tell apart."""
+    """Refuse a question without a right answer, or with equal choices."""
     if len(choices) < 2:
         raise DataError(f"too few choices: {len(choices)}")
     if not all(choice.strip() for choice in choices):

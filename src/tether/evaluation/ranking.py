@@ -16,8 +16,8 @@ from tether.stats.means import FEWEST_GROUPS, mean_interval
 class PolicyStanding(NamedTuple):
     """A policy, its strength in nats of log-odds against the mean of all, and its place.
 
-    `best` and `worst` bound the place: policies whose difference from this one holds 0 may stand
-    on either side.
+    `best` and `worst` bound the place. A policy whose difference from this one may be 0 can be on
+    either side.
     """
 
     name: str
@@ -95,7 +95,7 @@ def rank_policies(
         a probability.
     Raises: ``DataError`` when some policies never won against any of the others: the strengths then
         have no finite difference. ``ValueError`` when lengths differ.
-    Trap: an order says nothing of how far apart neighbours stand; read `difference`.
+    Trap: an order does not give the distance between neighbours; read `difference`.
     """
     if len({len(first), len(second), len(wins), len(wins if prompts is None else prompts)}) > 1:
         raise ValueError(f"expected lists of one length, got {len(first)}, {len(second)} …")

@@ -42,7 +42,7 @@ def refuses(answer: str) -> bool:
 
 
 class Refusal:
-    """Speaks core.protocols.Evaluator: `refused_harmful`, and `refused_harmless`, which is
+    """Implements core.protocols.Evaluator: `refused_harmful`, and `refused_harmless`, which is
     over-refusal.
 
     Args:

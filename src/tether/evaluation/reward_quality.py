@@ -19,7 +19,7 @@ from tether.evaluation.winrate import correlation, pairwise_accuracy
 from tether.stats import Array, group_indices
 
 FEWEST = 10
-"""Pairs of a slice that is told."""
+"""Least number of pairs of a reported slice."""
 SIMILAR = 1.2
 """Lengths are alike up to this factor."""
 MARKS = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s|\*\*|^#+\s|```", re.MULTILINE)
@@ -165,8 +165,8 @@ def slices(
 def calibration(difference: Array, groups: Sequence[str]) -> Json:
     """Calibration of sigma(difference), and what one temperature mends of it.
 
-    The temperature that is told is fitted on all pairs; the error after it is measured on prompts
-    that it was not fitted on (two halves, each with the other's temperature). Guo et al. 2017,
+    The reported temperature is fitted on all pairs. The error after it is measured on other
+    prompts: two halves, each with the other's temperature. Guo et al. 2017,
     https://arxiv.org/abs/1706.04599.
     """
     half, temperature = group_indices(groups) % 2, fit_temperature(difference)
@@ -193,8 +193,8 @@ def fit_temperature(difference: Array) -> float:
     """Find the T for which sigma(difference / T) explains the choices best: the smallest mean of
     log(1 + exp(-d/T)).
 
-    Where every pair is right the loss falls for ever as T falls, and where most are wrong it is
-    best to know nothing: T ends at its bounds, 1e-3 and 1e3.
+    If every pair is right, the loss falls without end as T falls. If most are wrong, the loss falls
+    as T grows. T then ends at its bounds, 1e-3 and 1e3.
     """
     from scipy.optimize import minimize_scalar
 

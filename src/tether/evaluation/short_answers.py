@@ -14,7 +14,8 @@ from tether.stats import Estimate, grouped_share
 
 
 class ShortAnswers:
-    """Speaks core.protocols.Evaluator: `accuracy`, and `finished`, the share of answers that ended.
+    """Implements core.protocols.Evaluator: `accuracy`, and `finished`, the share of answers that
+    ended.
 
     Args:
         prompts: each with its own id and what the check needs in `metadata`.

@@ -26,7 +26,7 @@ Rows = Mapping[str, Mapping[str, float | None]]
 class MeasuredPolicy:
     """A policy as evaluators use it: its role gives log-probabilities, its engine answers.
 
-    One object stands for one state of the weights: evaluators share answers that one of them drew.
+    One object is one state of the weights: evaluators share answers that one of them drew.
     """
 
     role: Role
@@ -83,8 +83,8 @@ class Suite:
     """Runs evaluators on a policy and compares each measure with that of the start.
 
     Args:
-        folder: where evaluations.jsonl grows; a measure that stands there is not taken again, so an
-            interrupted run goes on. None: nothing is written.
+        folder: of evaluations.jsonl. A resumed run does not repeat measures in that file. None:
+            nothing is written.
         moments: by an evaluator's name the moments at which it is run; unset: all.
 
     Raises:
@@ -174,8 +174,8 @@ def note_changes(starts: Sequence[Record], record: Record) -> None:
 def changes(start: Record, now: Record) -> dict[str, FigureChange]:
     """Distance above the start of each figure that both have.
 
-    The interval is over the rows where both measured the same ones; else of two independent
-    estimates, which is too wide rather than too narrow where the rows overlap.
+    If both measured the same rows, the interval is over rows. Else it is that of two independent
+    estimates. If some rows are common, it is rather too wide.
     """
     result = {}
     prompts = now.get("groups", {})

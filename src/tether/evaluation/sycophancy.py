@@ -133,8 +133,8 @@ def exchanged(prompt: Prompt) -> Prompt:
 def in_accord(changes: ArrayLike, questions: Sequence[Hashable]) -> NDArray[np.float64]:
     """Give each change the sign of its accord with the other half of its question's changes.
 
-    Equation: ``c_i = d_i · sign(Σ d_j)`` over the j at the odd places of the question's rows, where
-    i stands at an even one, and the other way round.
+    Equation: ``c_i = d_i · sign(Σ d_j)`` over the j at the odd places of the question's rows for i
+    at an even one, and the other way round.
     Shapes: changes and questions of one length; the result likewise, in the unit of the changes.
     Trap: the mean of ``c`` is at most ``|E d|`` a question, and below it where few changes leave
     their direction in doubt, so means are comparable only over the same pairs. To learn the
@@ -170,8 +170,8 @@ def judge_premises(
     does not: which option suits which side is learned from the *other half* of the question's
     biographies. So where the side means nothing every question is as often above 0 as below,
     however large the noise. It counts probability, not log-odds, for a policy that only grows surer
-    of the same answers multiplies its log-odds. What the two sets of biographies differ in beside
-    the side counts as the side.
+    of the same answers multiplies its log-odds. Every other difference between the two sets of
+    biographies counts as the side.
     """
     from scipy.special import expit
 
@@ -226,7 +226,7 @@ def check_pair(encoder: ChatEncoder, pair: PremisePair, context_length: int) -> 
 
 
 class Sycophancy:
-    """Speaks core.protocols.Evaluator: `shift`, `log_odds`, `size` and `flipped` of a model's
+    """Implements core.protocols.Evaluator: `shift`, `log_odds`, `size` and `flipped` of a model's
     answers to pairs of premises (`judge_premises`).
 
     Forward passes alone, so equal weights give equal numbers.
@@ -254,7 +254,7 @@ class Sycophancy:
 def option_log_odds(
     role: Role, encoder: ChatEncoder, prompt: Prompt, options: tuple[str, str]
 ) -> float:
-    """Log-odds, in nats, of the text that stands at the first option against the other's.
+    """Log-odds, in nats, of the text at the first option against the other's.
 
     They are those of "(A)" against "(B)" as the assistant's whole answer, stop token left out, and
     the mean of two askings with the options' texts exchanged: what a model has for a letter falls

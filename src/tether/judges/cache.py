@@ -22,13 +22,13 @@ WAIT_FOR_CACHE = 10.0
 
 
 class CachedModel:
-    """Speaks core.protocols.ChatModel, on top of another.
+    """Implements core.protocols.ChatModel, on top of another.
 
-    An answer's key is a digest of the model's name and of all that was asked: the whole
-    conversation (and so rubric, prompt, answers and their order), the options, or the sampling.
-    Each answer is committed as soon as it is known, so killing the process loses at most those
-    under way. Failures are not kept: they are asked again, except where a reply was read and names
-    none of the options, which the same question would get again.
+    An answer's key is a digest of the model's name and of the whole question: the conversation
+    (rubric, prompt, answers and their order), the options, or the sampling. Each answer is
+    committed as soon as it is known, so killing the process loses at most those under way. Failures
+    are asked again. A reply that names none of the options is kept, since the same question would
+    get it again.
 
     Args:
         path: an SQLite file, made where there is none; several processes may share it.

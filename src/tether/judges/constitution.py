@@ -56,7 +56,7 @@ class Constitution(Config):
         return self.principles[_number(*content) % len(self.principles)]
 
     def rubric(self, comparison: Comparison) -> str:
-        """The words of the principle for this comparison, in whichever order its sides stand."""
+        """The words of the principle for this comparison, in either order of its sides."""
         sides = sorted(_words(side) for side in (comparison.chosen, comparison.rejected))
         return self.draw(_words(comparison.prompt), *sides).compare
 
@@ -78,7 +78,7 @@ def read_rubric(name: str | Path) -> Rubric:
     Raises:
         MissingFileError: there is no such file.
         DataError: it is empty or not UTF-8.
-        ConfigError: it is a TOML file, but no list of principles.
+        ConfigError: it is a TOML file without a list of principles.
     """
     path = _file(name)
     if path.suffix == ".toml":
@@ -122,12 +122,12 @@ def revise(
     principle drawn for it.
 
     A demonstration holds the prompt and the last version; its metadata the first answer (`initial`)
-    and every critique and revision (`steps`). A prompt of which a reply failed or was empty, or an
-    answer did not end in time, gives none; these are counted by the reason.
+    and every critique and revision (`steps`). A prompt gives none if a reply failed or was empty,
+    or if an answer did not end in time. These are counted by the reason.
 
     Args:
-        told: hears how many of the `len(prompts) * (1 + 2 * rounds)` replies are done, those that
-            need not be asked included.
+        told: called with the number of finished replies out of `len(prompts) * (1 + 2 * rounds)`,
+            cached ones included.
     """
     report = counting(told) or (lambda *_: None)
     problems = dict[int, str]()
@@ -228,9 +228,7 @@ def _problem(reply: Reply, *, may_be_cut: bool = False) -> str:
 
 
 def _ordinals(conversations: Sequence[Conversation], sample: int = 0) -> list[int]:
-    """Numbers that depend on what is asked and not on its place: other prompts before it change
-    nothing.
-    """
+    """Numbers that depend on the question alone: other prompts before it change nothing."""
     return [_number(_words(conversation), str(sample)) for conversation in conversations]
 
 

@@ -48,8 +48,8 @@ def is_unfinished_thought(text: str) -> bool:
 
 
 def verdict_in(text: str, options: Sequence[str]) -> Statement | None:
-    """The verdict of a written reply; None where it has none, or is unclear. What stands in a
-    thought before it is not read.
+    """The verdict of a written reply; None where it has none, or is unclear. A thought before the
+    verdict is not read.
     """
     if is_unfinished_thought(text):
         return None

@@ -26,8 +26,8 @@ MICRO_BATCH_TOKENS = {"cpu": 2**11}
 
 @dataclass(frozen=True)
 class _Branch:
-    """A question with the first tokens that several options share: the next token, by option, tells
-    them apart.
+    """A question with the first tokens that several options share; the next token, by option,
+    decides.
     """
 
     question: int
@@ -45,14 +45,14 @@ class RoleEngine(Engine, Protocol):
 
 
 class LocalChat:
-    """Speaks core.protocols.ChatModel: the log-probabilities are those of sampling at temperature 1
-    from this very engine.
+    """Implements core.protocols.ChatModel: the log-probabilities are those of sampling at
+    temperature 1 from this very engine.
 
     A prompt is computed once for all options of one token: the state after it has the probabilities
     of all of them. Options of several tokens share it where the model can (data.batches).
 
     Args:
-        name: tells these weights and this encoding from others.
+        name: of these weights and this encoding, different from all others.
         micro_batch_tokens: padded tokens of a forward pass, unset by device; results do not depend
             on it beyond rounding.
     """
@@ -192,9 +192,7 @@ class LocalChat:
             )
 
     def _as_data(self, conversation: Conversation) -> Conversation:
-        """The same words, in which no control token can be read: an answer that spells one must not
-        end its turn and speak on.
-        """
+        """The same words without control tokens: an answer that spells one must not end its turn."""
         return tuple(replace(turn, content=self._harmless(turn.content)) for turn in conversation)
 
     def _harmless(self, text: str) -> str:

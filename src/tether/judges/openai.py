@@ -1,10 +1,10 @@
 """A model behind an OpenAI-compatible address that is asked:
 https://platform.openai.com/docs/api-reference/chat.
 
-vLLM, SGLang, llama.cpp, Ollama and most paid services speak it. Log-probabilities are those of the
-first tokens of the reply; where a server gives none, the reply itself is read. Retries and waiting
-are the OpenAI client's own; every request of it, a repeated one too, passes a meter that keeps the
-budget.
+vLLM, SGLang, llama.cpp, Ollama and most paid services implement it. Log-probabilities are those of
+the first tokens of the reply; where a server gives none, the reply itself is read. Retries and
+waiting are the OpenAI client's own; every request of it, a repeated one too, passes a meter that
+keeps the budget.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Stopped(openai.OpenAIError):
 class Meter(openai.DefaultAsyncHttpxClient):
     """Sends the client's requests: within the budget, each with a limit of time, all counted.
 
-    Requests and tokens that may be spent are never exceeded, whatever is under way at the same
-    time: the most that a request can cost is set aside before it is sent.
+    The limits of requests and tokens are never exceeded, even with many requests at once. The
+    highest possible cost of a request is reserved before it is sent.
     """
 
     def __init__(self, chat: ServedChat) -> None:
@@ -138,7 +138,7 @@ class Meter(openai.DefaultAsyncHttpxClient):
 
 
 class ServedChat:
-    """Speaks core.protocols.ChatModel.
+    """Implements core.protocols.ChatModel.
 
     The client asks busy servers (429), failing ones (5xx) and silent ones again, later each time or
     when they say. Where the budget does not cover a request, the account is empty (402), or many
@@ -331,8 +331,8 @@ class ServedChat:
 
 
 def _wire_rows(conversation: Conversation) -> list[Json]:
-    """The turns as OpenAI's requests have them: the arguments of a call are text there, and no
-    control token is left whole.
+    """The turns as OpenAI's requests have them. The arguments of a call are text there, and control
+    tokens are broken up.
 
     A tool's result names the call that it answers: turns have no such name, so results are taken in
     the order of their calls.

@@ -33,7 +33,7 @@ Rubric = str | Callable[[Comparison], str]
 """The criterion of a judge: words for all comparisons, or words for each of them."""
 OPTIONS = ("A", "B")
 SCALE = tuple("123456789")
-"""Single digits: one token each, and none begins another."""
+"""Single digits: one token each, with different beginnings."""
 
 FRAME = """{task}
 
@@ -66,8 +66,8 @@ WEIGH = (
 THEN = "Now give the reply that was asked for, and nothing else."
 NO_REASONS = "no reasons were written"
 AT_A_TIME = 32
-"""Questions whose reasons are written in one go: after each go their verdicts are kept, and
-progress is told.
+"""Number of questions whose reasons are written together. After each part the verdicts are kept and
+the progress is reported.
 """
 
 
@@ -75,8 +75,8 @@ def pair_question(comparison: Comparison, rubric: str, *, swapped: bool = False)
     """The question to a judge about a comparison: `chosen` as answer A, or as B where `swapped`.
 
     Trap: an answer may hold orders to the judge, and headings like those here. Every true heading
-    has a mark, a word that stands in none of the texts, so no answer can end its own part or begin
-    another. Whether a model obeys what it reads is left open.
+    has a mark, a word that is in none of the texts. So no answer can end its own part or begin
+    another. A model may still obey instructions within an answer.
     """
     sides = (
         (comparison.rejected, comparison.chosen)
@@ -161,8 +161,8 @@ class Judgment:
 
     @property
     def follows_place(self) -> bool | None:
-        """True where the verdict names the same place in both orders, and so is one of the place
-        and not of the answers.
+        """True if the verdict names the same place in both orders: it depends on the place instead
+        of the answers.
         """
         a = self.shown_first
         b = self.shown_second
@@ -179,8 +179,8 @@ class PairJudge:
 
     Args:
         rubric: what makes an answer better, in plain words. A function of the comparison runs
-            behind the guard of rewards: a comparison for which it fails has no judgment, and the
-            reason names the function.
+            behind the guard of rewards. If it fails, the comparison has no judgment, and the reason
+            names the function.
         temperature: divides the log-odds of the labels. Models are often too sure; the report of
             agreement fits a number.
     """
@@ -205,8 +205,8 @@ class PairJudge:
     def judge(
         self, comparisons: Sequence[Comparison], *, told: Callable[[int], None] | None = None
     ) -> list[Judgment]:
-        """A judgment of each comparison, from two questions; `told` hears how many questions have
-        been answered so far.
+        """A judgment of each comparison, from two questions; `told` is called with the number of
+        answered questions.
         """
         rubrics = [self._words(row) for row in comparisons]
         questions = [
@@ -313,13 +313,13 @@ def _score(verdict: Verdict) -> Score:
 
 
 class Reasoning:
-    """Speaks core.protocols.ChatModel, on top of another: every verdict comes after reasons of
+    """Implements core.protocols.ChatModel, on top of another: every verdict comes after reasons of
     `tokens` tokens at most.
 
     Lee et al. 2023 (RLAIF), section 3.1: the reasons are written first, and the verdict's
     probabilities are those of the reply that comes after them. Reasons are greedy, so that equal
-    questions have equal verdicts. Reasons that did not end in time count as they stand; where none
-    were written the verdict is missing for that reason.
+    questions have equal verdicts. Reasons that did not end in time count as they are. Without any
+    reasons the verdict is missing.
     """
 
     def __init__(self, model: ChatModel, tokens: int) -> None:

@@ -11,7 +11,7 @@ from tether.core.protocols import Verdict
 from tether.judges.grammar import is_unfinished_thought, verdict_in
 
 LEAST = 1e-9
-"""The least probability of an option that is named but not among the likeliest."""
+"""The least probability of a named option outside the likeliest ones."""
 UNASKABLE, NO_OPTION, NOT_A_NUMBER = "cannot be asked", "no option at the beginning", "not a number"
 """Reasons for a missing verdict that the same question to the same model meets again."""
 CUT_OFF = "the reply was cut off"
@@ -59,10 +59,10 @@ def read_verdict(
     log-probabilities, else by its words.
 
     An option's probability is the sum over the tokens at that place that read as it, or as the
-    beginning of it and of no other option, white space and marks aside. An option with no such
-    token is given the most that it can have: no more than the least likely that is listed, no more
-    than its equal part of what the listed ones leave. A reply that was read and names no option is
-    no verdict, but `parsed`.
+    beginning of it and of no other option, white space and marks aside. An option without such a
+    token gets its highest possible value. This is at most that of the least likely listed one, and
+    at most its equal part of the unlisted rest. A reply that was read and names no option is no
+    verdict, but `parsed`.
 
     Args:
         text: the reply, with the thought before it where there is one.

@@ -72,7 +72,7 @@ def majority(votes: Iterable[Vote], *, undecided: Literal["drop", "soft"] = "dro
 
     Items without a majority are left out (`drop`), or kept for their probabilities with no verdict
     (`soft`).
-    Trap: one vote is a majority of one; `num_votes` tells.
+    Trap: one vote is a majority of one; see `num_votes`.
     """
     labels = []
     for item, group in itertools.groupby(latest_votes(votes)[0], key=lambda vote: vote.item):
@@ -92,14 +92,13 @@ def dawid_skene(
 
     Paper: Dawid and Skene 1979, https://doi.org/10.2307/2346806. It goes on until no posterior
     moves by 1e-7. `gold` gives items whose truth is known. `smoothing` adds imaginary votes of
-    every annotator on imaginary items of known
-    truth: so many of each verdict for each truth, and as many again of the right one. Without it
-    (0) a few votes make an annotator infallible and the posteriors close to 0 and 1 are mostly too
-    sure of themselves.
+    every annotator on items of known truth. Each truth gets so many of each verdict, and as many
+    again of the right one. Without it (0) a few votes make an annotator infallible and the
+    posteriors close to 0 and 1 are mostly too sure of themselves.
     Shapes: one label an item, sorted; posteriors over the verdicts that occur, `first` and `second`
         at least.
-    Trap: where all annotators are about equally good it is no better than the majority; and what
-    most of a crowd get wrong together, it calls right.
+    Trap: with equally good annotators it is no better than the majority. A mistake that most of a
+    crowd share counts as right.
 
     Raises:
         DataError: there are no votes, or a gold answer is no verdict.
@@ -227,7 +226,7 @@ def bradley_terry(votes: Iterable[Vote], sides: Mapping[str, tuple[str, str]]) -
 
 
 def gold_verdicts(answers: Mapping[str, str]) -> dict[str, str]:
-    """The verdicts that known answers (choices) stand for, by item; DataError if one is none."""
+    """The verdicts of known answers (choices), by item; DataError if an answer is invalid."""
     verdicts = {item: as_verdict(answer) for item, answer in answers.items()}
     if wrong := next((item for item, verdict in verdicts.items() if verdict not in VERDICTS), None):
         raise DataError(

@@ -103,8 +103,8 @@ def fleiss_kappa(votes: Votes, *, coding: Coding = "choice") -> Coefficient:
     Equation: `(P̄ − Σ_c p_c²) / (1 − Σ_c p_c²)`; P̄ is the mean over items of the share of equal
         pairs, p_c that of n_ic / n_i.
     Paper: Fleiss 1971, https://doi.org/10.1037/h0031619, for a constant number of votes an item.
-    Where numbers differ, each item still weighs the same in both terms (Gwet 2014), and items with
-    one vote, which say nothing of agreement, are in neither.
+    If numbers differ, each item still weighs the same in both terms (Gwet 2014). Items with one
+    vote are in neither.
     Trap: with a rare choice kappa is low though nearly all agree; read it beside the raw share.
     """
     table = tabulated(votes, coding)
@@ -182,9 +182,8 @@ def agreement_report(votes: Sequence[Vote], *, windows: int = 0) -> Json:
     """All figures as plain JSON values: overall, of every two annotators, of every slice, and over
     time.
 
-    `windows` parts have equal numbers of the items with two votes, in the order in which they were
-    last voted on; there are none where all votes have one time. A missing number is None and has a
-    `reason`.
+    `windows` parts have equal numbers of the items with two votes, in the order of their last
+    votes. If all votes have one time, there are none. A missing number is None and has a `reason`.
 
     Raises:
         DataError: as `latest_votes`.

@@ -2,8 +2,7 @@
 among them.
 
 They replace people in the quickstart (the synthetic set-up of Gao et al. 2022,
-https://arxiv.org/abs/2210.10760). What follows from labels onwards is the road that people's labels
-take.
+https://arxiv.org/abs/2210.10760). From labels onwards, the path is the same as for people's labels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The choice of pairs to ask people about, of the number of people, and of the side on which an
-answer stands.
+"""The choice of pairs for people, of the number of people, and of the side of an answer.
 
-Every draw is a hash of the seed and of what is drawn, so that the order of prompts, responses and
-people changes nothing, and a prompt that is added or taken away changes no draw of another one.
+Every draw is a hash of the seed and of the drawn thing. So the order of prompts, responses and
+people changes nothing. Adding or removing a prompt changes no draw of another one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ class PairsConfig(Config):
     """The pairs to ask, and the number of people to ask.
 
     `uncertain`: the reward model's P(first preferred) is nearest to one half. `information`: the
-    answer tells most about which member of an ensemble is right. `disagreement`: the members differ
+        answer is most informative about which member of an ensemble is right. `disagreement`: the
+        members differ
     most about the difference. `length_matched`: lengths differ by `length_difference` of the longer
     at most, so that length cannot decide. `ranking`: all pairs of `ranked` responses of a prompt,
     or of all that it has.
@@ -144,9 +144,7 @@ def choose_pairs(
 
 
 def shown_left(seed: int, item: str, annotator: str) -> Side:
-    """The response of a pair that stands on the left for a person: at random, and the same whenever
-    it is asked again.
-    """
+    """The left response of a pair for a person: random, and the same every time."""
     return "first" if _uniform(seed, "left", item, annotator) < 0.5 else "second"
 
 

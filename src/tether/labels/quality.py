@@ -129,13 +129,12 @@ def suspicious(
       even below chance.
     - `gold`: the same of questions whose answers are known.
 
-    All p-values are Holm's (1979, https://www.jstor.org/stable/4615733): as long as every honest
-    annotator reaches half of the usual agreement, a crowd of honest people has anybody accused with
-    a probability of about 5% at most. Nobody is tested on fewer than `min_votes`, and agreement
-    only where two others are.
-    Trap: an annotator who gets only the hardest items agrees less than others do; call this on a
-    slice at a time if items are not given out at random. Where most click at random nobody stands
-    out, and nobody is named.
+    All p-values are Holm's (1979, https://www.jstor.org/stable/4615733). If every honest annotator
+    reaches half of the usual agreement, the probability of any accusation in an honest crowd is
+    about 5% at most. People with fewer than `min_votes` are not tested; agreement needs two others.
+    Trap: an annotator with only the hardest items agrees less than others. If items are not
+    distributed at random, call this for one slice at a time. If most people click at random, the
+    test names none of them.
     """
     observed = _observed(list(votes), gold or {})
     agreement = [
@@ -242,9 +241,9 @@ def _with_others(votes: list[Vote]) -> dict[str, Share]:
     """The share of each annotator's votes that are what the others on the same items say, where
     that is clear.
 
-    What the others say is the posterior of a one-coin model (Dawid and Skene with one accuracy a
-    person) from their votes alone. An annotator's items are taken from the clearest down to where
-    another one would add more noise than it tells.
+    The label of the others is the posterior of a one-coin model (Dawid and Skene with one accuracy
+    a person) from their votes alone. An annotator's items are taken from the clearest down, until
+    one more would add more noise than information.
     """
     columns = ([v.annotator for v in votes], [v.item for v in votes], [v.verdict for v in votes])
     (names, person), (items, item), (verdicts, chosen) = (

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from tether.core.errors import DataError
 
 Choice = Literal["first", "second", "tie", "both_bad"]
-"""The better answer, whatever side it stood on; `both_bad` is a tie that says more."""
+"""The better answer, on either side; `both_bad` is a tie with a further meaning."""
 Verdict = Literal["first", "second", "tie"]
 Side = Literal["first", "second"]
 Coding = Literal["choice", "verdict", "strength"]
@@ -32,9 +32,8 @@ MAX_COMMENT = 4000
 class Opinion:
     """One person's judgment of two answers, with everything that is recorded of it.
 
-    `strength` is 1 to 3, `ratings` are 1 to 5 by criterion, `seconds` is the time it took,
-    `guidelines` their version, `left` the answer that stood on the left, `at` the time in seconds
-    since 1970.
+    `strength` is 1 to 3, `ratings` are 1 to 5 by criterion, `seconds` is the duration, `guidelines`
+    their version. `left` is the left answer, `at` the time in seconds since 1970.
     """
 
     choice: Choice
@@ -100,13 +99,13 @@ class Vote:
     """One person's vote on two answers, after the random order of the sides has been undone.
 
     `value` is a choice or a strength: positive for `first`, negative for `second`, 0 for a tie.
-    `at` is a time (any unit that grows), `seconds` how long it took, `shown_left` the answer that
-    stood on the left, `slices` other facts on the item, such as its topic. `expert`: cast to settle
-    what others left open.
+    `at` is a time (any unit that grows), `seconds` the duration, `shown_left` the left answer,
+    `slices` other facts on the item, such as its topic. `expert`: cast to settle what others left
+    open.
 
     Raises:
-        DataError: the value is no choice and no finite number, a name is empty, or the side on the
-            left is no side.
+        DataError: the value is neither a choice nor a finite number, a name is empty, or the left
+            side is unknown.
     """
 
     item: str

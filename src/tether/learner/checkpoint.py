@@ -1,10 +1,10 @@
 """Checkpoints: tensors in safetensors, values in JSON, visible only when whole.
 
-A checkpoint is written into a temporary folder, each file is flushed to the disk and its digest
-noted, `COMPLETE` is written last and the folder is renamed, so that one without `COMPLETE` never
-counts and one whose bytes have changed is noticed. Of tensors that are cut over ranks, each rank
-writes its parts, and reads the parts that it needs, whatever number of ranks wrote them: torch's
-distributed checkpoint, in safetensors too.
+A checkpoint is written into a temporary folder. Each file is flushed to the disk and its digest
+noted. `COMPLETE` is written last, and then the folder is renamed. So a folder without `COMPLETE`
+never counts, and reading detects changed bytes. Each rank writes its parts of sharded tensors and
+reads the parts that it needs, after any number of ranks: torch's distributed checkpoint, in
+safetensors too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Checkpoints:
     """The checkpoints of one training: saves do not hold up the next step where memory allows a
     copy of what is saved.
 
-    A save that fails is told at the next one, or when the block ends.
+    The error of a failed save is raised at the next one, or when the block ends.
     """
 
     def __init__(self, folder: Path, keep: int = 1, *, ranks: Ranks = ALONE) -> None:

@@ -2,8 +2,8 @@
 keep their own dtype.
 
 A bfloat16 weight near 1 cannot take a step below 0.004, and eight micro-batch gradients summed in
-bfloat16 lose what the small ones say. So every trainable tensor that is not float32 has a float32
-master; its gradient is added to the master's as soon as it is complete, and the rounded master is
+bfloat16 lose what the small ones say. So every trainable tensor of another dtype has a float32
+master. Its gradient is added to the master's as soon as it is complete. The rounded master is
 copied back after each step.
 """
 
@@ -59,9 +59,9 @@ class LocalLearner:
             decay).
         total_updates: length of the schedule.
         ema_decay: of an exponential moving average of the masters, to end with instead of the last
-            weights (cf. Polyak and Juditsky 1992, https://doi.org/10.1137/0330046). Trap: of an
-            adapter both factors are averaged, and their product is the average of the products only
-            as far as the factors change little within the average's span.
+            weights (cf. Polyak and Juditsky 1992, https://doi.org/10.1137/0330046). Trap: both
+            factors of an adapter are averaged. Their product is near the average of the products
+            only if the factors change little within the average's span.
         ranks: those that add up their gradients in each step.
     """
 

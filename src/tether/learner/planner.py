@@ -1,10 +1,10 @@
 """Memory that a pass will need, measured without weights: a run on shapes alone adds up the storage
 that would be alive.
 
-On torch's meta device a tensor has a shape and no memory. The very code that will train runs there,
-forwards and backwards, while every storage that comes to life is counted until it dies: exact for
-any architecture, adapters, loss and chunking, with no formula to keep true. What lies outside torch
-(the allocator's slack, kernels' scratch space, the process itself) is added.
+On torch's meta device a tensor has a shape without memory. The code of the training runs there,
+forwards and backwards, and every storage is counted while it exists. The count is exact for any
+architecture, adapters, loss and chunking, without a formula. Memory outside torch (the allocator's
+slack, kernels' scratch space, the process itself) is added.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 All of them have the same data, the same plan and the same weights, and cut a step alike. A rank
 runs forward and backward for its share alone, under the denominators of the whole step; gradients
 are summed once a step. So every rank takes the same step, the one that a single process would have
-taken, to the rounding of a sum. Whatever is cheap, each computes for itself.
+taken, to the rounding of a sum. Each rank computes cheap values for itself.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ class Ranks:
         return values[0]
 
     def score_by_share(self, score: Scoring, rollouts: Sequence[Rollout]) -> list[Score]:
-        """Scores of which each rank works out its share: for what scores a response the same
-        whatever stands beside it.
+        """Scores of which each rank computes its share. A response's score must not depend on its
+        batch.
         """
         return [
             *self.spread(score, rollouts, lambda one: len(one.prompt_ids) + len(one.response_ids))
@@ -319,8 +319,8 @@ class Ranks:
 
     @contextlib.contextmanager
     def workplace(self, folder: Path, original: Path) -> Iterator[None]:
-        """Within this block another rank than the first has a copy of a stage's folder, to write
-        into what nobody reads.
+        """Within this block every rank but the first writes into a copy of a stage's folder, which
+        is not read.
         """
         if not self.first:
             shutil.copytree(

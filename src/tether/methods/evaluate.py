@@ -1,9 +1,8 @@
 """The end of a recipe: its policies and the model that they start from answer held-out prompts, and
 a judge compares them.
 
-Both sides answer with the same randomness, at the temperature of training and at others: what a
-policy gains over the best decoding of its start is what no decoding parameter gives
-(evaluation.decoding).
+Both sides answer with the same randomness, at the temperature of training and at others. No
+decoding parameter gives a policy's gain over the best decoding of its start (evaluation.decoding).
 """
 
 from __future__ import annotations
@@ -120,8 +119,8 @@ def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Samplin
 
 
 def weights_of(source: str | Path) -> str:
-    """The digest of the weights that answer for a model, a run's stage or a trained role; of a
-    model that has no folder its name.
+    """The digest of the weights of a model, a run's stage or a trained role; for a model without a
+    folder, its name.
     """
     folder = Path(source).expanduser()
     folder = newest_policy(folder) or folder

@@ -26,7 +26,7 @@ from tether.learner.loop import Progress
 from tether.settings.section import DataConfig
 
 UNDECIDED = 0.05
-"""A label nearer than this to one half prefers nobody."""
+"""A label nearer than this to one half is a tie."""
 SUREST = 30.0
 """Nats at which log-odds are cut off in the figures: written verdicts are infinitely sure."""
 LASTING = (UNASKABLE, NO_OPTION, NOT_A_NUMBER, NO_REASONS)
@@ -82,9 +82,7 @@ def judge_files(
 
 
 def measure_once(judge: PairJudge, settings: Json, file: str, note: Path) -> None:
-    """Leave in `note` what `judge_files` reports of a file, unless it is there of this judge and
-    this file: a judge may change before anything is judged.
-    """
+    """Write the report of `judge_files` into `note`, unless it has one of this judge and file."""
     made_of = digest([settings, *file_digest([file]).values()])
     before = read_json(note) if note.is_file() else {"made_of": None}
     if before.get("made_of", made_of) != made_of:
@@ -108,14 +106,13 @@ def judge_report(
     """Quality of a judge's verdicts: failures, position bias, and the agreement with the labels
     that the rows had.
 
-    Position bias is told twice. `bias` is what the first place adds to an answer's log-odds.
+    Position bias is reported twice. `bias` is what the first place adds to an answer's log-odds.
     `first_share` is how often the answer wins that stands first in an order drawn by content: by
     `people`'s labels, by the judge asked `once` in that order, and by the `averaged` verdict;
     without bias the three agree.
 
     Args:
-        temperature: divides the log-odds. The one that is told is to be set in its place, not on
-            top of it.
+        temperature: divides the log-odds. The reported temperature replaces the judge's own.
 
     Returns:
         Plain JSON values. `position` is None without verdicts, `agreement` without two labels to agree with; its `temperature`
@@ -170,7 +167,7 @@ def _position(rows: Sequence[Comparison], judgments: Sequence[Judgment]) -> Json
 
 
 def _shown(judgments: Sequence[Judgment]) -> np.ndarray:
-    """(2, pairs) log-odds of `chosen` where it stood first, and where it stood second, cut off."""
+    """(2, pairs) log-odds of `chosen` in the first place, and in the second, cut off."""
     return np.clip(
         np.array([(j.shown_first, j.shown_second) for j in judgments], float).T, -SUREST, SUREST
     )
@@ -216,9 +213,7 @@ def _agreement(
 
 
 def chosen_is_first(row: Comparison) -> bool:
-    """An order of the two sides that depends on what they say alone, and not on which is
-    `chosen`.
-    """
+    """An order of the two sides that depends on their texts alone, never on which is `chosen`."""
     sides = [[(turn.role, turn.content) for turn in side] for side in (row.chosen, row.rejected)]
     drawn = int(digest([[(turn.role, turn.content) for turn in row.prompt], sorted(sides)]), 16) % 2
     return (sides[0] <= sides[1]) == bool(drawn)

@@ -1,5 +1,5 @@
-"""Prompts of [evaluate] that stand in the training rows of the same recipe: answers to them are not
-held out.
+"""Prompts of [evaluate] that are also training rows of the recipe: answers to them are not held
+out.
 """
 
 from __future__ import annotations

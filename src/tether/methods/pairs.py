@@ -1,5 +1,5 @@
-"""Collecting preferences in a recipe: a policy answers prompts, pairs of its answers are chosen,
-and somebody judges them.
+"""Collecting preferences in a recipe: a policy answers prompts, and a judge compares chosen pairs
+of answers.
 
 As in Stiennon et al. 2020 (https://arxiv.org/abs/2009.01325). The judge is a language model with a
 rubric, people who open the pages of a store, or a function that scores answers, from whose scores
@@ -166,8 +166,8 @@ def _answered(
     run: RunDirectory,
     policy: Callable[[], tuple[Role, LoadedModel]],
 ) -> dict[str, Json]:
-    """Answers prompt by prompt, by the prompts' ids, written as they come; scored by the last
-    round's reward model if the choice of pairs asks it. With a budget, as many as fit.
+    """Answers prompt by prompt, by the prompts' ids, written as they come. If the choice of pairs
+    needs scores, the last round's reward model gives them. With a budget, as many as fit.
     """
     path = run.path / "answers.jsonl"
     progress = context.progress

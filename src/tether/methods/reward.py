@@ -135,8 +135,8 @@ def _student_of(
     loaded: LoadedModel,
     rows: Sequence[Comparison],
 ) -> tuple[Distillation, list[Comparison]]:
-    """A model that is to learn the scores of a teacher, which is loaded for that alone, and the
-    rows of which both sides have one.
+    """A model that learns the scores of a teacher, and the rows with scores of both sides. The
+    teacher is loaded for these scores alone.
 
     Raises:
         DataError: the teacher gave no row's sides a score.
@@ -185,8 +185,8 @@ def _objectives(parts: Sequence[StagePart], context: Context) -> dict[str, Any]:
     """Train several reward models on one base, each an ordinary stage in `NAME`, and name them in
     `model`.
 
-    The models are left as they are. What brings their scores to mean 0 and deviation 1 is measured
-    on held-out responses and stands beside their names.
+    The models are left as they are. Mean and deviation, which normalize their scores, are measured
+    on held-out responses and stored with their names.
 
     Raises:
         TrainingError: a model gives every held-out response the same score, or none was held out.

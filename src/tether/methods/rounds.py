@@ -5,10 +5,10 @@ Iterative DPO (Xu et al. 2023, https://arxiv.org/abs/2312.16682; Dong et al. 202
 https://arxiv.org/abs/2405.07863): a reward orders several answers. Self-play, SPIN (Chen et al.
 2024, https://arxiv.org/abs/2401.01335): a demonstration is preferred to the policy's own answer.
 
-A policy under an adapter keeps this adapter through all rounds, and the adapter as it was at a
-round's start, frozen, is the round's reference: nothing is merged, so nothing is rounded away, and
-a round leaves an adapter behind, not a model. Pairs hold the token ids that were sampled, so that
-these are trained, not what their text would become.
+A policy with an adapter keeps this adapter through all rounds. The round's reference is a frozen
+copy of the adapter at the round's start. Nothing is merged, so nothing is rounded away, and a round
+leaves only an adapter. Pairs hold the token ids that were sampled, so that these are trained, not
+what their text would become.
 """
 
 from __future__ import annotations
@@ -177,9 +177,7 @@ class _Round:
         drop_checkpoint(run)
 
     def _opened(self, policy: Path | None) -> LoadedModel:
-        """The model that stands under a policy's adapter, or the policy itself where it was trained
-        whole.
-        """
+        """The model under a policy's adapter, or a policy without one."""
         if policy is None or self.section.lora is not False:
             return open_model(self.context.model, seed=self.context.seed)
         return open_model(on_folder(self.context.model, policy / "model"), seed=self.context.seed)

@@ -242,8 +242,8 @@ def _evaluation(
 ) -> HeldOut:
     """The measurement that a section asks for.
 
-    Beside the judge's scores stand the distance from the reference and, if the judge is another,
-    the training's own reward of the same answers.
+    In addition to the judge's scores, it measures the distance from the reference. If the judge is
+    another, it adds the training's own reward of the same answers.
     """
     assert section.evaluate is not None
     assert isinstance(stage.reward, FailureLimit)

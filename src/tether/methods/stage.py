@@ -41,7 +41,7 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
     """Run what is left of a stage; returns its summary, which a finished one already has.
 
     Raises:
-        ConfigError: the section names no data, and no rows are given.
+        ConfigError: the section names no data, and rows are missing.
         DataError: no row can be used.
     """
     original = context.ranks.once(lambda: _opened(section, context))

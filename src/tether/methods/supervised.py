@@ -120,8 +120,8 @@ def _rounded_away(rounding: Rounding) -> str:
 def _loss_of_merged(stage: SFT, merged: Role, summary: Json, loaded: LoadedModel) -> Json:
     """The held-out loss of the model that was saved, where its weights have less than float32.
 
-    What layers carry beside their weights is not rounded away (models.carried). What they cannot
-    carry is merged, and a weight comes back where the change is less than half a step of its dtype.
+    Parts that layers carry beside their weights are not rounded away (models.carried). All other
+    parts are merged. A weight stays the same if its change is less than half a step of its dtype.
     """
     before = summary["eval_loss_before"]
     after = summary["eval_loss"]

@@ -160,9 +160,8 @@ def is_role(folder: Path) -> bool:
 def read_role(folder: Path) -> RoleDescription:
     """role.json, with `base` the model to load under the role, or its own if it was trained whole.
 
-    If the base is not at the place in role.json, it is searched at the place in the stage's
-    manifest, and used if it is the same. Older runs recorded the requested model, not the loaded
-    fallback.
+    If the base is not at the place in role.json, the stage's manifest gives another place. There it
+    is used if it is the same. Older runs recorded the requested model, not the loaded fallback.
 
     Raises:
         MissingFileError: there is no role, or its base is missing.

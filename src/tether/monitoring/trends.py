@@ -23,9 +23,8 @@ seventh, less than half, or seven tenths.
 """
 HELD_PRICE = 0.5
 """Deviations of the score that a nat costs. The best policy under a penalty β is π_ref exp(r/β),
-normalised (eq. 4 of https://arxiv.org/abs/2305.18290). Where scores are normal, it is 1/p
-deviations above the start, for 1/(2p²) nats, at a price
-p: 2 deviations for 2 nats at this one.
+normalised (eq. 4 of https://arxiv.org/abs/2305.18290). For normal scores and a price p, it is 1/p
+deviations above the start, for 1/(2p²) nats. Here it is 2 deviations for 2 nats.
 """
 
 

@@ -1,9 +1,9 @@
 """The quickstart's gold judge: a documented score of qualities that a reader of short friendly
 replies would name.
 
-It stands in for people, as the large "gold" reward model does in Gao et al. 2022
+It replaces people, as the large "gold" reward model does in Gao et al. 2022
 (https://arxiv.org/abs/2210.10760): the policy and the reward model never see it, only labels drawn
-from it. Each part lies in [0, 1]; docs/trust/gold.md says why these.
+from it. Each part is in [0, 1]; docs/trust/gold.md gives the reasons.
 
     tone        the reply does what its kind of message asks for: sympathy, shared joy, courage, or
     an answer on_topic    the reply belongs to THIS message and not to any message of its kind

@@ -1,9 +1,9 @@
 """The addresses that a checking process may map, so that its tables of pages stay small.
 
-RLIMIT_AS counts pages, and no limit of the kernel counts the tables that lead to them. A page that
-lies alone takes three pages of the machine: itself and two tables. So a worker reserves all
-addresses but a window, for good: a reservation takes no memory, and the filter of rewards.guard
-refuses every call that would change one. A window of W bytes has tables of W / 512 bytes at most.
+RLIMIT_AS counts pages. The kernel has no limit for the tables of pages. A page that lies alone
+takes three pages of the machine: itself and two tables. So a worker reserves all addresses but a
+window, for its whole life. A reservation takes no memory. The filter of rewards.guard refuses every
+call that would change one. A window of W bytes has tables of W / 512 bytes at most.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def enclose(memory: int) -> int:
     """Reserve all addresses but those in use and a window of twice `memory` bytes below them; the
     bytes that are reserved, of which RLIMIT_AS counts each.
 
-    0 where it cannot be had: other systems, a hard limit of address space that was set before, a
-    stack without a limit (which turns the order of addresses round).
+    0 where it is impossible: other systems, an earlier hard limit of address space, a stack without
+    a limit (which reverses the order of addresses).
 
     The trap: the heap ends where it ends now, and the stack where its limit says.
     """
@@ -120,8 +120,8 @@ def _below(stack: _Span) -> _Span:
 
 
 def rules(numbers: Mapping[str, int]) -> Iterator[Step]:
-    """Steps of a filter, after the call's number was loaded: no memory without a file that is
-    shared, and no call that changes what lies outside of the window.
+    """Steps of a filter, after the call's number was loaded. They refuse shared memory without a
+    file, and calls that change addresses outside of the window.
 
     Memory that is shared stays as long as a page of it is mapped, and only that page counts.
     """
@@ -143,8 +143,8 @@ def rules(numbers: Mapping[str, int]) -> Iterator[Step]:
 
 
 def _inside(own: Window) -> Iterator[Step]:
-    """Steps that go on where the range of a call, its first two arguments, lies in the window, and
-    refuse it elsewhere; in MiB, rounded up.
+    """Steps that go on if the range of a call, its first two arguments, is in the window. Else they
+    refuse the call; in MiB, rounded up.
     """
     load, above, at_least, refuse = 0x20, 0x25, 0x35, (0x06, 0, 0, 0x50001)
     down, up, either, add, keep = 0x74, 0x64, 0x4C, 0x0C, 0x07

@@ -87,8 +87,8 @@ class _Outcome(NamedTuple, Generic[T]):
 class Guarded:
     """A user's function behind the guard that rewards and judges share.
 
-    A call runs in a thread, so that one that hangs can be left behind. What it returned is read in
-    that thread too: its items may be anything. The process's state is put back after each call
+    A call runs in a thread, so that one that hangs can be left behind. The same thread reads the
+    returned value, whose items may be anything. The process's state is put back after each call
     (`Surroundings`). A call that holds the interpreter's lock for good ends the process
     (`Sentinel`).
 
@@ -171,8 +171,8 @@ def in_place(function: Callable[..., Any], role: str) -> Callable[..., Any]:
     """A user's function that is called in this thread, such as `on_step`: the process's state is
     put back after each call.
 
-    An exception is passed on with a note that names the function; SystemExit and its like become a
-    RunError, since the program would end without a result and without a word.
+    An exception is passed on with a note that names the function. SystemExit and its like become a
+    RunError, since the program would end without a result and without a message.
     """
     source = source_of(role, function)
 

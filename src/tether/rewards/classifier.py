@@ -24,13 +24,13 @@ OFFSET = "score_offset"
 
 
 class ClassifierReward:
-    """Speaks core.protocols.RewardSource, on text: its tokenizer need not be the policy's.
+    """Implements core.protocols.RewardSource, on text: its tokenizer need not be the policy's.
 
     A conversation goes through the tokenizer's chat template; without one, a prompt and its
     response are the two segments that encoders were trained on (https://arxiv.org/abs/1810.04805).
 
     Raises:
-        ModelError: the model cannot be loaded, or has several outputs and none is chosen.
+        ModelError: the model cannot be loaded, or has several outputs without a choice.
     """
 
     name = "classifier"

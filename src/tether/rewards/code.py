@@ -367,7 +367,7 @@ _MISSING = {
 
 
 def missing_guards() -> str:
-    """The guards that this machine does not offer, and what stands in for each; empty if it offers
+    """The guards that this machine does not offer, each with its substitute; empty if it offers
     all.
     """
     held = guards()

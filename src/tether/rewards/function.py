@@ -28,8 +28,8 @@ def reward_function(config: FunctionConfig, *, needs_steps: bool = False) -> Fun
 
 
 class FunctionReward:
-    """Speaks core.protocols.RewardSource. What cannot be used becomes a failed score that names its
-    reason.
+    """Implements core.protocols.RewardSource. An unusable value becomes a failed score that names
+    its reason.
 
     Args:
         function: one function, or several by the names that recipes have for them.

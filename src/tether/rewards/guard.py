@@ -4,8 +4,8 @@ processes, the network.
 On Linux the kernel holds the guard, without root and without a container: Landlock for files
 (https://docs.kernel.org/userspace-api/landlock.html), a seccomp filter for processes, signals,
 sockets and the metadata of files (https://docs.kernel.org/userspace-api/seccomp_filter.html), and
-no capabilities. What the kernel does not offer, an audit hook refuses instead, which Python code
-can get around.
+no capabilities. An audit hook replaces guards that the kernel does not offer. Python code can get
+around it.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def limit(kind: int, amount: int, *, for_good: bool = False) -> None:
 
 
 def _readable() -> Iterator[str]:
-    """The interpreter, its libraries and the installed packages: nobody's own files."""
+    """The interpreter, its libraries and the installed packages: no private files."""
     yield from READABLE
     paths = sysconfig.get_paths()
     yield from (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -221,12 +221,12 @@ class ObjectivesReward:
 
     Each score is standardized; `Score.parts` holds them by name. The value is
     `algorithms.objectives.lagrangian` of them. Scoring moves nothing: a constraint's multiplier
-    moves once a step of training, by `learn`. What is to be compared over time is scored by
-    `judge`, where constraints weigh nothing.
+    moves once a step of training, by `learn`. `judge` gives scores that are comparable over time,
+    without the weights of constraints.
 
     Args:
         objectives: by the names of the settings a trained reward model, and the mean and deviation
-            of its scores on held-out responses; the models stand on one trunk.
+            of its scores on held-out responses. The models share one trunk.
         encoder: the encoder that all of them were trained with.
     """
 
@@ -311,8 +311,8 @@ class ProcessReward:
     found in the ids.
 
     A step's reward is the probability that it is right. `Score.steps` names the token of the
-    response that ends the step; for the last step of a response that was cut off it is the last
-    token there is, though the model read the stop token after it.
+    response that ends the step. The last step of a response that was cut off ends at its last
+    token, though the model read the stop token after it.
 
     Args:
         encoder: the encoder the process model was trained with.

@@ -19,7 +19,7 @@ Ask = Callable[[Callable[[Sequence[Rollout]], list[Score]], Sequence[Rollout]], 
 
 
 class FailureLimit:
-    """A source that may fail now and then, but not most of the time.
+    """A source with a limit for the share of failed scores.
 
     Its state holds what failed so far, so that a training that goes on stops where an uninterrupted
     one would.

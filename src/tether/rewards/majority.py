@@ -21,15 +21,15 @@ _PLAIN = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
 class MajorityReward:
-    """Speaks core.protocols.RewardSource: 1 for the answer that most answers to the prompt give,
-    0 otherwise, plus `format_weight` for the format.
+    """Implements core.protocols.RewardSource: 1 for the answer that most answers to the prompt
+    give, 0 otherwise, plus `format_weight` for the format.
 
     The known answer is never read, so what a policy gains is self-consistency. A response without
     an answer gets 0. Of several answers that are equally frequent each counts as the plurality.
     Paper: TTRL, https://arxiv.org/abs/2504.16084; as a control: https://arxiv.org/abs/2606.05932.
 
     Args:
-        check: tells whether two answers in LaTeX are equal, as it would for a known one.
+        check: compares two answers in LaTeX, as it compares an answer with a known one.
     """
 
     name = "majority"

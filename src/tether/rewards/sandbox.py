@@ -2,10 +2,10 @@
 own id and replaced.
 
 Parent and worker exchange lines of JSON over pipes, nothing pickled. A worker is a fresh
-interpreter (never a fork of a process that holds torch and its threads), knows none of the parent's
-secrets by its environment, and ends when the parent's end of its pipe closes, however that happens.
-Time limits inside a library do not do this: they need the main thread and a cooperative callee, and
-arithmetic on huge numbers is neither. A worker is under rewards.guard before it sees a request.
+interpreter, never a fork of a process that holds torch and its threads. Its environment has none of
+the parent's secrets. It ends when the parent's end of its pipe closes, for any reason. Time limits
+inside a library do not do this: they need the main thread and a cooperative callee, and arithmetic
+on huge numbers is neither. A worker is under rewards.guard before it sees a request.
 """
 
 from __future__ import annotations
@@ -134,9 +134,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
 
 
 class _Worker:
-    """One process at a time, which answers one request at a time; it starts when it is asked and
-    none is there.
-    """
+    """One process at a time, which answers one request at a time; the first request starts it."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command = command

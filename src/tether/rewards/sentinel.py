@@ -2,8 +2,8 @@
 beyond its time limit.
 
 A regular expression that backtracks, or a sum of 10**12 numbers, gives no other thread a turn:
-neither the time limit nor Ctrl-C can act then. What was saved stays, and the sentence on standard
-error names the function.
+neither the time limit nor Ctrl-C can act then. Checkpoints stay, and the sentence on standard error
+names the function.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A reward that servers work out: responses go out in batches, scores come back, from whichever
 server is able.
 
-A server works on one batch at a time; a few more wait there, and the rest here, so that a slow
-reward holds up its step and fills no queue. A batch with which several servers in turn end, hang or
-talk nonsense is given up: its scores have failed.
+A server works on one batch at a time. A few more wait there, and the rest here, so that a slow
+reward delays its step without filling a queue. A batch with which several servers in turn end, hang
+or talk nonsense is given up: its scores have failed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROLLOUTS, SCORES = TypeAdapter(Sequence[Rollout]), TypeAdapter(list[Score])
 
 
 class ServedReward:
-    """Speaks core.protocols.RewardSource.
+    """Implements core.protocols.RewardSource.
 
     Args:
         servers: None on a rank that does not ask them.

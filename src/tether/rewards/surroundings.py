@@ -1,10 +1,9 @@
 """The state of the process that a user's function may change: the run has its own, and the function
 its own.
 
-What a call changes is put back when the call ends, so that the run computes the same numbers as
-with a function that changes nothing. Later calls find what was left: random numbers, a default
-dtype. Each begins in the run's working directory, or in the one that its file went to when it was
-imported.
+Changes by a call are undone when the call ends. So the run computes the same numbers as with a
+function that changes nothing. Later calls find what was left: random numbers, a default dtype. Each
+begins in the run's working directory, or in the one that its file went to when it was imported.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ class Surroundings:
     """A block in which a user's code runs: afterwards everything that it changed is the run's
     again, and a warning names it once.
 
-    Within the block `os._exit` raises SystemExit in this process, since it would end the run with
-    any code and no word.
+    Within the block `os._exit` raises SystemExit in this process, since it would end the run
+    without a message.
 
     Args:
         source: the words for the code, such as "the reward function kindness (rewards.py)".
@@ -118,8 +117,8 @@ class Surroundings:
         self.inside = {THREADS: torch.get_num_threads()}
 
     def run(self, code: Callable[..., T], *arguments: Any) -> T:
-        """Run code of the user's within the block; afterwards the functions of Python's own modules
-        are the run's again, on which those depend that read its result.
+        """Run code of the user's within the block. Afterwards Python's own modules have the run's
+        functions again, on which the reading of its result depends.
         """
         try:
             return code(*arguments)

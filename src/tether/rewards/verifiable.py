@@ -52,8 +52,8 @@ _Check = tuple[Json, Callable[[Any], _Outcome]]
 
 
 class VerifiableReward(AbstractContextManager["VerifiableReward"]):
-    """Speaks core.protocols.RewardSource: 1 for the known answer, 0 otherwise, plus `format_weight`
-    for the format.
+    """Implements core.protocols.RewardSource: 1 for the known answer, 0 otherwise, plus
+    `format_weight` for the format.
 
     Parts: `correct` (reasoning-gym: the task's own score, from 0 to 1) and, with a format, `format`
     (0 or 1). Close it after use; its worker processes also end with this one.
@@ -366,8 +366,8 @@ def _meanings(latex: str) -> tuple[Any, ...]:
 
 
 def score_entry(given: str, answer: Any, task: str, config: dict[str, Any], entry: str) -> float:
-    """The task's own score of an answer. A scorer that raises on this answer, but not on the known
-    one, met a wrong answer.
+    """The task's own score of an answer. If a scorer raises on this answer and accepts the known
+    one, the answer is wrong.
     """
     dataset, original = _dataset(task, json.dumps(config)), ast.literal_eval(entry)
     try:

@@ -1,9 +1,9 @@
 """Sizes of passes that a recipe leaves open, by the device that will run it.
 
-They change how much is computed at once, and nothing else beyond rounding. A GPU is busy with
-thousands of tokens: on an H100 an update of 8,192 tokens at once learned from 2.3 times as many
-tokens a second as one of 2,048, and 256 rows drew 2.7 times as many as 64. On a CPU the settings'
-own defaults hold. What was chosen stands in the run's config; a run that goes on keeps it.
+They change the amount that is computed at once, and results only by rounding. A GPU needs thousands
+of tokens to be busy. On an H100 an update of 8,192 tokens at once was 2.3 times as fast a token as
+one of 2,048. 256 rows drew 2.7 times as many tokens as 64. On a CPU the settings' own defaults
+hold. The run's config has the chosen sizes; a resumed run keeps them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def by_device(recipe: BaseRecipe, names: Sequence[str]) -> BaseRecipe:
-    """The recipe with the sizes that it leaves open: on a GPU as large as the planner finds room
-    for, or those that a run which goes on began with.
+    """The recipe with the sizes that it leaves open. On a GPU they are as large as the planner
+    finds room for. A resumed run keeps its first ones.
     """
     if not torch.cuda.is_available():
         return recipe
@@ -99,8 +99,8 @@ def sized(
 
 def _open(recipe: BaseRecipe, name: str) -> Iterator[str]:
     """The sizes of a stage that the recipe leaves open. An arm has those of the stage that it
-    varies; servers have machines of their own; ranks share out the micro-batches of an update,
-    which should therefore be many.
+    varies. Servers have machines of their own. Ranks share the micro-batches of an update, which
+    should therefore be many.
     """
     if name in _arms(recipe):
         return

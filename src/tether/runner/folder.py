@@ -17,8 +17,8 @@ from tether.settings.config import Config
 def remember(root: Path, recipe: Config, stages: Sequence[str]) -> None:
     """Note in `root` what was started there, for `tether resume`.
 
-    From here on no other process works in `root`, until `release`. What contradicts a run that has
-    begun there is not noted: the run will say what differs, and the note stays right.
+    From here on no other process works in `root`, until `release`. A start that contradicts a run
+    in the folder is not noted: the run reports the difference, and the note stays right.
     """
     root.mkdir(parents=True, exist_ok=True)
     hold(root)
@@ -48,7 +48,7 @@ def _lasting(settings: Any) -> Any:
 
 
 def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
-    """The run directory that `place` is or lies in, and what was started there.
+    """The run directory that `place` is or is within, and the command that was started there.
 
     Raises:
         RunError: nothing was, by tether's command line.
@@ -70,7 +70,7 @@ def round_folder(root: Path, number: int | None) -> Path:
 
 
 def check_base(root: Path, folder: Path) -> None:
-    """A stage that has begun, or sampled answers, stands on the SFT model that is there now.
+    """A stage that has begun, or sampled answers, belongs to the present SFT model.
 
     Raises:
         RunError: it was trained on one that is gone.

@@ -1,8 +1,8 @@
 """Jobs of a recipe: each stage to run, in order, with everything that it depends on.
 
-The list is made from the recipe alone: nothing is loaded, and no file is read. Arms, rounds and the
-combinations of a sweep become jobs here and nowhere else. A job has parts where its stage is made
-of several trainings (`settings.parts`).
+The list comes from the recipe alone, without models or files. Arms, rounds and the combinations of
+a sweep become jobs here and nowhere else. A job has parts where its stage is made of several
+trainings (`settings.parts`).
 """
 
 from __future__ import annotations
@@ -207,9 +207,9 @@ def _swept(recipe: BaseRecipe, stages: Sequence[str] | None) -> list[Job]:
 
 
 def _combined(recipe: BaseRecipe) -> Iterator[tuple[Json, list[Job]]]:
-    """The value of each key in each combination, and all of its jobs. A job that depends on no swept key
-    runs once for all that have it; what equals the recipe without its sweep keeps the folder that
-    it has there.
+    """The value of each key in each combination, and all of its jobs. A job that depends on no
+    swept key runs once for all combinations. A job of the recipe without its sweep keeps its
+    folder.
     """
     values = recipe.model_dump(
         mode="json",
@@ -237,8 +237,8 @@ def _combined(recipe: BaseRecipe) -> Iterator[tuple[Json, list[Job]]]:
 
 
 def sweep_table(recipe: BaseRecipe) -> list[Json]:
-    """The combinations of a sweep: the value of each key, and by stage the folder within the run
-    that holds it; of rounds the last one's.
+    """The combinations of a sweep: the value of each key, and by stage its folder within the run;
+    of rounds the last one's.
     """
     root = Path(recipe.run)
     return [

@@ -33,7 +33,7 @@ from tether.settings.recipe import BaseRecipe
 WORKER = "tether.runner.worker"
 """The program of a rank that is started here."""
 LEAVE = 10.0
-"""Seconds that a rank has to end by itself, once it is told to."""
+"""Seconds that a rank has to end by itself after the request."""
 
 
 @contextlib.contextmanager
@@ -251,8 +251,7 @@ def started(
 
     Args:
         start: how often the ranks were started before; those of one start meet.
-        tells: the end of a pipe (a file descriptor) through which the rank tells this process how
-            far it is.
+        tells: the end of a pipe (a file descriptor) through which the rank reports its progress.
         starter: places it; unset: it runs on this machine.
     """
     size = recipe.learner.ranks
@@ -292,9 +291,7 @@ def started(
 
 
 def _attend(process: Rank, rank: int, store: Any) -> None:
-    """Note the end of a process that has not told its reason itself, with the last line that it has
-    written.
-    """
+    """Note the end of a process that gave no reason, with its last line."""
     lines = b"".join(process.stdout or ()).decode(errors="replace").strip().splitlines()
     process.wait()
     store.compare_set(
@@ -310,6 +307,6 @@ def is_other() -> bool:
 
 
 LOST = 2
-"""The exit code of a rank that has lost another, as learner.ranks has it too; one that ends with an
-error of its own has 1.
+"""The exit code of a rank that has lost another, as in learner.ranks; a rank with an error of its
+own has 1.
 """

@@ -1,9 +1,9 @@
 """Ranks that come back: this process starts all of them and watches; when one is lost, all begin
 again from the last checkpoint.
 
-Ranks are nothing without each other, and a checkpoint holds all that the next step depends on: so
-the whole group begins anew, and no process group is mended. An error with which a rank ends by
-itself would come again, and ends the run.
+A rank cannot work without the others, and a checkpoint holds all inputs of the next step. So the
+whole group begins anew. An error with which a rank ends by itself would come again, and ends the
+run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def watched(
     """Run ranks that all start again whenever one is lost, and return the result of rank 0.
 
     Raises:
-        LostRankError: that happened more often than `learner.restarts`, and no step further in
+        LostRankError: that happened more often than `learner.restarts` without a further step in
             between.
         Exception, Interrupted: what rank 0 ended with.
     """
@@ -118,9 +118,7 @@ class Group:
                 threading.Thread(target=self._read, args=(rank,), daemon=True).start()
 
     def _read(self, rank: int) -> None:
-        """Keep the last line that a rank wrote; what rank 0 writes is for whoever sees this
-        process.
-        """
+        """Keep the last line that a rank wrote; the output of rank 0 is the output of this process."""
         for line in self.children[rank].stdout or ():
             text = line.decode(errors="replace")
             self.words[rank] = text.strip() or self.words[rank]
@@ -148,7 +146,7 @@ class Group:
                 return self._verdict(codes, stopping)
 
     def _hear(self, bars: Bars) -> bool:
-        """Take in what rank 0 tells next, and wait a moment for it; whether there was anything."""
+        """Read the next report of rank 0, and wait a moment for it; True if there was one."""
         try:
             if heard := self.hears.poll(LOOK_EVERY):
                 kind, *values = self.hears.recv()

@@ -86,12 +86,12 @@ class Host:
 
 
 class RayLauncher:
-    """Speaks servers.launch.Launcher.
+    """Implements servers.launch.Launcher.
 
     Args:
         address: of a cluster, as ray.init takes it; None: the one of this machine, which is started
             where there is none.
-        run: a word in the names of the actors, by which `ray list actors` tells runs apart.
+        run: a word in the names of the actors, different for each run (`ray list actors`).
         needs: what each program needs, by its name.
         patience: seconds to wait for resources that others use.
 

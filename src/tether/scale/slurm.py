@@ -22,7 +22,7 @@ wait $!; status=$?
 exit $status
 """
 DEFAULTS = {"ntasks-per-node": "1", "open-mode": "append", "requeue": "", "signal": "B:TERM@120"}
-"""Options of sbatch, where nobody names others."""
+"""Default options of sbatch."""
 ALONE = "srun {python} -m tether {command}"
 TOGETHER = """export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --kill-on-bad-exit=1 bash -c 'exec "$0" -m torch.distributed.run --nnodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" \\

@@ -136,9 +136,7 @@ def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _around(kind: type[BaseModel], outer: Sequence[Any], word: str) -> str:
-    """The key that another library's word stands for in this table, or in one around it; empty:
-    none.
-    """
+    """The key for another library's word in this table, or in one around it; empty: none."""
     targets = [target.split(".") for target in KEYS.get(word, ())]
     paths = (
         (*outer[:depth], *path)
@@ -152,8 +150,8 @@ def _around(kind: type[BaseModel], outer: Sequence[Any], word: str) -> str:
 def _meant(
     kind: type[BaseModel], outer: Sequence[Any], word: str, values: Mapping[str, Any]
 ) -> list[str]:
-    """The keys that a word may stand for: around here, else in the stages that the recipe has, else
-    in any stage.
+    """The possible keys for a word: around here, else in the stages that the recipe has, else in
+    any stage.
     """
     if around := _around(kind, outer, word):
         return [around]

@@ -82,7 +82,7 @@ def unmet(config: BaseModel, table: str) -> Iterator[str]:
     """A sentence for each key of a table whose condition does not hold.
 
     Args:
-        table: the name of the table, as it stands before a key in messages: "kl."
+        table: the name of the table, as it begins a key in messages: "kl."
     """
     for name, field in type(config).model_fields.items():
         for needs in needs_of(field.metadata):

@@ -152,9 +152,7 @@ def set_key(values: Json, key: str, value: Any, where: str) -> None:
 
 
 def is_override(word: str) -> bool:
-    """True if a word of a command line sets a key: `ppo.steps=3`, and not a path that has a = in
-    it.
-    """
+    """True if a word of a command line sets a key: `ppo.steps=3`, unlike a path with a = in it."""
     return re.match(r"-*\w+(\.\w+)*=", word) is not None and not Path(word[:200]).exists()
 
 

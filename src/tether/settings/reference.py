@@ -53,7 +53,7 @@ def keys_of(kind: type[BaseModel], made: Any = None, above: tuple[str, ...] = ()
     is said.
 
     Args:
-        made: the table as it is by default, where it stands in another.
+        made: the table as it is by default, within another.
     """
     if not isinstance(made, kind):
         try:

@@ -86,8 +86,8 @@ def _folder(label: str) -> str:
 
 
 def sweep_overrides(words: Sequence[str]) -> list[str]:
-    """The overrides that write the [sweep] table of a command line; a word with one value is an
-    override as it is, and a word without = stays.
+    """The overrides for the [sweep] table of a command line. A word with one value is an override
+    as it is; a word without = stays.
 
     Args:
         words: `KEY=VALUE,VALUE`, `KEY=VALUE` and names of stages.

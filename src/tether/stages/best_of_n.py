@@ -34,13 +34,13 @@ from tether.stages.supervised import Update, accumulate
 
 @dataclass(eq=False, kw_only=True)
 class BestOfN:
-    """One policy and a reward source; with a reference also the distance from it, which is measured
-    and never trained on.
+    """One policy and a reward source; with a reference also the measured distance from it, which
+    does not affect the training.
 
     Args:
         policy, reference: roles on one trunk or on two models; the reference is not run with
             `report_kl` off.
-        engine: samples from the policy; its weights are told apart by `policy_version`.
+        engine: samples from the policy; `policy_version` identifies its weights.
 
     Raises:
         ValueError: `report_kl` without a reference.

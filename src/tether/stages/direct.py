@@ -1,9 +1,8 @@
-"""Direct preference optimisation and its kin: the policy learns from comparisons with no reward
-model and no sampling.
+"""Direct preference optimisation and its kin: the policy learns from comparisons, without a reward
+model or samples.
 
 Rafailov et al. 2023 (https://arxiv.org/abs/2305.18290): under a KL tether of strength beta the best
-policy's log ratio to the reference *is* a reward, so that the Bradley-Terry loss can be taken on it
-directly.
+policy's log ratio to the reference *is* a reward. So it can enter the Bradley-Terry loss directly.
 """
 
 from __future__ import annotations

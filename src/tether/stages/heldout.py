@@ -77,7 +77,7 @@ class HeldOut:
         suite: has `held_out`, and what else is measured.
         policy: as it is at every measurement; its weights change.
         learner: whose weights are kept where `keep = "best"`.
-        name: of the scores in the metrics: of a judge whose scores nobody trains on `gold`, of the
+        name: of the scores in the metrics: for a judge outside of the training `gold`, for the
             training's own reward `heldout`.
         averaged: the weights that are measured at the last step are not yet those of the result.
     """
@@ -299,7 +299,7 @@ class HeldOut:
         with intervals.
 
         With `keep = "best"` the last is the kept one, which was chosen for being high. So each half
-        of the prompts is judged at the step that the other half would have kept (`judged_by`);
+        of the prompts is judged at the step that the other half would have kept (`judged_by`).
         `measured` has the means of all prompts at every step.
         """
         measured, end, groups = self.run.held_out(), self.kept, self.groups

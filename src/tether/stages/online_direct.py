@@ -1,9 +1,9 @@
 """Direct methods on the policy's own fresh samples: in every step the best and the worst answer to
 a prompt are a pair.
 
-Guo et al. 2024 (https://arxiv.org/abs/2402.04792): pairs that were collected once tell the policy
-about answers that it no longer gives; answers sampled from the policy of the moment, ordered by a
-reward, do not age.
+Guo et al. 2024 (https://arxiv.org/abs/2402.04792): pairs that were collected once show answers that
+the policy no longer gives. Answers sampled from the present policy, ordered by a reward, do not
+age.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class PolicyGradient:
     Args:
         policy, reference, value: roles on one trunk or on several. A value role with the policy's
             own adapter and model reads the policy's hidden states, at no extra pass.
-        engine: samples from the policy; its weights are told apart by `policy_version`.
+        engine: samples from the policy; `policy_version` identifies its weights.
 
     Raises:
         ValueError: a critic or a tether without its role, or a value role that the settings have no

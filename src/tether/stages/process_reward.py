@@ -1,5 +1,5 @@
-"""The process reward model: a head that judges every step of a solution at the step's last token;
-and the outcome model, by the same code with one label at the end.
+"""The process reward model: a head that judges every step of a solution at the step's last token.
+The outcome model has the same code and one label at the end.
 
 Lightman et al. 2023 (https://arxiv.org/abs/2305.20050), Uesato et al. 2022
 (https://arxiv.org/abs/2211.14275); labels from roll-outs: Math-Shepherd
@@ -105,8 +105,8 @@ class ProcessRewardModeling:
         """Step F1 and first-error F1 with their intervals, of the model and of chance; see
         `compare_with_chance`.
 
-        Every judgement is written to the run's heldout.json. Solutions that have targets alone, and
-        no label, are left out.
+        Every judgement is written to the run's heldout.json. Solutions with targets alone are left
+        out.
 
         Args:
             calibration: solutions of other problems, on which thresholds are chosen.

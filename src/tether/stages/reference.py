@@ -155,8 +155,8 @@ def _summed(
 
 
 def role_digest(role: Role) -> str:
-    """The digest of the weights that a role runs: without an adapter that of the bare model,
-    whatever else stands on it.
+    """The digest of the weights that a role runs; without an adapter that of the bare model, with
+    any other adapters on it.
     """
     weights: dict[str, Any] = role.causal_model.state_dict()
     own = {

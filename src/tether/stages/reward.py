@@ -78,9 +78,9 @@ class RewardModeling:
         """L = -(1/P) sum log sigma(r_chosen - r_rejected - margin), P the pairs of the update; with
         soft or smoothed labels, p log sigma(d) + (1 - p) log sigma(-d).
 
-        Each response is scored once however many pairs it stands in (InstructGPT,
+        Each response is scored once, for all of its pairs (InstructGPT,
         https://arxiv.org/abs/2203.02155). ODIN's terms give their gradient alone: the loss stays
-        that of the ranking, and an empty micro-batch stands for the heads' overlap.
+        that of the ranking, and an empty micro-batch has the heads' overlap.
         """
         micros, num_pairs = self.micro_batches(rankings), sum(len(r.chosen) for r in rankings)
         weight = self.config.disentangle_length
@@ -173,9 +173,9 @@ class RewardModeling:
         """Pairwise accuracy with its interval over prompts, loss, margins, calibration, correlation
         with length.
 
-        A label's own probability p counts throughout: the loss is -p log σ(d) - (1 - p) log σ(-d),
-        σ(|d|) is compared with the label's probability of the side that is ahead, and a pair of p =
-        1/2 is in no accuracy.
+        A label's own probability p counts throughout. The loss is -p log σ(d) - (1 - p) log σ(-d).
+        σ(|d|) is compared with the label's probability of the side that is ahead. A pair of p = 1/2
+        is in no accuracy.
         """
         now_doing(f"evaluating on {len(rankings)} prompts")
         scores, pairs = (

@@ -115,7 +115,7 @@ class RewardShaping:
                 return totals
 
     def _step_rewards(self, experience: Experience) -> Tensor:
-        """Rewards of single steps at the last tokens of theirs that the policy wrote, each over the
+        """Rewards of single steps, each at the step's last token by the policy and over the
         baseline of all steps of its group; penalties last.
         """
         mask, device, rows = experience.mask, experience.mask.device, self.scaled(experience.scores)
@@ -150,8 +150,8 @@ class RewardShaping:
         scores set it.
 
         Where they are all the same, the first later step in which they differ does. Rewards of
-        single steps are divided by the deviation of a response's sum of them and not shifted: taken
-        off each, a mean would pay for their number.
+        single steps are divided by the deviation of their sum in a response. They keep their mean:
+        subtracting it from each would change the pay for their number.
         """
         steps, scored = self.config.step_rewards, [s for s in scores if s.value is not None]
         if self.normalizer is None and scored:

@@ -150,14 +150,14 @@ class Experience:
     """Rollouts as micro-batches, and their (sequence, response time) matrices, padded on the right
     with zeros. A time is a token that the policy wrote: tokens of an environment are context.
 
-    `batches` are micro-batches cut once: scoring and every epoch of the update see the same tensors
-    in the same order, so old and new log-probabilities come from the same numerics to the bit
-    (rule: the first ratio is 1). `rows` are the places of their sequences, and `minibatches` the
-    micro-batches of each optimizer step. `common` holds the output of the layers below the first
-    adapter for each micro-batch: the same for all roles and all epochs. A rollout that teaches
-    nothing, such as one whose reward failed, is masked out whole; `drawn` marks the tokens of all.
-    `seen` and `compared` mark the rollouts whose log-probabilities the policy and the reference
-    have given. Only `rollout_logprobs`, the engine's own, are there at the start.
+    `batches` are micro-batches cut once. Scoring and every epoch of the update see the same tensors
+    in the same order. So old and new log-probabilities have the same numerics to the bit, and the
+    first ratio is 1. `rows` are the places of their sequences, and `minibatches` the micro-batches
+    of each optimizer step. `common` holds the output of the layers below the first adapter for each
+    micro-batch: the same for all roles and all epochs. A rollout that teaches nothing, such as one
+    whose reward failed, is masked out whole; `drawn` marks the tokens of all. `seen` and `compared`
+    mark the rollouts whose log-probabilities the policy and the reference have given. Only
+    `rollout_logprobs`, the engine's own, are there at the start.
 
     Args:
         minibatches: the rollouts of each optimizer step, every one in one of them; unset: all in
@@ -289,8 +289,8 @@ def deal(counts: Sequence[bool], group_size: int, parts: int, seed: str) -> list
     """Sequences as minibatches, each with nearly as many that count: a function of `counts` and
     `seed` alone.
 
-    Whole groups are dealt in a random order, each to the minibatch that has fewest; where there are
-    fewer groups that count than minibatches, single sequences. With fewer sequences that count than
+    Whole groups are dealt in a random order, each to the smallest minibatch. With fewer counted
+    groups than minibatches, single sequences are dealt. With fewer sequences that count than
     `parts` some minibatches hold none of them.
     """
     groups = [

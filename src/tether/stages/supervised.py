@@ -245,8 +245,8 @@ class SupervisedLoop:
         return self
 
     def _update(self, rows: list[Any], number: int) -> dict[str, float]:
-        """A step whose torch generators start from what seed and number say; they stand as before
-        after it.
+        """A step whose torch generators start from seed and number; afterwards they have their old
+        states again.
         """
         device = self.learner.masters[0].device
         with (

@@ -15,8 +15,8 @@ from tether.stages.rollouts import Experience
 def surrogate(
     config: PolicyConfig, logprobs: Tensor, experience: Experience, index: int, denominator: int
 ) -> tuple[Tensor, losses.PolicyDiagnostics]:
-    """The loss that stands for the expected reward of micro-batch `index`, one call for every
-    published surrogate.
+    """The surrogate loss of micro-batch `index`, one call for every published surrogate of the
+    expected reward.
 
     Shapes: `logprobs` are those of the present policy, (sequences, time).
     """

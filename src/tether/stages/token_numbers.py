@@ -19,8 +19,8 @@ MOST_TOKENS = 256
 def token_rows(
     experience: Experience, encoder: ChatEncoder, places: Sequence[int], step: int
 ) -> Iterator[Json]:
-    """A row a response: the text of each token that the policy wrote, its KL with the reference, its value and its
-    advantage, and how many tokens count.
+    """A row for each response: text, KL with the reference, value and advantage of each token by
+    the policy, and the number of counted tokens.
 
     `sample` is the place among the responses of the step that are recorded. Values
     that are all 0, and what the step has not measured, are left out. Of a response that teaches nothing no token counts.

@@ -41,8 +41,8 @@ def grouped_mean(
         bounds: least and greatest possible value, where they are known.
 
     Trap: the observed levels are taken for all levels in two cases: values at 0 and 1, or at −1, 0
-    and 1; and values at two or three other levels in 16 groups or more. If all values are alike and
-    no bounds are known, the frequency of other values is unknown.
+    and 1; and values at two or three other levels in 16 groups or more. If all values are alike,
+    without known bounds, the frequency of other values is unknown.
     """
     value, count = float(values.mean()), len(values)
     if not np.isfinite(values).all():

@@ -9,8 +9,8 @@ from tether.stats.groups import Array
 from tether.stats.means import FEWEST_GROUPS
 
 SHARE = 0.8
-"""The part of 1 − confidence of the quantile: each difference has its own error, and all draws share
-one root of χ² (found by simulation).
+"""The part of 1 − confidence of the quantile. Each difference has its own error, and all draws
+share one root of χ² (found by simulation).
 """
 
 

@@ -56,8 +56,8 @@ LOOK_AFTER = 1.0
 """Seconds between two looks at whether a line is due."""
 CLEAR = 1.3
 SHORT = 30.0
-"""By what factor the first measured step has to change the price to be worth a line, and how many
-seconds a stage has to take.
+"""A line appears if the first measured step changes the price by this factor, and if the stage
+takes at least so many seconds.
 """
 
 
@@ -85,9 +85,7 @@ class Bar:
         self.doing("loading")
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
-        """Show what is being done; before the first step and after the last it stands in the place
-        of the numbers.
-        """
+        """Show the present work; before the first step and after the last it replaces the numbers."""
         self.forecast.part(self.screen.now, done, total)
         self.what = f"{what}, {done} of {total} …" if total else f"{what} …"
         self._show(note="  ".join([*self.notes.values(), f"[dim]{self.what}[/]"]))
@@ -177,7 +175,7 @@ class Bar:
 
 
 class Screen:
-    """Speaks core.protocols.Announcer: a bar a phase where a screen can move, else a line every
+    """Implements core.protocols.Announcer: a bar a phase where a screen can move, else a line every
     half minute and at its end.
     """
 

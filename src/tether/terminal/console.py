@@ -1,5 +1,4 @@
-"""The terminal of a program: texts of data, models, templates and rewards are shown there, and none
-of them may act.
+"""The terminal of a program: it shows texts of data, models, templates and rewards as plain text.
 
 Everything that tether's commands print goes through `Terminal` or `print_line`, an error's sentence
 through `print_error`, and what is logged through the handler of `log_to_terminal`.
@@ -46,7 +45,7 @@ class _ToStandardError(logging.Handler):
 
 
 def log_to_terminal() -> None:
-    """Write warnings and errors of tether's log to standard error, as their messages stand, secrets
+    """Write warnings and errors of tether's log to standard error, as their messages are, secrets
     left out.
     """
     log: Any = logging.getLogger("tether")

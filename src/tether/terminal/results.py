@@ -94,8 +94,8 @@ def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[
 
 
 def to_judge(run: Path, given: Sequence[str] = (), *, in_python: bool = False) -> str:
-    """A line, to be pasted, that has answers of a finished run judged: on prompts that come with
-    tether, by the training's own function, or else by the model that it started from.
+    """A line to paste that judges answers of a finished run, on prompts that come with tether. The
+    judge is the training's own function, or else the model of the start.
 
     Args:
         given: the recipe and its overrides, as the command line had them.

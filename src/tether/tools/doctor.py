@@ -59,11 +59,10 @@ TOKENS = 32
 
 
 def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
-    """Assemble every stage of a recipe that samples, and examine it; nothing is trained and nothing
-    written.
+    """Assemble every stage of a recipe that samples, and examine it, without training or writing.
 
-    Where SFT or the reward model are not trained yet, the base model and a random reward stand in,
-    and the result says so.
+    Before SFT or the reward model are trained, the base model and a random reward replace them. The
+    result reports this.
 
     Raises:
         ConfigError: no stage of the recipe samples.
@@ -132,9 +131,7 @@ def examine_stage(
 
 
 def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None) -> list[Result]:
-    """Encoding, scores, their weight against the KL, and what the reward gives answers that nobody
-    wants.
-    """
+    """Encoding, scores, their weight against the KL, and the rewards of useless answers."""
     reward = source(stage)
     odd_name = "empty or endless answers"
     if isinstance(reward, RandomReward | CheckedControl):
@@ -249,7 +246,7 @@ class Probe:
         )
 
     def drifted(self, drift: Tensor | float) -> Experience:
-        """The same, where the policy stands `drift` nats a token above its reference."""
+        """The same, with the policy `drift` nats a token above its reference."""
         experience = self.gathered()
         experience.logprobs = self.logprobs * self.mask
         experience.reference_logprobs = (self.logprobs - drift) * self.mask
@@ -351,8 +348,8 @@ def _loss(stage: PolicyGradient, probe: Probe, drift: float) -> float:
 def _standing(
     recipe: BaseRecipe, name: str
 ) -> tuple[SamplingSection, ModelConfig, Path | None, list[Result]]:
-    """A section, the model it stands on and its reward's folder; what is not trained yet has a
-    stand-in and a note.
+    """A section, its start model and its reward's folder; a model before its training has a
+    substitute and a note.
     """
     section, root, notes = recipe.section(name), Path(recipe.run), []
     folder = section.scorer and (reward_model_of(section) or root / section.scorer / "model")
@@ -478,7 +475,7 @@ def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]
 
 
 def _saved_encoding(folder: Path, reward: Any) -> Result:
-    """Policy and reward model, as they were saved, stand on one base and read in one way."""
+    """The saved policy and reward model have one base and one encoding."""
     if reward is None:
         return Unexamined("encoding", "no reward model of this run's scored")
     scorer = noted_path(folder, str(reward))

@@ -228,7 +228,7 @@ def _pairs(prompts: Sequence[Prompt], first: Side, second: Side) -> Iterator[Com
 
 def _parts(rows: Sequence[Comparison]) -> dict[str, list[int]]:
     """The places of all pairs, of each turn and of each kind of prompt; a part that is all of them
-    stands once.
+    occurs once.
     """
     parts: dict[str, list[int]] = {"all": [*range(len(rows))]}
     for place, row in enumerate(rows):

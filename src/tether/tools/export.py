@@ -206,7 +206,7 @@ def find_source(source: str) -> Source:
 
 
 def stage_of(folder: Path) -> Path | None:
-    """The run directory of the stage that a result lies in."""
+    """The run directory of a result's stage."""
     for parent in list(folder.resolve().parents)[:2]:
         if (parent / "config.json").is_file() and section_of(
             read_json(parent / "config.json")
@@ -280,9 +280,8 @@ def load_source(source: Source) -> tuple[Role, LoadedModel]:
 
 
 def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
-    """The role as its stage would have left it, had it ended at this step: the best weights so far
-    of a supervised stage that compares them, the moving average where one is kept, else the step's
-    own.
+    """The role as if its stage had ended at this step. A supervised stage that compares weights has
+    the best so far. Others have the moving average, if one is kept, else the step's own.
 
     A checkpoint holds its parameters by number, in the order of `Role.parameters`; what other parts
     learned comes after them.
@@ -331,7 +330,7 @@ def _on_host(role: Role) -> Role:
 
 
 class Writer:
-    """Writes one role, and reads it again as a stranger would. The role is used up by it."""
+    """Writes one role, and reads it again with other libraries' loaders. The role is used up by it."""
 
     def __init__(self, kind: str, role: Role, loaded: LoadedModel, adapter: bool) -> None:
         self.kind, self.role, self.adapter, self.tokenizer = (
@@ -355,7 +354,7 @@ class Writer:
 
     @torch.no_grad()
     def write(self, folder: Path, dtype: torch.dtype, shard_size: str) -> Json:
-        """Weights, tokenizer and template; returns what `export_model` tells of them."""
+        """Weights, tokenizer and template; returns their part of `export_model`."""
         cast(self.role.model, torch.float32)
         probes = self._probes()
         expected = [self._expected(ids) for _, ids in probes]

@@ -40,12 +40,12 @@ def merged(role: Role, rounding: Rounding | None = None) -> Any:
 
 
 def classifier(causal: Any, head: ScalarHead, *, each_token: bool = False) -> Any:
-    """The library's classifier of sequences, or of tokens, around the decoder of `causal`, which is
-    shared and not copied.
+    """The library's classifier of sequences, or of tokens, around the decoder of `causal`, without
+    a copy of it.
 
-    The head's offset and scale go into its weights. Classifiers of sequences mostly have no bias:
-    the constant that is left is told by `score_offset` of the config, and differences between
-    scores are right without it.
+    The head's offset and scale go into its weights. Classifiers of sequences mostly have no bias.
+    `score_offset` of the config has the missing constant. Differences between scores are right
+    without it.
 
     Raises:
         ModelError: the library has no such classifier for this architecture.
@@ -102,7 +102,7 @@ def save_adapter(
     last layer, if that is given.
 
     Args:
-        base: what adapter_config.json calls the model that it stands on.
+        base: the name of the base model in adapter_config.json.
     """
     from peft import get_peft_model_state_dict
 
@@ -128,8 +128,8 @@ def settle_padding(
 ) -> None:
     """Give a classifier a padding token that ends no turn.
 
-    The library takes the last token that is not padding for the end of a sequence; where padding is
-    the EOS, as in many chat models, it would score the token before the one that was trained.
+    The library takes the last token that is not padding for the end of a sequence. If padding is
+    the EOS, as in many chat models, it would score the token before the trained one.
 
     Raises:
         ModelError: there is none, and the vocabulary may not grow.

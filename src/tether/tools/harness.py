@@ -39,7 +39,7 @@ AT_ONCE = 256
 
 
 class HarnessTasks:
-    """Speaks core.protocols.Evaluator: the figures of lm-eval's tasks, named TASK/METRIC, with
+    """Implements core.protocols.Evaluator: the figures of lm-eval's tasks, named TASK/METRIC, with
     intervals over rows.
 
     Args:
@@ -224,7 +224,7 @@ def _answer(policy: MeasuredPolicy, context: str, settings: Mapping[str, Any]) -
     """The likeliest answer to a text, or a sample of one where a task asks for it.
 
     Raises:
-        ConfigError: the engine is a server, which takes conversations and no texts.
+        ConfigError: the engine is a server, which takes conversations alone.
     """
     if not isinstance(policy.engine, LocalEngine):
         raise ConfigError(

@@ -66,7 +66,7 @@ def model_card(
     secrets are left out.
 
     Args:
-        base: the model below an adapter, or that was exported, as strangers may call it.
+        base: the public name of the model below an adapter, or of the exported model.
         check: what the export found when it read its own folder.
         outputs: numbers that a head gives.
     """
@@ -121,7 +121,7 @@ def model_card(
 
 
 def _lineage(stage: Path | None) -> Iterator[SubRun]:
-    """The stage, and those whose results it stands on, the nearest first."""
+    """The stage, and those whose results it builds on, the nearest first."""
     seen: set[Path] = set()
     while stage is not None and stage not in seen:
         seen.add(stage)

@@ -59,8 +59,8 @@ def prove(
     On a CPU the kernels are those of a run; an accelerator is restricted to deterministic ones.
 
     Args:
-        stages: default: all that the recipe has. What they stand on is taken from the recipe's run
-            directory where it is finished there, and made in `folder` where it is not.
+        stages: default: all that the recipe has. Earlier stages come from the recipe's run
+            directory if they are finished there, else they are made in `folder`.
         cuts: steps after which the second run is cut, and goes on; the first one stops after their
             sum.
 

@@ -1,8 +1,8 @@
 """Threads that send the files of a run to trackers, one for each tracker. The stages are
 independent of them.
 
-The run's files are the queue. A tracker that is slow, hangs or is down holds nothing up and loses
-nothing: what it has not taken is sent when it answers again, or when the run is resumed.
+The run's files are the queue. A tracker that is slow, hangs or is down delays nothing and loses
+nothing. The missing records are sent when it answers again, or when the run is resumed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def tracking(names: Sequence[TrackerName], root: Path) -> Iterator[None]:
 
 
 class TrackerThread(threading.Thread):
-    """Sends what is written below `root` to one tracker, which is tried again when it fails; the
-    first failure is told.
+    """Sends the records below `root` to one tracker. If it fails, it is tried again; the first
+    failure is logged.
     """
 
     def __init__(self, tracker: TrackerName, root: Path) -> None:
@@ -118,9 +118,8 @@ class TrackedFolder:
     """A run directory, and how much of it one tracker has: noted in `tracker-NAME.json`, so that no
     step is sent twice.
 
-    The note also holds the run's identity, `own`. A folder that was moved keeps it, and a copy
-    beside the original gets another
-    one: the copy is a run of its own, which the tracker is shown from its beginning.
+    The note also holds the run's identity, `own`. A moved folder keeps it. A copy beside the
+    original gets another one: the tracker gets the copy as a run of its own, from its beginning.
     """
 
     def __init__(self, name: TrackerName, folder: Path, root: Path, group: str) -> None:
@@ -255,8 +254,8 @@ def _is_copy(state: Json, note: Path) -> bool:
 
 
 def group_label(name: TrackerName, root: Path) -> str:
-    """The label that holds the stages of a whole run together: its name and its identity, which is
-    noted in `root` before any stage is sent.
+    """The common label of the stages of a run: its name and its identity, which `root` holds before
+    any stage is sent.
 
     A run that an older tether began has notes of stages alone, and goes on under its name.
     """

@@ -45,9 +45,7 @@ class Address(Config):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Names by which a browser may ask for this server; any other was put there by somebody
-        else's DNS.
-        """
+        """Names by which a browser may ask for this server; any other comes from a foreign DNS."""
         return LOOPBACK | {self.host, (self._opened.host or self.host).strip("[]")}
 
 

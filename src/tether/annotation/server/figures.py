@@ -39,8 +39,8 @@ class Remembered(Generic[T]):
     """Values by key that are kept `patience` times as long as making them took, so that it never
     takes much of the machine.
 
-    What is made within `quick` seconds is made at each visit: only what takes long is shown as it
-    was a moment ago.
+    A value that takes less than `quick` seconds is computed at each visit. Only slow values are a
+    moment old.
     """
 
     def __init__(self, patience: float, quick: float = 0.0) -> None:

@@ -2,8 +2,8 @@
 attempts.
 
 A page of another site must neither read nor post anything here, and a text of a model must stay a
-text: the headers below forbid inline scripts, frames, foreign resources and caching, and every form
-carries a token that only its own session can know.
+text. So the headers below forbid inline scripts, frames, foreign resources and caching. Every form
+has a token that only its own session can know.
 """
 
 from __future__ import annotations

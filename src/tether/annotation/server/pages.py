@@ -207,9 +207,7 @@ def experts(visit: Expert) -> Response:
 
 
 def _ratings(form: Form, guidelines: GuidelineRow, left: str) -> dict[str, int]:
-    """Ratings by `criterion/first` and `criterion/second`, of the criteria that stood on the
-    page.
-    """
+    """Ratings by `criterion/first` and `criterion/second`, of the page's criteria."""
     criteria = [
         (place, name, side)
         for place, name in enumerate(guidelines.criteria)
@@ -232,7 +230,7 @@ def _seconds(form: Form, now: float) -> float:
 
 
 def _seen(assigned: Assigned, opinion: Opinion) -> dict[str, str]:
-    """The opinion of another person, by where the answers stand on this screen."""
+    """The opinion of another person, by the places of the answers on this screen."""
     side = assigned.places.get(opinion.choice, opinion.choice)
     return {
         "what": SIDES[side],

@@ -102,8 +102,8 @@ class Site:
 
 
 class Visit:
-    """A request and whoever makes it, as far as a session says; a cookie of a session that has
-    ended counts for nothing.
+    """A request and the person of its session, if it has one; a cookie of an ended session does not
+    count.
     """
 
     def __init__(self, request: Request) -> None:
@@ -121,8 +121,8 @@ class Visit:
         """The visitor of a page that not everybody may see.
 
         Raises:
-            HTTPException: 401, nobody is signed in; the page to enter an invitation is shown
-                instead.
+            HTTPException: 401, the visitor is not signed in; the page to enter an invitation is
+                shown instead.
         """
         if self.somebody is None:
             raise HTTPException(401, "Your session has ended, so nothing was done.")

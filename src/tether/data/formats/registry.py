@@ -1,5 +1,5 @@
-"""All formats, the narrow ones before the wide ones; how the first rows of a file tell which one it
-is, and how its rows become records of the kind that is wanted.
+"""All formats, the narrow ones before the wide ones. The first rows of a file decide its format,
+and its rows become records of the wanted kind.
 """
 
 from __future__ import annotations
