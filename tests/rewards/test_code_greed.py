@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -243,6 +244,39 @@ def test_what_is_reported_of_the_guards_is_true(lacking):
     assert flags.split() == [str(name not in lacking) for name in Guards._fields]
     shown = {"files": "Landlock", "processes": "seccomp", "space": "a mount"}
     assert [name for name, word in shown.items() if word in words] == lacking
+
+
+@pytest.mark.parametrize("kind", ["run", "program"])
+def test_the_folder_of_a_killed_check_goes_with_the_next_check(kind, tmp_path, monkeypatch):
+    program = (
+        "from tether.rewards.code import make_runner\n"
+        f"make_runner(60)('open(\"half\", \"w\"); import time; time.sleep(60)', [[{kind!r}, 'x']])"
+    )
+
+    def start():
+        before = {*tmp_path.iterdir()}
+        process = subprocess.Popen([sys.executable, "-c", program], env=environment)
+        while not psutil.Process(process.pid).children():
+            assert process.poll() is None
+            time.sleep(0.01)
+        (folder,) = {*tmp_path.iterdir()} - before
+        return process, folder
+
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (killed, left), (living, used) = start(), start()
+    try:
+        killed.kill()
+        killed.wait()
+        assert {*tmp_path.iterdir()} == {left, used}
+        assert code.make_runner(30)("x = 2", [["value", "x * x"]]) == [["gave", 4]]
+        assert {*tmp_path.iterdir()} == {used}
+    finally:
+        living.kill()
+        living.wait()
+    code.guards.cache_clear()
+    assert code.guards() == HELD
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_reward_of_programs_reports_a_guard_that_is_missing(monkeypatch, caplog):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tether.build.models import open_model
 from tether.core.errors import MissingFileError, ModelError
+from tether.core.locks import temporary_folder
 from tether.core.once import once
 from tether.core.protocols import now_doing
 from tether.core.rundir import ROUNDS, read_json, stage_folder
@@ -130,10 +130,10 @@ def whole(role: Role, loaded: LoadedModel, seed: int = 0) -> Role:
                 fresh.get_parameter(key).copy_(tensor)
     if fresh is None or name is None:
         return Role(role.model if fresh is None else fresh, name, role.head)
-    with tempfile.TemporaryDirectory() as folder:
-        role.model.save_pretrained(folder, selected_adapters=[name])
-        Path(folder, name).rename(Path(folder, "adapter"))
-        return Role(attach_adapter(fresh, Path(folder), name), name)
+    with temporary_folder("tether-role") as folder:
+        role.model.save_pretrained(str(folder), selected_adapters=[name])
+        (folder / name).rename(folder / "adapter")
+        return Role(attach_adapter(fresh, folder, name), name)
 
 
 def reward_role(

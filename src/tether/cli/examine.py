@@ -196,15 +196,14 @@ def prove_recipe(
     ] = None,
 ) -> None:
     """Run a stage twice, once interrupted, and compare weights and records bit for bit (exit 1)."""
-    import tempfile
-
+    from tether.core.locks import temporary_folder
     from tether.settings.recipe import read_recipe
     from tether.tools.prove import CUTS, prove
 
     chosen = [word for word in words or [] if "=" not in word]
     config = read_recipe(recipe, [word for word in words or [] if "=" in word])
-    with tempfile.TemporaryDirectory(prefix="tether-prove-") as temporary:
-        rows = prove(config, keep or Path(temporary), chosen)
+    with temporary_folder("tether-prove") as temporary:
+        rows = prove(config, keep or temporary, chosen)
     title = f"{sum(CUTS)} steps in one go and {'+'.join(map(str, CUTS))}"
     cells = [
         (

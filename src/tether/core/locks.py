@@ -120,6 +120,16 @@ def unfinished_folder(target: Path) -> Iterator[Path]:
         os.close(lock)
 
 
+@contextlib.contextmanager
+def temporary_folder(name: str) -> Iterator[Path]:
+    """A folder for temporary files, which goes at the end.
+
+    Those of the same name that killed processes left are removed first.
+    """
+    with unfinished_folder(Path(tempfile.gettempdir(), name)) as folder:
+        yield folder
+
+
 def _remove_left(folder: Path) -> None:
     """Remove an unfinished folder, unless a living process has its lock."""
     with contextlib.suppress(ImportError, OSError):

@@ -13,11 +13,10 @@ import platform
 import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tether.core.locks import unfinished_folder
+from tether.core.locks import temporary_folder, unfinished_folder
 from tether.core.once import once
 from tether.core.rundir import cpuinfo
 from tether.models.packaged import cache_folder
@@ -135,8 +134,8 @@ def _loaded(place: int, file: str) -> ctypes.CDLL | None:
 
 def _loaded_copy(opened: int, file: str) -> ctypes.CDLL:
     """The library from a private copy, where it cannot be loaded by its descriptor."""
-    with tempfile.TemporaryDirectory() as private:
-        copy = Path(private) / file
+    with temporary_folder("tether-kernel") as private:
+        copy = private / file
         copy.write_bytes(_contents(opened))
         return ctypes.CDLL(str(copy))
 

@@ -15,7 +15,6 @@ import math
 import os
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tether.algorithms.transfer import read_back
 from tether.core.errors import RunError, TetherError
+from tether.core.locks import temporary_folder
 from tether.core.protocols import Engine
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
 
@@ -363,8 +363,7 @@ def joined(ranks: Ranks, on_gpu: bool, shard: bool = False) -> Iterator[None]:
             # of its own on GPUs, too: nobody watches a pass for the signs of life
             group: Any = dist.new_group(backend="nccl" if on_gpu else None, timeout=PASS)
             ranks.mesh = DeviceMesh.from_group(group, "cuda" if on_gpu else "cpu")
-        with tempfile.TemporaryDirectory(prefix=f"tether-rank-{ranks.rank}-") as desk:
-            ranks.desk = Path(desk)
+        with temporary_folder(f"tether-rank-{ranks.rank}") as ranks.desk:
             yield
             ranks.gather(None)
     except BaseException as error:

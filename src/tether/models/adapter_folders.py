@@ -5,7 +5,6 @@ has written it.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tether.core.errors import ModelError, TetherError, one_line
+from tether.core.locks import temporary_folder
 from tether.core.once import once
 from tether.core.rundir import read_json
 from tether.models.carried import MergedChange, carry, factors_of, fold_in, scale_carried
@@ -111,14 +111,16 @@ def _bare(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
                 f"The name of the base stands in {ADAPTER_FILE} (base_model_name_or_path)."
             ) from error
         return
-    with tempfile.TemporaryDirectory() as place:
+    with temporary_folder("tether-adapter") as place:
         for path in folder.iterdir():
             if path.is_file() and path.name not in (ADAPTER_FILE, WEIGHTS):
-                Path(place, path.name).symlink_to(path.resolve())
+                (place / path.name).symlink_to(path.resolve())
         try:
-            yield config.model_copy(update={"source": place, "revision": None, "fallback": None})
+            yield config.model_copy(
+                update={"source": str(place), "revision": None, "fallback": None}
+            )
         except ModelError as error:
-            raise ModelError(str(error).replace(place, config.source)) from error
+            raise ModelError(str(error).replace(str(place), config.source)) from error
 
 
 def _merged(model: Any, folder: Path) -> Any:

@@ -20,7 +20,6 @@ import re
 import resource
 import secrets
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from tether.core.errors import DataError
+from tether.core.locks import temporary_folder
 from tether.core.types import Json
 from tether.rewards.addresses import memory_limit
 from tether.rewards.guard import MEBIBYTE, OPEN_FILES, Guards, end_with, limit, restrict
@@ -43,6 +43,7 @@ from tether.rewards.scratch import confine, excess
 _FENCE = re.compile(r"```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)```", re.DOTALL)
 OUTPUT, FILE, SCRATCH = MEBIBYTE, 16 * MEBIBYTE, 64 * MEBIBYTE
 """Bytes that a program may write: to its output, into one file, into all its files together."""
+SCRATCH_NAME = "tether-code"
 _POLL = 0.05
 
 
@@ -205,17 +206,19 @@ def make_runner(seconds: float) -> Callable[..., list[list[Any]]]:
 
 def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
     """The answers of a new process; if it ended without any, the same reason for every test."""
-    token, scratch, worker = (
-        secrets.token_hex(16),
-        tempfile.mkdtemp(prefix="tether-code-"),
-        os.getpid(),
-    )
+    with temporary_folder(SCRATCH_NAME) as scratch:
+        return _child_in(str(scratch), program, asks, end)
+
+
+def _child_in(scratch: str, program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
+    token, worker = secrets.token_hex(16), os.getpid()
     (answers, answers_in), (printed, printed_in), (errors, errors_in) = (
         os.pipe(),
         os.pipe(),
         os.pipe(),
     )
-    pipes = _given(asks[0][1] if asks[0][0] == "program" else ""), printed_in, errors_in, answers_in
+    text = asks[0][1] if asks[0][0] == "program" else ""
+    pipes = _given(text, scratch), printed_in, errors_in, answers_in
     child = os.fork()
     if child == 0:
         _become(
@@ -230,7 +233,6 @@ def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
         _, status = os.waitpid(child, 0)
         for pipe in (answers, printed, errors):
             os.close(pipe)
-        shutil.rmtree(scratch, ignore_errors=True)
     try:
         answer = json.loads(texts[answers])
         if answer[0] == token and len(answer[1]) == len(asks):
@@ -246,9 +248,9 @@ def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
     return [["ended", complaint or "; ".join([died, *last])[:200]]] * len(asks)
 
 
-def _given(text: str) -> int:
+def _given(text: str, folder: str) -> int:
     """A file without a name that holds this text, and can only be read."""
-    with tempfile.NamedTemporaryFile() as file:
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
         file.write(text.encode())
         file.flush()
         return os.open(file.name, os.O_RDONLY)
@@ -386,8 +388,8 @@ def guards() -> Guards:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
     }
-    with tempfile.TemporaryDirectory(prefix="tether-code-") as folder:
-        command = [sys.executable, "-c", attempt, folder]
+    with temporary_folder(SCRATCH_NAME) as folder:
+        command = [sys.executable, "-c", attempt, str(folder)]
         flags = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False
         ).stdout

@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -15,6 +14,7 @@ import psutil
 import torch
 
 from tether import __version__
+from tether.core.locks import temporary_folder
 from tether.core.rundir import cpuinfo, versions
 from tether.core.threads import THREADS, WAITING, fewer_cores
 from tether.cpu import kernels
@@ -98,7 +98,7 @@ def _threads() -> str:
 
 def _sandbox() -> str:
     """The kernel's guards of a program that a model wrote, found by putting one under them."""
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("tether-doctor") as folder:
         ended = subprocess.run(
             [sys.executable, "-c", SANDBOX, folder], capture_output=True, text=True, check=False
         )
