@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ SAMPLED = {
 }
 AVERAGED = {**SAMPLED, "ema_decay": 0.5}
 SHORT = {"steps": 2}
+JUDGED = {
+    "data": {"path": "tether:heldout", "limit": 6},
+    "judge": {"call": "tether.quickstart.judges:letters"},
+    "max_new_tokens": 8,
+}
+SENT = re.compile(r"policy-[0-9a-f]{8}-[0-9]+-")
+"""Beginnings of names of weights for servers, with a number of the start and one of the update."""
 KEPT = {**SAMPLED, "evaluate": {"every": 2, "prompts": 4, "keep": "best"}}
 
 
@@ -224,6 +232,38 @@ def sweep_recipe(folder: Path, run: Path) -> dict[str, Any]:
     return sampled_recipe(folder, run, sweep=keys)
 
 
+def arms_recipe(folder: Path, run: Path) -> dict[str, Any]:
+    """The values of a recipe that trains two controls beside its policy, and compares them."""
+    controls = {name: {"grpo": {"reward_source": name}} for name in ("random", "majority")}
+    return sampled_recipe(folder, run, arms=controls, evaluate=JUDGED)
+
+
+def measured_recipe(folder: Path, run: Path) -> dict[str, Any]:
+    """The values of a recipe whose policy is measured by several evaluators, along the way and at
+    the end, and keeps the best weights by one of them.
+    """
+    values = recipe(folder, run)
+    further = {"evaluators": {"diversity": {"limit": 4}, "refusal": {"limit": 3}}}
+    along = {"every": 1, "prompts": 4, "keep": "best", "keep_by": "diversity.distinct_1", **further}
+    values["reward"] |= {"epochs": 1, "test_share": 0.3, "heldout_fraction": 0.4}
+    values["ppo"] |= {**SHORT, "evaluate": {**along, "judge": "test", "sycophancy": {"pairs": 4}}}
+    stages = {key: values[key] for key in ("run", "model", "sft", "reward", "ppo")}
+    return {**stages, "evaluate": {**JUDGED, **further}}
+
+
+def served_recipe(folder: Path, run: Path, address: str) -> dict[str, Any]:
+    """The values of a recipe whose policy is sampled by a server of the model `tiny`, two steps
+    ahead of its learning.
+
+    The server decodes each prompt alone: with others it would round otherwise.
+    """
+    values = sampled_recipe(folder, run, deterministic=True)
+    ahead = {"max_staleness": 2, "importance": "truncate", "filter_groups": False, "steps": 4}
+    engine = {"kind": "served", "addresses": [address]}
+    policy = {"grpo": {**values["grpo"], **ahead, "engine": engine}}
+    return {key: values[key] for key in values if key != "sft"} | policy
+
+
 def results(run: Path) -> dict[str, Any]:
     """What a run amounts to, by file: bytes of weights, rows of records, summaries; without times
     and sizes of memory.
@@ -243,20 +283,22 @@ def results(run: Path) -> dict[str, Any]:
 
 
 def everything(run: Path) -> dict[str, str]:
-    """Every file below a folder with a digest of its bytes; JSON is without times, sizes of memory
-    and the folder's place.
+    """Every file and empty folder below a folder with a digest of its bytes; JSON is without times,
+    sizes of memory and the folder's place.
 
-    Of a page, a trace and the records of servers, which show times, the name alone counts.
+    Of a page, a trace and the records of servers, which show times, the name alone counts. The
+    names of weights for servers are without their number of the start.
     """
     return {
-        str(path.relative_to(run)): _digest_of(path, run)
+        SENT.sub("policy-", str(path.relative_to(run))): _digest_of(path, run)
         for path in sorted(run.rglob("*"))
-        if path.is_file()
+        if path.is_file() or not any(path.iterdir())
     }
 
 
 def _digest_of(path: Path, run: Path) -> str:
-    if path.suffix == ".html" or path.name == "trace.json" or path.parent.name == ENGINE:
+    shows_times = path.suffix == ".html" or path.name == "trace.json"
+    if path.is_dir() or shows_times or path.parent.name == ENGINE:
         return ""
     text = path.read_bytes()
     if path.suffix in (".json", ".jsonl"):

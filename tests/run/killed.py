@@ -23,17 +23,24 @@ from typing import Any
 
 import torch
 from benchmarks.every_stage import (
+    SENT,
+    arms_recipe,
     everything,
     loop_recipe,
+    measured_recipe,
     members_recipe,
     recipe,
+    served_recipe,
     sweep_recipe,
 )
 
 from tether.core.locks import hold, release
 from tether.runner.run import run_recipe
+from tether.servers.http import TOKEN, new_token
+from tether.servers.launch import free_port, start_bound
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
+from tether.tools.export import export_model
 
 
 def shortened(*names: str) -> Callable[[Path, Path], dict[str, Any]]:
@@ -58,13 +65,18 @@ RECIPES: Mapping[str, Callable[[Path, Path], dict[str, Any]]] = {
     "loop": lambda folder, run: loop_recipe(run),
     "members": members_recipe,
     "sweep": sweep_recipe,
+    "arms": arms_recipe,
+    "exported": measured_recipe,
+    "served": lambda folder, run: served_recipe(folder, run, engine_server(folder)),
 }
 DEAD, KILLS = 9, 16
 CHANGES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
 UNFINISHED = re.compile(r"/\.[^/]+\.[a-z0-9_]{8}$")
-DRAWN = re.compile(r"[0-9]{6}|(?<=\.)[a-z0-9_]{8}(?=\.partial)")
-"""Parts of names that differ from start to start: numbers of steps, names of unfinished folders."""
 """Temporary files: nothing depends on one before it takes its name."""
+DRAWN = re.compile(rf"[0-9]{{6}}|(?<=\.)[a-z0-9_]{{8}}(?=\.partial)|{SENT.pattern}")
+"""Parts of names that differ from start to start: numbers of steps, names of unfinished folders and
+of weights for servers.
+"""
 
 
 def change(event: str, arguments: tuple[Any, ...], root: str) -> str | None:
@@ -140,6 +152,25 @@ def in_a_copy(work: Callable[[], object]) -> int:
         os._exit(code)
 
 
+def engine_server(folder: Path) -> str:
+    """The address of `tether engine`, which decodes each prompt alone and ends with this process;
+    every start of the run finds the same one.
+    """
+    os.environ[TOKEN] = new_token()
+    port = free_port("127.0.0.1")
+    what = ["--model", "tiny", "--dtype", "float32", "--alone", "--port", str(port)]
+    start_bound([sys.executable, "-m", "tether", "engine", *what], {}, folder / "engine_server.txt")
+    return f"http://127.0.0.1:{port}"
+
+
+def export(root: Path) -> None:
+    """Export the policy, its adapter and the reward model of a run, each unless it is there."""
+    for source, name in (("ppo", "policy"), ("ppo", "adapter"), ("reward", "reward")):
+        if not (root / "exported" / name).exists():
+            where = root / "exported" / name
+            export_model(str(root / source), where, adapter=name == "adapter")
+
+
 def main(name: str, folder: Path, kills: int) -> None:
     torch.set_num_threads(1)
     tempfile.tempdir = str(folder / "temporary")
@@ -149,9 +180,14 @@ def main(name: str, folder: Path, kills: int) -> None:
     root = folder / "run"
     values = RECIPES[name](folder, root)
 
+    def work() -> None:
+        run_recipe(build(Recipe, values))
+        if name == "exported":
+            export(root)
+
     def once() -> None:
         note_changes(root, folder / "changes.txt")
-        run_recipe(build(Recipe, values))
+        work()
         changes = (folder / "changes.txt").read_text(encoding="utf-8")
         (folder / "whole.json").write_text(json.dumps(everything(root)), encoding="utf-8")
         shutil.rmtree(root)
@@ -163,7 +199,7 @@ def main(name: str, folder: Path, kills: int) -> None:
         root.mkdir(exist_ok=True)
         # as a command does, which removes what an earlier one had begun to write
         hold(root)
-        run_recipe(build(Recipe, values))
+        work()
         release(root)
 
     if in_a_copy(once):
