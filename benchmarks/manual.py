@@ -15,7 +15,9 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "manual"
@@ -70,7 +72,25 @@ show_signature_annotations = true
 separate_signature = true
 heading_level = 1
 """
-CSS = ".md-grid { max-width: 84rem; }\n"
+KEYS = "reference/recipes.md"
+"""The page that lists the keys of a recipe in tables."""
+CELLS = re.compile(r"(?<!\\)\|")
+"""The border between two cells of a row."""
+CSS = """.md-grid { max-width: 84rem; }
+:root { --md-accent-fg-color: #3a4fd0; --md-typeset-a-color: #3a4fd0; }
+.md-typeset img { border: 1px solid #d8d8de; border-radius: 4px; }
+"""
+"""Wide pages; a blue that is readable on the tint of the active entry; pictures with an edge."""
+
+
+class Key(NamedTuple):
+    """A key of a recipe: the line of its row, its full name, its anchor, and its cells."""
+
+    line: int
+    name: str
+    anchor: str
+    within: str
+    cells: list[str]
 
 
 def place(path: Path) -> str:
@@ -127,6 +147,50 @@ def module_page(name: str) -> str:
     return f"::: {name}\n"
 
 
+def keys(text: str) -> Iterator[Key]:
+    """The keys in the tables of the page of recipes, each with an anchor of its own."""
+    section, within, tables, used = "", "", False, set()
+    for number, line in enumerate(text.splitlines()):
+        if heading := re.match(r"(##+) (.+)", line):
+            tables |= heading[2] == "Tables"
+            section = "" if heading[2] == "At the top" else heading[2].strip("[]")
+            within = ""
+        elif row := re.match(r"\| `([^`]+)`", line):
+            name = f"{section}.{row[1]}" if section else row[1]
+            anchor = f"table.{name}" if tables else name
+            while anchor in used:
+                anchor += "-"
+            used.add(anchor)
+            cells = [cell.strip().replace("\\|", "|") for cell in CELLS.split(line)[1:-1]]
+            yield Key(number, name, anchor, within, cells)
+        elif tables and line and not line.startswith("|"):
+            within = line
+
+
+def anchored(text: str) -> str:
+    """The page of recipes with an anchor at each key."""
+    lines = text.splitlines()
+    for key in keys(text):
+        cell = key.cells[0]
+        lines[key.line] = lines[key.line].replace(cell, f"{cell}{{ #{key.anchor} }}", 1)
+    return "\n".join(lines) + "\n"
+
+
+def entry(key: Key) -> dict[str, object]:
+    """What the search shows of a key."""
+    _, kind, default, meaning = key.cells
+    section, _, name = key.name.partition(".") if "." in key.name else ("", "", key.name)
+    text = f"{meaning}. {kind.capitalize()}; default: {default or 'unset'}. {key.within}"
+    return {
+        "location": f"{Path(KEYS).with_suffix('.html')}#{key.anchor}",
+        "level": 3,
+        "title": f"{name} [{section}]" if section else name,
+        "text": f"<p>{escape(text.replace('`', ''), quote=False)}</p>",
+        "path": ["Reference", "Recipes"],
+        "tags": [],
+    }
+
+
 def prepare(folder: Path = BUILD) -> None:
     """Write pages and configuration into `folder`, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -134,7 +198,8 @@ def prepare(folder: Path = BUILD) -> None:
         file = folder / "pages" / place(page)
         file.parent.mkdir(parents=True, exist_ok=True)
         if page.suffix == ".md":
-            file.write_text(linked(page.read_text(encoding="utf-8"), page), encoding="utf-8")
+            text = linked(page.read_text(encoding="utf-8"), page)
+            file.write_text(anchored(text) if place(page) == KEYS else text, encoding="utf-8")
         else:
             shutil.copyfile(page, file)
     index = ROOT / "docs" / "README.md"
@@ -170,7 +235,7 @@ def _toml(value: object) -> str:
 
 def finish(folder: Path = BUILD) -> None:
     """Make the built pages complete without a network: the search of a page that lies on a disk
-    takes `manual.js` in place of a script from elsewhere.
+    takes `manual.js` in place of a script from elsewhere. Each key of a recipe joins the search.
     """
     shutil.copyfile(Path(__file__).with_suffix(".js"), folder / "site" / "search_on_disk.js")
     for page in (folder / "site").rglob("*.html"):
@@ -178,6 +243,18 @@ def finish(folder: Path = BUILD) -> None:
         depth = len(page.relative_to(folder / "site").parts) - 1
         own = f"{'../' * depth}search_on_disk.js"
         page.write_text(text.replace(ELSEWHERE, own), encoding="utf-8")
+    page = folder / "pages" / KEYS
+    if page.is_file():
+        _index(folder / "site", [entry(key) for key in keys(page.read_text(encoding="utf-8"))])
+
+
+def _index(site: Path, more: list[dict[str, object]]) -> None:
+    """Add entries to the two files that hold the index of the search."""
+    index = json.loads((site / "search.json").read_text(encoding="utf-8"))
+    index["items"] += more
+    text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
+    (site / "search.json").write_text(text, encoding="utf-8")
+    (site / "search.js").write_text(f"var __index = {text};", encoding="utf-8")
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 no network.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -63,6 +64,64 @@ def test_a_finished_site_takes_its_search_from_itself(tmp_path):
     manual.finish(tmp_path)
     assert page.read_text() == '<script src="../search_on_disk.js"></script>'
     assert (tmp_path / "site" / "search_on_disk.js").is_file()
+
+
+ROWS = """## At the top
+
+| key | type | default | what it is |
+|---|---|---|---|
+| `run` | text | required | the run directory |
+
+## [judge]
+
+| `loss` | "a" \\| "b" |  | one <or> the other |
+
+## Tables
+
+### judge
+
+A function. In `pairs.judge`.
+
+| key | type | default | what it is |
+|---|---|---|---|
+| `call` | text | required | `module:name` |
+
+### judge
+
+| `call` | text | "" | a model |
+"""
+
+
+def test_each_key_of_a_recipe_has_an_anchor_and_an_entry_in_the_search(tmp_path):
+    keys = list(manual.keys(ROWS))
+    anchors = ["run", "judge.loss", "table.judge.call", "table.judge.call-"]
+    assert [key.anchor for key in keys] == anchors
+    lines = manual.anchored(ROWS).splitlines()
+    marked = [re.findall(r"`\{ #(.+) \} \|", lines[key.line]) for key in keys]
+    assert marked == [[anchor] for anchor in anchors]
+    page = tmp_path / "pages" / manual.KEYS
+    page.parent.mkdir(parents=True)
+    page.write_text(manual.anchored(ROWS))
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "search.json").write_text('{"config": 1, "items": [{"title": "a page"}]}')
+    manual.finish(tmp_path)
+    index = json.loads((tmp_path / "site" / "search.json").read_text())
+    titles = ["a page", "run", "loss [judge]", "call [judge]", "call [judge]"]
+    assert [item["title"] for item in index["items"]] == titles
+    assert index["items"][3]["location"] == "reference/recipes.html#table.judge.call"
+    assert "In pairs.judge." in index["items"][3]["text"]
+    assert index["items"][2]["text"].startswith('<p>one &lt;or&gt; the other. "a" | "b";')
+    script = (tmp_path / "site" / "search.js").read_text()
+    assert json.loads(script.removeprefix("var __index = ").removesuffix(";")) == index
+
+
+def test_every_row_of_the_reference_is_a_key():
+    text = (manual.ROOT / "docs" / manual.KEYS).read_text()
+    keys = list(manual.keys(text))
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(keys) == len(rows) > 400
+    assert len({key.anchor for key in keys}) == len(keys)
+    assert {len(key.cells) for key in keys} == {4}
 
 
 @pytest.mark.slow
