@@ -39,3 +39,13 @@ if (location.protocol === "file:") {
     }
   };
 }
+
+// A table that is wider than the page is scrolled by keyboard too: the theme makes its frame.
+const reach = () => {
+  for (const frame of document.querySelectorAll(".md-typeset__scrollwrap")) {
+    if (frame.scrollWidth > frame.clientWidth) frame.tabIndex = 0;
+    else frame.removeAttribute("tabindex");
+  }
+};
+addEventListener("load", () => setTimeout(reach));
+addEventListener("resize", reach);

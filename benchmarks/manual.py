@@ -78,9 +78,10 @@ CELLS = re.compile(r"(?<!\\)\|")
 """The border between two cells of a row."""
 CSS = """.md-grid { max-width: 84rem; }
 :root { --md-accent-fg-color: #3a4fd0; --md-typeset-a-color: #3a4fd0; }
+.md-typeset .doc-label, .md-typeset .doc-label code { color: #55555c; opacity: 1; }
 .md-typeset img { border: 1px solid #d8d8de; border-radius: 4px; }
 """
-"""Wide pages; a blue that is readable on the tint of the active entry; pictures with an edge."""
+"""Wide pages, readable colours of links and labels, and pictures with an edge."""
 
 
 class Key(NamedTuple):
