@@ -78,6 +78,8 @@ CELLS = re.compile(r"(?<!\\)\|")
 """The border between two cells of a row."""
 CSS = """.md-grid { max-width: 84rem; }
 :root { --md-accent-fg-color: #3a4fd0; --md-typeset-a-color: #3a4fd0; }
+.md-typeset .doc-signature code { white-space: pre-wrap; }
+@media (min-width: 60em) { .md-typeset td:first-child > code { white-space: nowrap; } }
 .md-typeset .doc-label, .md-typeset .doc-label code { color: #55555c; opacity: 1; }
 .md-typeset img { border: 1px solid #d8d8de; border-radius: 4px; }
 """
@@ -221,7 +223,12 @@ def _module_pages(folder: Path) -> Iterator[dict[str, object]]:
         for name in names:
             (folder / "python").mkdir(exist_ok=True)
             (folder / "python" / f"{name}.md").write_text(module_page(name), encoding="utf-8")
-        yield {heading: [{name: f"python/{name}.md"} for name in names]}
+        yield {heading: [{_short(name): f"python/{name}.md"} for name in names]}
+
+
+def _short(name: str) -> str:
+    """A module's name as it fits into the contents."""
+    return name.removeprefix("tether.").removeprefix("algorithms.")
 
 
 def _toml(value: object) -> str:

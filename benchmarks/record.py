@@ -145,10 +145,17 @@ def picture(record: dict[str, Any]) -> str:
     """The verdict as a picture."""
     headline, *sentences = lines(record)[:-1]
     rows = [part for sentence in sentences for part in _broken(sentence, 88)]
-    height = 96 + 26 * len(rows)
-    style = 'font-size="16" fill="#1d2129"'
+    titles = _broken(headline, 68)
+    top = 62 + 26 * len(titles)
+    height = top + 8 + 26 * len(rows)
+    bold = 'font-size="20" font-weight="bold" fill="#0b7353"'
     shown = [
-        (f'<text x="34" y="{88 + 26 * place}" {style}>{escape(row)}</text>')
+        f'<text x="34" y="{46 + 26 * place}" {bold}>{escape(row)}</text>'
+        for place, row in enumerate(titles)
+    ]
+    style = 'font-size="16" fill="#1d2129"'
+    shown += [
+        f'<text x="34" y="{top + 26 * place}" {style}>{escape(row)}</text>'
         for place, row in enumerate(rows)
     ]
     size = f'width="820" height="{height}" viewBox="0 0 820 {height}"'
@@ -157,8 +164,6 @@ def picture(record: dict[str, Any]) -> str:
         f'<rect x="1" y="1" width="818" height="{height - 2}" rx="8" fill="#fdfdfb" '
         'stroke="#dcdcd8"/>',
         f'<rect x="1" y="1" width="8" height="{height - 2}" rx="4" fill="#0b7353"/>',
-        '<text x="34" y="46" font-size="20" font-weight="bold" '
-        f'fill="#0b7353">{escape(headline)}</text>',
         *shown,
         "</svg>\n",
     ))  # fmt: skip
