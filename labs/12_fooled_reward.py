@@ -105,17 +105,20 @@ for name, model in models.items():
     alarms[name] = raised
 
 lab.table(
-    ["run", "step", "detector", "what it says"],
+    ["run", "step", "detector"],
     [
         row
         for name, raised in alarms.items()
         for row in [
-            [name, alarm.step, alarm.detector, alarm.message]
+            [name, alarm.step, alarm.detector]
             for alarm in sorted(raised.values(), key=lambda alarm: alarm.step)
         ]
-        or [[name, "", "no alarm", ""]]
+        or [[name, "", "no alarm"]]
     ],
 )
+for name, raised in alarms.items():
+    for alarm in raised.values():
+        lab.text(f"{name}, step {alarm.step}: {alarm.message}")
 
 # %% plot
 spreads = {name: float(model(first).std()) for name, model in models.items()}
@@ -197,14 +200,14 @@ lab.expect(
     worth["honest"] - worth["start"],
     0.3,
     0.5,
-    "seeds 0, 1, 2 and 4: 0.39 to 0.42",
+    "seeds 0 to 4: 0.39 to 0.42",
 )
 LATEST = {"length": 12, "agreement": 8, "hedging": 26, "ticks": 32}
 MEASURED = {
     "length": ("6 to 8", "-0.58 to -0.56"),
     "agreement": ("3 to 4", "-0.49 to -0.44"),
     "hedging": ("13 to 16", "-0.70 to -0.36"),
-    "ticks": ("17 to 22", "-0.53 to -0.38"),
+    "ticks": ("17 to 22", "-0.53 to -0.25"),
 }
 for name, detector in OWN.items():
     first_one = min(alarms[name].values(), key=lambda alarm: alarm.step, default=None)
@@ -214,26 +217,24 @@ for name, detector in OWN.items():
         first_one is not None and first_one.detector == detector,
         1,
         1,
-        "seeds 0, 1, 2 and 4",
+        "seeds 0 to 4",
     )
     lab.expect(
         f"{name}: step of the first alarm",
         first_one.step if first_one else STEPS + 1,
         2,
         LATEST[name],
-        f"seeds 0, 1, 2 and 4: {steps_seen}",
+        f"seeds 0 to 4: {steps_seen}",
     )
     lab.expect(
-        f"{name}: truth, less the honest twin",
+        f"{name}: truth, less the honest run",
         worth[name] - worth["honest"],
         -1.5,
         -0.15,
-        f"seeds 0, 1, 2 and 4: {losses}",
+        f"seeds 0 to 4: {losses}",
     )
 least = min(own for own, _ in tested.values())
-lab.expect(
-    "held-out accuracy, the least of five", least, 0.88, 1, "seeds 0, 1, 2 and 4: 0.92 to 0.93"
-)
+lab.expect("held-out accuracy, the least of five", least, 0.88, 1, "seeds 0 to 4: 0.92 to 0.93")
 
 # %% [markdown]
 # Chapters list four ways to fool a reward, and one remedy for all of them: the KL penalty. No

@@ -78,12 +78,12 @@ lab.plot(
         points(raws, "raw agreement", ACCURACIES),
         points(kappas, "Fleiss' kappa", ACCURACIES),
         line(expected, "a² + (1 − a)²", ACCURACIES, dash="dot", colour="muted"),
-        line([2 * e - 1 for e in expected], "(2a − 1)²", ACCURACIES, dash="dot", colour="muted"),
+        line([2 * e - 1 for e in expected], "(2a − 1)²", ACCURACIES, dash="dash", colour="muted"),
     ],
     x="accuracy a of each person",
     y="agreement: share of pairs, or κ",
     look_at="both curves are flat at the left: people who are right in 60% hardly agree more than "
-    "coins do. Raw agreement never falls below one half.",
+    "coins do. In theory raw agreement is never below one half.",
 )
 gap = max(abs(seen - e) for seen, e in zip(raws, expected, strict=True))
 whole = raw_agreement(votes)
@@ -166,7 +166,7 @@ lab.plot(
         line(weighed, "Dawid and Skene", CROWDS, mode="both"),
         line(alike, "majority, in theory", CROWDS, dash="dot", colour="muted"),
         line(ideal, "best weights, in theory", CROWDS, dash="dash", colour="muted"),
-        level(PEOPLE["Eva"], "Eva alone", CROWDS),
+        level(PEOPLE["Eva"], "Eva alone", CROWDS, colour=""),
     ],
     x="votes on a pair",
     y="share of right labels",
@@ -414,11 +414,14 @@ lab.plot(
     "Pairs in the right order",
     [
         *(line(row, name, SHIFTS, mode="both") for name, row in ordered.items()),
-        *(
-            line([in_order_by_theory(s) for s in row], "theory", SHIFTS, dash="dot", colour="muted")
-            for row in list(ways.values())[1:]
+        level(in_order_by_theory(0), "theory, one comparison", SHIFTS),
+        line(
+            [in_order_by_theory(shift) for shift in SHIFTS],
+            "theory, two people",
+            SHIFTS,
+            dash="dash",
+            colour="muted",
         ),
-        level(0.5, "a coin", SHIFTS),
     ],
     x="standard deviation s of the zero points, in points of truth",
     y="share of pairs",
