@@ -4,7 +4,13 @@ import math
 
 import pytest
 
-from tether.judges.verdicts import read_verdict, soft_verdict, written_option
+from tether.judges.verdicts import read_verdict, soft_verdict, verdict_in
+
+
+def written_option(text, options):
+    """The place of the option that a written reply decides for; None without a decision."""
+    verdict = verdict_in(text, options)
+    return None if verdict is None else verdict.option
 
 
 def logs(**shares):

@@ -126,6 +126,13 @@ def note_machine(run: RunDirectory, loaded: LoadedModel, **more: Any) -> None:
     """
     before = read_json(run.path / "manifest.json")
     now = loaded.manifest()
+    code = environment()["code_digest"]
+    if (began := before.get("code_digest", code)) != code:
+        loaded.note(
+            f"{run.path.name} began with other code of tether (code_digest {began}, now {code}): "
+            "the end may differ from that of a run in one go. For the same bits, go on with that "
+            "code, or begin anew with run=PATH"
+        )
     pairs = zip(_decisive(before), _decisive({**environment(), **now}), strict=True)
     if changes := [f"{new} after {old}" for old, new in pairs if old and old != new]:
         loaded.note(

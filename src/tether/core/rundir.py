@@ -41,6 +41,11 @@ result.
 """
 MAY_CHANGE = (ENGINE, "budget")
 """Keys of a section that may change from one start to the next."""
+FORMER = "To go on with former defaults, add to the command: {}. Otherwise choose"
+Change = tuple[str, Any, Any, bool]
+"""A setting that differs from the first start's: key, former value, new value. The last entry is
+False if the new value is a default.
+"""
 BESIDE = ("log.txt", "command.json", "manifest.json", ".lock")
 """Files that a folder may hold when it becomes a run directory: written before config.json, or by
 the program that started the run.
@@ -233,14 +238,13 @@ class RunDirectory:
         run = cls(path)
         stored, now = run.path / "config.json", _settings(config)
         if stored.is_file() and run.begun:
-            before = read_json(run.path / "manifest.json").get("folder", str(path))
-            old = read_json(stored)
-            new = _without_new_defaults(now, old, _settings(config, exclude_defaults=True))
-            if differences := list(_differences(old, new, (before, str(path)))):
+            if changes := run._changes(config, now):
+                former = [f"{key}={json.dumps(value)}" for key, value, _, own in changes if not own]
                 raise RunError(
-                    f"{run.path} holds a run of another config: {'; '.join(differences[:5])}. "
-                    "Choose another run directory "
-                    "with run=PATH, or delete this one and what stands on it."
+                    f"{run.path} holds a run of another config: "
+                    f"{'; '.join(map(_change, changes[:5]))}. "
+                    f"{FORMER.format(' '.join(former)) if former else 'Choose'} another run "
+                    "directory with run=PATH, or delete this one and what stands on it."
                 )
             return run
         foreign = run.path.is_dir() and any(
@@ -251,13 +255,9 @@ class RunDirectory:
                 f"{run.path} exists and is not a run directory of tether. Choose another path."
             )
         run.path.mkdir(parents=True, exist_ok=True)
-        argv, started = (
-            [Path(sys.argv[0]).name, *sys.argv[1:]],
-            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        )
         start = {
-            "argv": redact_value(argv),
-            "started": started,
+            "argv": redact_value([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "config_digest": digest(now),
             "folder": str(path),
         }
@@ -267,6 +267,13 @@ class RunDirectory:
         write_json(noted, {**before, **environment(), **start, "cwd": os.getcwd(), **manifest})
         write_json(stored, now)
         return run
+
+    def _changes(self, config: Mapping[str, Any], now: Any) -> list[Change]:
+        before = read_json(self.path / "manifest.json").get("folder", str(self.path))
+        chosen = _settings(config, exclude_defaults=True)
+        given = _settings(config, exclude_unset=True)
+        old = read_json(self.path / "config.json")
+        return list(_differences(old, now, chosen, given, (before, str(self.path))))
 
     @property
     def begun(self) -> bool:
@@ -399,29 +406,33 @@ def _settings(config: Mapping[str, Any], **options: Any) -> Any:
     return redact_addresses(json.loads(_json({**config, **dumped})))
 
 
-def _without_new_defaults(new: Any, old: Any, chosen: Any) -> Any:
-    """The new settings without those that the old run did not know and that have their default (are
-    not among `chosen`).
-    """
-    if not (isinstance(new, dict) and isinstance(old, dict)):
-        return new
-    chosen = chosen if isinstance(chosen, dict) else {}
-    settings = {key: _without_new_defaults(new[key], old.get(key), chosen.get(key)) for key in new}
-    return {key: value for key, value in settings.items() if key in old or key in chosen}
+def _change(change: Change) -> str:
+    key, old, new, own = change
+    return f"{key} was {old!r} and is now {new!r}{'' if own else ' by default'}"
 
 
-def _differences(old: Any, new: Any, folders: tuple[str, str], prefix: str = "") -> Iterator[str]:
-    """A sentence for each setting whose values differ; a path that moved along with the run's
-    folder is the same.
+def _differences(
+    old: Any, new: Any, chosen: Any, given: Any, folders: tuple[str, str], prefix: str = ""
+) -> Iterator[Change]:
+    """The settings whose values differ. A path that moved along with the run's folder is the same.
+    So is a default that the old run did not know.
+
+    Args:
+        chosen: the new settings without those that have their defaults.
+        given: the settings of the recipe alone.
     """
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in (key for key in {**old, **new} if key not in MAY_CHANGE):
-            yield from _differences(old.get(key), new.get(key), folders, f"{prefix}{key}.")
+        parts = [part if isinstance(part, dict) else {} for part in (chosen, given)]
+        for key in (key for key in old | parts[0] if key not in MAY_CHANGE):
+            picked, own = (part.get(key) for part in parts)
+            yield from _differences(
+                old.get(key), new.get(key), picked, own, folders, f"{prefix}{key}."
+            )
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for place, (before, now) in enumerate(zip(old, new, strict=True)):
-            yield from _differences(before, now, folders, f"{prefix}{place}.")
+            yield from _differences(before, now, now, given, folders, f"{prefix}{place}.")
     elif old != new and not _same_place(old, new, folders):
-        yield f"{prefix.rstrip('.')} was {old!r} and is now {new!r}"
+        yield prefix.rstrip("."), old, new, given is not None or new is None
 
 
 def _same_place(old: Any, new: Any, folders: tuple[str, str]) -> bool:
@@ -456,9 +467,7 @@ def environment() -> Json:
         "platform": platform.platform(),
         "processor": _processor(),
         "cpu_count": os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if hasattr(os, "sysconf")
-        else None,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "packages": versions(REPORTED_PACKAGES),
     }
 

@@ -134,11 +134,3 @@ def _option_of(token: str, options: Sequence[str]) -> int | None:
     word = _MARKS.sub("", token)
     fitting = [i for i, option in enumerate(options) if word and option.startswith(word)]
     return fitting[0] if len(fitting) == 1 else None
-
-
-def written_option(text: str, options: Sequence[str]) -> int | None:
-    """The place of the option that a written reply decides for; None where it decides for none, or
-    is unclear.
-    """
-    verdict = verdict_in(text, options)
-    return None if verdict is None else verdict.option

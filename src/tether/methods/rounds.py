@@ -171,7 +171,11 @@ class _Round:
         save_trained(policy, loaded, run.path / "policy", kind="policy")
         run.finish(
             loaded.noted(
-                {**summary, "sampling": sampled, "seconds": summary["seconds"] + sampled["seconds"]}
+                {
+                    **summary,
+                    "sampling": sampled,
+                    "seconds": summary["seconds"] + sampled.get("seconds", 0),
+                }
             )
         )
         drop_checkpoint(run)

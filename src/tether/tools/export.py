@@ -232,7 +232,8 @@ def standing(source: str) -> str:
         {},
     )
     steps = (*(summary.get(name) for name in ("best_update", "steps", "updates")), 0)
-    step = measured.get("kept_step", next(step for step in steps if step is not None))
+    # -1: no update was measured, so that the last one is the result
+    step = measured.get("kept_step", next(s for s in steps if s is not None and s >= 0))
     return f"Run {root.name}, stage {place.stage.relative_to(root)}, after step {step}"
 
 

@@ -82,10 +82,6 @@ def _inside(whole: Row, where: str) -> list[Any] | None:
     return _of_frame(whole) or _of_columns(whole, where)
 
 
-def _are_objects(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
-
-
 def _of_frame(whole: Row) -> list[Row] | None:
     """The rows of `DataFrame.to_json(orient="split")`, or of its usual orient: {"prompt": {"0":
     "a", "1": "b"}}.
