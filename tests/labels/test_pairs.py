@@ -22,7 +22,7 @@ def pool(prompts=30, responses=5, seed=0):
                 "word " * draw.randint(1, 60) + str(k),
                 draw.gauss(0, 1),
                 draw.uniform(0.1, 1),
-                members(),
+                members=members(),
             )
             for k in range(responses)
         ]

@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import select
 
@@ -18,7 +17,7 @@ from tether.annotation.store import PART, Answer, Store
 from tether.annotation.tables import ResponseRow, TaskRow
 from tether.annotation.task_json import json_safe, origin_of
 from tether.core.errors import DataError
-from tether.core.types import Conversation, Prompt
+from tether.core.types import Conversation, Facts, Prompt
 from tether.data.formats.conversations import RESPONSES
 from tether.data.formats.fields import (
     checked_prompt,
@@ -34,7 +33,6 @@ from tether.data.formats.json_rows import Row
 from tether.data.sources import Quarantine, read, read_rows
 from tether.labels.pairs import PairsConfig, Response, choose_pairs
 
-Facts = Mapping[str, Any]
 PROMPTS = ("prompt", "question", "instruction", "messages")
 _LISTS = {
     "scores": "score",
@@ -52,7 +50,7 @@ def read_answers(
     prompts: str | Path | None = None,
     quarantine: Quarantine | None = None,
     limit: int | None = None,
-    **origin: Any,
+    **origin: object,
 ) -> Iterator[Answer]:
     """Answers out of files, one at a time.
 
@@ -140,7 +138,12 @@ def _answers(
 
 
 def _answer(
-    prompt: Conversation, answer: Any, origin: Facts, group: str, about_prompt: Facts, about: Facts
+    prompt: Conversation,
+    answer: object,
+    origin: Facts,
+    group: str,
+    about_prompt: Facts,
+    about: Facts,
 ) -> Answer:
     if isinstance(answer, Mapping) and "role" not in answer:
         name = next(
@@ -174,11 +177,8 @@ def _answer(
         else {}
     )
     details = {**about, "members": members} if members else about
-    fields = {
-        **scores,
-        **origin_of({name: value for name, value in json_safe(origin).items() if name in _ORIGIN}),
-    }
-    return Answer(prompt, response, group, prompt_details=about_prompt, details=details, **fields)
+    origin = {**scores, **json_safe(origin), "details": details}
+    return Answer(prompt, response, group, prompt_details=about_prompt, **origin_of(origin))
 
 
 def import_answers(store: Store, answers: Iterable[Answer]) -> Counter[str]:
@@ -197,7 +197,9 @@ def import_answers(store: Store, answers: Iterable[Answer]) -> Counter[str]:
                 new = scored[row.id]
                 rest = {name: value for name, value in row.details.items() if name != "members"}
                 members = {name: new.details[name] for name in ("members",) if name in new.details}
-                row.score, row.spread, row.details = new.score, new.spread, rest | members
+                row.score = new.score
+                row.spread = new.spread
+                row.details = rest | members
     return total
 
 
@@ -220,7 +222,9 @@ def ask_pairs(store: Store, config: PairsConfig, *, round: str = "", priority: f
         for row in session.scalars(select(ResponseRow).execution_options(yield_per=PART)):
             text = "\n\n".join(turn["content"] for turn in row.messages)
             members = tuple(row.details.get("members") or ())
-            responses[row.prompt_id].append(Response(row.id, text, row.score, row.spread, members))
+            responses[row.prompt_id].append(
+                Response(row.id, text, row.score, row.spread, members=members)
+            )
     several = {prompt: some for prompt, some in sorted(responses.items()) if len(some) > 1}
     chosen = choose_pairs(several, config, asked=before)
     return store.add_tasks(

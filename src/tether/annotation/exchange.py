@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from statistics import median
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
@@ -22,7 +22,7 @@ from tether.annotation.queries import JUDGED, TASKS
 from tether.annotation.store import ORIGIN, Answer, Store, answer_of
 from tether.annotation.tables import AnnotatorRow, AssignmentRow, JudgmentRow, PromptRow, TaskRow
 from tether.core.errors import ConfigError
-from tether.core.types import Annotation, Comparison, Json
+from tether.core.types import Annotation, Comparison, Facts, Json
 from tether.labels.aggregation import Label, dawid_skene
 from tether.labels.quality import Share
 from tether.labels.votes import FLIPPED, STRENGTHS, Opinion, Vote, as_verdict, more_than_half
@@ -51,12 +51,13 @@ class Case:
     first: Answer
     second: Answer
     opinions: tuple[Opinion, ...] = ()
+    _: KW_ONLY
     state: str = "open"
     needed: int = 1
     known: str | None = None
     round: str = ""
     strategy: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Facts = field(default_factory=dict)
     replaced: int = 0
 
     @property
@@ -95,12 +96,19 @@ def opinion_of(
     judgment: JudgmentRow, lease: AssignmentRow, person: AnnotatorRow, names: bool
 ) -> Opinion:
     """The opinion that three rows hold, without its comment."""
-    recorded = {
-        name: getattr(judgment, name)
-        for name in ("choice", "strength", "ratings", "seconds", "guidelines", "at")
-    }
-    annotator = person.name if names else f"annotator-{person.id}"
-    return Opinion(**recorded, annotator=annotator, left=lease.left or None, role=lease.role)
+    choice: Any = judgment.choice
+    left: Any = lease.left or None
+    return Opinion(
+        choice,
+        judgment.strength,
+        judgment.ratings,
+        seconds=judgment.seconds,
+        guidelines=judgment.guidelines,
+        annotator=person.name if names else f"annotator-{person.id}",
+        left=left,
+        at=judgment.at,
+        role=lease.role,
+    )
 
 
 def cases(
@@ -112,7 +120,7 @@ def cases(
     return _cases(store, round, names, TaskRow.state.in_(states), TaskRow.known.is_(None))
 
 
-def _cases(store: Store, round: str | None, names: bool, *which: Any) -> Iterator[Case]:
+def _cases(store: Store, round: str | None, names: bool, *which: object) -> Iterator[Case]:
     """The tasks that meet these conditions."""
     query = TASKS.where(*which).order_by(TaskRow.id).limit(CHUNK)
     query = query if round is None else query.where(TaskRow.round == round)
@@ -126,12 +134,15 @@ def _cases(store: Store, round: str | None, names: bool, *which: Any) -> Iterato
             for judgment, lease, person in session.execute(judged):
                 opinions[judgment.task_id].append(opinion_of(judgment, lease, person, names))
             for task, prompt, *sides in rows:
-                fields = {
-                    name: getattr(task, name)
-                    for name in ("state", "needed", "known", "round", "strategy", "details")
-                }
                 yield Case(
-                    *(answer_of(prompt, side) for side in sides), tuple(opinions[task.id]), **fields
+                    *(answer_of(prompt, side) for side in sides),
+                    tuple(opinions[task.id]),
+                    state=task.state,
+                    needed=task.needed,
+                    known=task.known,
+                    round=task.round,
+                    strategy=task.strategy,
+                    details=task.details,
                 )
             last = rows[-1][0].id
             session.expunge_all()
@@ -317,13 +328,18 @@ def votes(
                 for key, text in slices.items()
                 if isinstance(text, str) and 0 < len(text) <= LONGEST_SLICE
             }
-            seconds, expert, item = (
-                opinion.seconds or None,
-                opinion.role != "annotator",
-                f"{task.prompt_id}/{task.pair}",
-            )
+            seconds = opinion.seconds or None
+            expert = opinion.role != "annotator"
+            item = f"{task.prompt_id}/{task.pair}"
             yield Vote(
-                item, opinion.annotator, value, opinion.at, seconds, opinion.left, short, expert
+                item,
+                opinion.annotator,
+                value,
+                opinion.at,
+                seconds=seconds,
+                shown_left=opinion.left,
+                slices=short,
+                expert=expert,
             )
 
 
@@ -338,7 +354,7 @@ def gold_answers(store: Store) -> dict[str, str]:
     return {case.item: case.settled.choice if case.settled else str(case.known) for case in golden}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """The work of one person; `seconds` is the median of what a judgment took, where that is known.
 

@@ -68,7 +68,8 @@ def export_labels(
 
 
 def _json(rows: Iterable[Json], path: Path, *, is_array: bool) -> int:
-    count, (before, between, after) = 0, ("[\n", ",\n", "\n]\n") if is_array else ("", "\n", "\n")
+    count = 0
+    (before, between, after) = ("[\n", ",\n", "\n]\n") if is_array else ("", "\n", "\n")
     with path.open("w", encoding="utf-8") as file:
         for count, row in enumerate(rows, 1):
             file.write((between if count > 1 else before) + json.dumps(row, ensure_ascii=False))
@@ -126,7 +127,7 @@ def _parquet(rows: Iterable[Json], path: Path) -> int:
     return len(records)
 
 
-def _column(values: Sequence[Any]) -> Any:
+def _column(values: Sequence[object]) -> Any:
     """The values as Arrow has them: numbers, texts, or lists of these; anything else as JSON
     texts.
     """

@@ -207,14 +207,17 @@ def import_cases(
 
 def _task(case: Case, ask: int | None) -> TaskRow:
     people = sum(opinion.role == "annotator" for opinion in case.opinions)
-    ids = {
-        "prompt_id": case.first.prompt_id,
-        "first_id": case.first.id,
-        "second_id": case.second.id,
-    }
-    of_case = {name: getattr(case, name) for name in ("known", "strategy", "round")}
     details = json_safe({name: value for name, value in case.details.items() if name != "store"})
-    return TaskRow(**ids, **of_case, needed=max(1, people, ask or case.needed), details=details)
+    return TaskRow(
+        prompt_id=case.first.prompt_id,
+        first_id=case.first.id,
+        second_id=case.second.id,
+        known=case.known,
+        strategy=case.strategy,
+        round=case.round,
+        needed=max(1, people, ask or case.needed),
+        details=details,
+    )
 
 
 def _widen(session: Session, tasks: Iterable[TaskRow], ask: int) -> int:
@@ -262,16 +265,17 @@ def _keep(session: Session, tasked: Sequence[tuple[TaskRow, Case]], now: float) 
             # so that of a person's two judgments of a pair one is the later
             at = opinion.at or now + len(fresh) * 1e-6
             counted = task.known is None and opinion.role == "annotator"
-            left = opinion.left or ""
-            lease = {
-                "state": "judged",
-                "left": left,
-                "counted": counted,
-                "role": opinion.role,
-                "begun": at,
-                "expires": at,
-            }
-            fresh.append((AssignmentRow(task_id=key[0], annotator_id=key[1], **lease), opinion))
+            lease = AssignmentRow(
+                task_id=key[0],
+                annotator_id=key[1],
+                state="judged",
+                left=opinion.left or "",
+                counted=counted,
+                role=opinion.role,
+                begun=at,
+                expires=at,
+            )
+            fresh.append((lease, opinion))
     session.add_all(lease for lease, _ in fresh)
     session.flush()
     session.add_all(judgment_row(lease, opinion, lease.begun) for lease, opinion in fresh)

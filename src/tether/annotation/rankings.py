@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from statistics import fmean
 
 from sqlalchemy import select, update
@@ -46,6 +46,7 @@ class Standing:
     model: str
     score: float
     won: int
+    _: KW_ONLY
     tied: int
     lost: int
 
@@ -71,8 +72,9 @@ def standings(store: Store, *, round: str | None = None) -> list[Standing]:
         tallies[first][vote.verdict] += 1
         tallies[second][FLIPPED.get(vote.verdict, "tie")] += 1
     return [
-        Standing(name, score, *(tallies[name][how] for how in ("first", "tie", "second")))
+        Standing(name, score, won=tally["first"], tied=tally["tie"], lost=tally["second"])
         for name, score in scores.items()
+        for tally in [tallies[name]]
     ]
 
 

@@ -17,11 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import TypedDict, get_args
 
 from sqlalchemy import delete, insert, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
@@ -39,13 +39,25 @@ from tether.annotation.tables import (
     TaskRow,
 )
 from tether.core.errors import ConfigError, DataError
-from tether.core.types import Conversation, Json
+from tether.core.types import Conversation, Facts, Json
 from tether.data.rows import turn_rows, turns_of
 
 DAY = 86400.0
 PART = 500
-ORIGIN = ("model", "checkpoint", "sampling", "score", "spread", "details")
-"""Fields of an answer that tell where it comes from."""
+
+
+class Origin(TypedDict, total=False):
+    """The fields of an answer that say where it comes from."""
+
+    model: str
+    checkpoint: str
+    sampling: Facts
+    score: float | None
+    spread: float | None
+    details: Facts
+
+
+ORIGIN = tuple(Origin.__annotations__)
 
 
 class StoreError(DataError):
@@ -59,13 +71,14 @@ class Answer:
     prompt: Conversation
     response: Conversation
     group: str = ""
+    _: KW_ONLY
     model: str = ""
     checkpoint: str = ""
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Facts = field(default_factory=dict)
     score: float | None = None
     spread: float | None = None
-    prompt_details: Mapping[str, Any] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
+    prompt_details: Facts = field(default_factory=dict)
+    details: Facts = field(default_factory=dict)
 
     @cached_property
     def prompt_id(self) -> str:
@@ -341,7 +354,7 @@ def checked_criteria(names: Sequence[str]) -> list[str]:
     return criteria
 
 
-def _insert(session: Session, table: Any, rows: Iterable[Json], *columns: str) -> int:
+def _insert(session: Session, table: object, rows: Iterable[Json], *columns: str) -> int:
     """Insert the rows whose values of these columns are not in the table yet; returns how many."""
     by_key = {tuple(row[name] for name in columns): row for row in rows}
     first, *others = (getattr(table, name) for name in columns)
@@ -358,13 +371,17 @@ def _insert(session: Session, table: Any, rows: Iterable[Json], *columns: str) -
 
 def answer_of(prompt: PromptRow, row: ResponseRow) -> Answer:
     """The answer that two rows hold."""
-    origin = {name: getattr(row, name) for name in ORIGIN}
     return Answer(
         turns_of(prompt.messages),
         turns_of(row.messages),
         prompt.group,
+        model=row.model,
+        checkpoint=row.checkpoint,
+        sampling=row.sampling,
+        score=row.score,
+        spread=row.spread,
         prompt_details=prompt.details,
-        **origin,
+        details=row.details,
     )
 
 

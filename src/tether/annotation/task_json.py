@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from tether.annotation.exchange import PROVENANCE, Case, ordered, turned
-from tether.annotation.store import ORIGIN, Answer
+from tether.annotation.store import ORIGIN, Answer, Origin
 from tether.core.errors import DataError
-from tether.core.types import Annotation, Comparison, Conversation, Json
+from tether.core.types import Annotation, Comparison, Conversation, Facts, Json
 from tether.data.formats.fields import (
     as_text,
     attempt,
@@ -102,7 +102,7 @@ class Bridge(NamedTuple):
     `read_task` takes a row and the names of its fields, where these are unusual.
     """
 
-    matches: Callable[[Mapping[str, Any]], bool]
+    matches: Callable[[Facts], bool]
     read_task: Callable[..., Iterable[DataError | Case]]
     write_task: Callable[[Case, Comparison, str], Json]
 
@@ -151,7 +151,7 @@ def judged_case(
     )
 
 
-def spoken_choice(word: Any, names: Sequence[str] = ()) -> Choice | None:
+def spoken_choice(word: object, names: Sequence[str] = ()) -> Choice | None:
     """The choice that a label says: "Response A", "left", "answer2 is better", "tie", "both bad";
     None if it says none.
 
@@ -189,7 +189,7 @@ def case_row(case: Case, label: Comparison, store: str) -> Json:
     return record_row(label) | {"annotations": votes}
 
 
-def has_votes(row: Mapping[str, Any]) -> bool:
+def has_votes(row: Mapping[str, object]) -> bool:
     """True for a comparison whose votes are those of `case_row`."""
     votes = row.get("annotations") if row.keys() >= {"chosen", "rejected"} else None
     return isinstance(votes, list) and any(
@@ -227,7 +227,7 @@ def packed_case(case: Case, label: Comparison, store: str) -> Json:
     return case_row(case, label, store) | more
 
 
-def unpacked_case(packed: Any, tool: str) -> ReadCase:
+def unpacked_case(packed: object, tool: str) -> ReadCase:
     """The case of `packed_case`, as the tool shows it.
 
     Raises:
@@ -254,7 +254,7 @@ def unpacked_case(packed: Any, tool: str) -> ReadCase:
     )
 
 
-def foreign_case(values: Mapping[str, Any], fields: Sequence[str]) -> Case:
+def foreign_case(values: Mapping[str, object], fields: Sequence[str]) -> Case:
     """A case that was not made here, its prompt and its answers in these fields.
 
     Raises:
@@ -279,7 +279,7 @@ def foreign_case(values: Mapping[str, Any], fields: Sequence[str]) -> Case:
     return Case(one, other, strategy="imported", details={"metadata": rest})
 
 
-def field_names(values: Mapping[str, Any]) -> tuple[str, str, str]:
+def field_names(values: Mapping[str, object]) -> tuple[str, str, str]:
     """The usual names of a prompt and of two answers, as far as these values have them.
 
     Raises:
@@ -293,7 +293,7 @@ def field_names(values: Mapping[str, Any]) -> tuple[str, str, str]:
     return prompts[0], sides[0], sides[1]
 
 
-def has_fields(values: Mapping[str, Any]) -> bool:
+def has_fields(values: Mapping[str, object]) -> bool:
     """True if these values have a prompt and two answers by their usual names."""
     try:
         return bool(field_names(values))
@@ -301,7 +301,7 @@ def has_fields(values: Mapping[str, Any]) -> bool:
         return False
 
 
-def origin_of(values: Mapping[str, Any]) -> Json:
+def origin_of(values: Mapping[str, object]) -> Origin:
     """The origin of an answer, as far as these values tell it, by the names of the fields of
     `Answer`.
 
@@ -309,11 +309,12 @@ def origin_of(values: Mapping[str, Any]) -> Json:
         DataError: a name is no text, a score is no number, settings or details are no object.
     """
     readers = {"model": as_text, "checkpoint": as_text, "score": number, "spread": number}
-    return {
+    origin: Any = {
         name: readers.get(name, json_object)(values[name], name)
         for name in ORIGIN
         if not missing(values.get(name))
     }
+    return origin
 
 
 def _vote(vote: Any) -> Opinion:
@@ -331,16 +332,14 @@ def _vote(vote: Any) -> Opinion:
     seconds, guidelines, at = (
         number(vote.get(name) or 0, name) for name in ("seconds", "guidelines", "at")
     )
-    choice, left = (str(vote.get(name)) for name in ("choice", "left"))
-    given: Any = {
-        "choice": choice,
-        "left": left,
-        "strength": strength_of(vote.get("strength")),
-        "seconds": seconds,
-        "at": at,
-    }
+    sides: Any = [str(vote.get(name)) for name in ("choice", "left")]
+    choice, left = sides
     opinion = Opinion(
-        **given,
+        choice,
+        strength_of(vote.get("strength")),
+        left=left,
+        seconds=seconds,
+        at=at,
         ratings={name: int(value) if value.is_integer() else 0 for name, value in ratings.items()},
         guidelines=int(guidelines),
         annotator=as_text(vote.get("annotator"), "annotator"),
@@ -391,8 +390,15 @@ def case_of(
     batch = str(facts.pop("round", ""))
     strategy = str(facts.pop("strategy", "")) or "imported"
     details = {"id": row.id, "metadata": facts}
-    judged: Any = {"known": label} if gold else {"opinions": opinions}
-    case = Case(chosen, rejected, round=batch, strategy=strategy, details=details, **judged)
+    case = Case(
+        chosen,
+        rejected,
+        () if gold else opinions,
+        known=label if gold else None,
+        round=batch,
+        strategy=strategy,
+        details=details,
+    )
     # the better side of a file often comes first; which is `first` here must not tell
     return ordered(case)
 
@@ -409,7 +415,7 @@ def _annotated(vote: Annotation, expert: str | None) -> Opinion:
     )
 
 
-def json_safe(value: Any) -> Any:
+def json_safe(value: object) -> Any:
     """The value as JSON has it: what has no place there becomes a text, what is not finite becomes
     null.
     """
@@ -446,7 +452,7 @@ def readable_opinions(
     return opinions, [DataError(f"one judgment only, {problem}") for problem in problems]
 
 
-def json_object(value: Any, name: str) -> Mapping[str, Any]:
+def json_object(value: object, name: str) -> Facts:
     """An object, also from the JSON text of one; nothing counts as an empty one."""
     if isinstance(value, str) and value.startswith("{"):
         with suppress(ValueError):
@@ -458,7 +464,7 @@ def json_object(value: Any, name: str) -> Mapping[str, Any]:
     raise DataError(f"not an object: {name} holds {kind_name(value)}")
 
 
-def objects(value: Any, name: str) -> list[Mapping[str, Any]]:
+def objects(value: object, name: str) -> list[Facts]:
     """A list of objects; nothing counts as an empty one."""
     items = [] if missing(value) else sequence(value, name)
     if others := [kind_name(item) for item in items if not isinstance(item, Mapping)]:

@@ -8,7 +8,7 @@ person, never lost.
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from sqlalchemy import bindparam, exists, func, select, text, update
 from sqlmodel import Session
@@ -67,6 +67,7 @@ class Assigned:
     task: int
     prompt: Conversation
     first: Conversation
+    _: KW_ONLY
     second: Conversation
     left: str
     before: Opinion | None = None
@@ -99,7 +100,10 @@ class Work:
     def __init__(
         self, store: Store, *, lease: float = 1800.0, gold_every: int = 10, seed: int = 0
     ) -> None:
-        self.store, self.lease, self.gold_every, self.seed = store, lease, gold_every, seed
+        self.store = store
+        self.lease = lease
+        self.gold_every = gold_every
+        self.seed = seed
 
     def next(self, annotator: int) -> Assigned | None:
         """The task that the person has already, or another one; None when there is nothing (more)
@@ -138,7 +142,9 @@ class Work:
         row = row or AssignmentRow(
             task_id=task.id, annotator_id=person.id, left=left, begun=now, expires=now
         )
-        row.state, row.begun, row.expires = "leased", now, now + self.lease
+        row.state = "leased"
+        row.begun = now
+        row.expires = now + self.lease
         _take(session, row, task, person)
         return row
 
@@ -206,7 +212,9 @@ class Work:
             # What the person holds goes back, so that they may hold this; it may come to them
             # later.
             free(session, session.scalars(HELD, {"annotator": annotator}).all(), "expired")
-            last.withdrawn, row.state, row.expires = now, "leased", now + self.lease
+            last.withdrawn = now
+            row.state = "leased"
+            row.expires = now + self.lease
             if row.role == "annotator":
                 recount(session, task)
             else:
@@ -278,13 +286,17 @@ def _given(
 
 def judgment_row(row: AssignmentRow, opinion: Opinion, at: float) -> JudgmentRow:
     """The row of an opinion on an assignment that is in the store."""
-    recorded = {
-        name: value
-        for name, value in asdict(opinion).items()
-        if name not in ("annotator", "left", "role", "at")
-    }
     return JudgmentRow(
-        assignment_id=row.id, task_id=row.task_id, annotator_id=row.annotator_id, at=at, **recorded
+        assignment_id=row.id,
+        task_id=row.task_id,
+        annotator_id=row.annotator_id,
+        choice=opinion.choice,
+        strength=opinion.strength,
+        ratings=dict(opinion.ratings),
+        comment=opinion.comment,
+        seconds=opinion.seconds,
+        guidelines=opinion.guidelines,
+        at=at,
     )
 
 
@@ -309,16 +321,27 @@ def _release(session: Session, now: float) -> None:
 
 def _assigned(session: Session, row: AssignmentRow) -> Assigned:
     task, *texts = session.execute(_SHOWN, {"task": row.task_id}).one()
-    before, others, flags = session.scalar(_WITHDRAWN, {"assignment": row.id}), (), ()
+    before = session.scalar(_WITHDRAWN, {"assignment": row.id})
+    others = ()
+    flags = ()
     if row.role != "annotator":
         judged = select(JudgmentRow).where(
             LIVE, JudgmentRow.task_id == task.id, JudgmentRow.annotator_id != row.annotator_id
         )
         others = tuple(map(_opinion, session.scalars(judged)))
         flags = tuple(session.scalars(select(FlagRow.reason).where(FlagRow.task_id == task.id)))
-    sides = (turns_of(text.messages) for text in texts)
-    mine = None if before is None else _opinion(before)
-    return Assigned(row.id, task.id, *sides, row.left, mine, others, flags)
+    prompt, first, second = (turns_of(text.messages) for text in texts)
+    return Assigned(
+        assignment=row.id,
+        task=task.id,
+        prompt=prompt,
+        first=first,
+        second=second,
+        left=row.left,
+        before=None if before is None else _opinion(before),
+        others=others,
+        flags=flags,
+    )
 
 
 def _opinion(judgment: JudgmentRow) -> Opinion:

@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 Json = dict[str, Any]
 """An object of JSON whose keys are free: settings, metadata, summaries."""
+Facts = Mapping[str, Any]
+"""An object of JSON that is only read."""
 ChatRole = Literal["system", "user", "assistant", "tool"]
 
 

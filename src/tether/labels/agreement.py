@@ -13,7 +13,8 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -42,6 +43,7 @@ class Coefficient:
     value: float | None
     low: float | None
     high: float | None
+    _: KW_ONLY
     num_items: int
     num_votes: int
     reason: str = ""
@@ -71,6 +73,7 @@ class Table:
     second: Array
     multiplicity: Array
     votes: Array
+    _: KW_ONLY
     domain: list[Any]
     empty: str = ""
     """The reason why there are no kinds."""
@@ -153,7 +156,7 @@ def cohen_kappas(votes: Sequence[Vote], *, coding: Coding = "choice") -> list[Pa
             for side in (0, 1)
         )
         multiplicity = np.array([counts[kind] for kind in kinds], float)
-        table = Table(first, second, multiplicity, np.full(len(kinds), 2.0), domain)
+        table = Table(first, second, multiplicity, np.full(len(kinds), 2.0), domain=domain)
         pairs.append(PairOfAnnotators(*names, _figure(table, chance=False), _figure(table)))
     return pairs
 
@@ -174,7 +177,9 @@ def self_agreement(votes: Sequence[Vote]) -> Coefficient:
     kinds, multiplicity = np.unique(counts, axis=0, return_counts=True)
     same = np.tile([1.0, 0.0], (len(kinds), 1))
     empty = "" if repeats else "nobody voted twice on an item"
-    table = Table(kinds, same, multiplicity.astype(float), kinds.sum(1), [True, False], empty)
+    table = Table(
+        kinds, same, multiplicity.astype(float), kinds.sum(1), domain=[True, False], empty=empty
+    )
     return _figure(table, chance=False)
 
 
@@ -260,14 +265,29 @@ def tabulated(votes: Votes, coding: Coding = "choice") -> Table:
         return votes
     latest, values, empty = coded(votes, coding)
     if len(set(values)) > LARGEST_DOMAIN:
-        latest, values, empty = [], [], f"more than {LARGEST_DOMAIN} different values: round them"
+        latest = []
+        values = []
+        empty = f"more than {LARGEST_DOMAIN} different values: round them"
     domain, places = np.unique(np.array(values), return_inverse=True)
     items, rows = np.unique([vote.item for vote in latest], return_inverse=True)
     counts = np.zeros((len(items), len(domain)))
     np.add.at(counts, (rows, places), 1)
     kinds, multiplicity = np.unique(counts[counts.sum(1) > 1], axis=0, return_counts=True)
     empty = "no item has the votes of two annotators" if latest else empty
-    return Table(kinds, kinds, multiplicity.astype(float), kinds.sum(1), domain.tolist(), empty)
+    return Table(
+        kinds, kinds, multiplicity.astype(float), kinds.sum(1), domain=domain.tolist(), empty=empty
+    )
+
+
+def _statistic(met: Array, table: Table, level: Level, own: int, chance: bool) -> float:
+    """The figure of pairs of votes, counted by their two values."""
+    rows = met.sum(1)
+    total = met.sum()
+    if not chance:
+        return np.trace(met) / total
+    distance = _distance(rows, table.domain, level)
+    expected = rows @ distance @ met.sum(0) / (total * (total - own))
+    return 1 - (met * distance).sum() / total / expected if expected > 1e-12 else math.nan
 
 
 def _figure(
@@ -285,19 +305,12 @@ def _figure(
         scale: the weight of a pair of votes on an item of each kind.
         own: votes that a vote cannot meet by chance: itself, in Krippendorff's alpha.
     """
-
-    def statistic(met: Array) -> float:
-        rows, columns, total = met.sum(1), met.sum(0), met.sum()
-        if not chance:
-            return np.trace(met) / total
-        distance = _distance(rows, table.domain, level)
-        expected = rows @ distance @ columns / (total * (total - own))
-        return 1 - (met * distance).sum() / total / expected if expected > 1e-12 else math.nan
-
-    if not len(table.multiplicity):
-        return Coefficient(None, None, None, 0, 0, table.empty)
     number = round(float(table.multiplicity.sum()))
     votes = round(float(table.multiplicity @ table.votes))
+    bare = partial(Coefficient, low=None, high=None, num_items=number, num_votes=votes)
+    if not number:
+        return bare(None, reason=table.empty)
+    statistic = partial(_statistic, table=table, level=level, own=own, chance=chance)
     weights = np.broadcast_to(scale, len(table.multiplicity))
     each = (
         count * weights[kind] * table.coincidences(kind)
@@ -307,20 +320,13 @@ def _figure(
     value = float(statistic(whole))
     reason = ""
     if math.isnan(value):
-        return Coefficient(
-            None,
-            None,
-            None,
-            number,
-            votes,
-            "only one value was ever given, so agreement by chance is certain",
-        )
+        return bare(None, reason="only one value was ever given, so agreement by chance is certain")
     if abs(value - 1) < 1e-12:
         value = 1.0
         reason = "all agree on every item; the lower bound follows from their number"
         influence = Influence(np.zeros(1), np.array([float(number)]), float(number))
     elif number == 1:
-        return Coefficient(value, None, None, number, votes, ALIKE)
+        return bare(value, reason=ALIKE)
     else:
         without = np.array(
             [
@@ -329,34 +335,37 @@ def _figure(
             ]
         )
         if np.isnan(without).any():
-            return Coefficient(
-                value,
-                None,
-                None,
-                number,
-                votes,
-                f"{TOO_FEW} items: without one of them only one value is left",
-            )
+            few = f"{TOO_FEW} items: without one of them only one value is left"
+            return bare(value, reason=few)
         influence = jackknife(without, repeats=table.multiplicity)
         if influence.error < 1e-12:
-            return Coefficient(value, None, None, number, votes, ALIKE)
+            return bare(value, reason=ALIKE)
+    if chance and not reason and number < FEWEST_GROUPS:
+        return bare(value, reason=f"{TOO_FEW} items: {number}, and {FEWEST_GROUPS} are needed")
     if not chance and _one_pair_each(table):
         low, high = trials_interval(round(value * number), number)
-        return Coefficient(value, low, high, number, votes, reason)
-    if chance and not reason and number < FEWEST_GROUPS:
-        few = f"{TOO_FEW} items: {number}, and {FEWEST_GROUPS} are needed"
-        return Coefficient(value, None, None, number, votes, few)
-    # The room is the share of pairs that would disagree by chance. 1 less the coefficient, times
-    # the room, is the share that do disagree; the interval is made of that. Of n votes on an item n
-    # − 1 are compared with another.
+    else:
+        low, high = _interval(table, value, influence, chance)
+    return Coefficient(value, low, high, num_items=number, num_votes=votes, reason=reason)
+
+
+def _interval(
+    table: Table, value: float, influence: Influence, chance: bool
+) -> tuple[float, float]:
+    """The interval of a figure.
+
+    The room is the share of pairs that would disagree by chance. 1 less the coefficient, times the
+    room, is the share that do disagree; the interval is made of that. Of n votes on an item n − 1
+    are compared with another.
+    """
     first = table.multiplicity @ table.first
     second = table.multiplicity @ table.second
     room = 1.0 - float(first @ second / (first.sum() * second.sum())) if chance else 1.0
     share = max(1 - room * (1 - value), 0.0)
-    low, high = share_interval(share, influence.scaled(room), max(votes - number, number))
-    return Coefficient(
-        value, max(-1.0, 1 - (1 - low) / room), 1 - (1 - high) / room, number, votes, reason
-    )
+    number = table.multiplicity.sum()
+    compared = round(float(table.multiplicity @ (table.votes - 1)))
+    low, high = share_interval(share, influence.scaled(room), max(compared, round(float(number))))
+    return max(-1.0, 1 - (1 - low) / room), 1 - (1 - high) / room
 
 
 def _one_pair_each(table: Table) -> bool:
@@ -365,7 +374,7 @@ def _one_pair_each(table: Table) -> bool:
     return all(table.coincidences(kind).sum() == both for kind in range(len(table.votes)))
 
 
-def _distance(margins: Array, domain: Sequence[Any], level: Level) -> Array:
+def _distance(margins: Array, domain: Sequence[object], level: Level) -> Array:
     """The squared distance of any two values, (values, values)."""
     if level == "nominal":
         return 1 - np.eye(len(domain))

@@ -80,7 +80,10 @@ def label_pairs(
     if only is not None:
         pairs = [pair for pair in pairs if pair in only]
         distinct = [pair for pair in distinct if pair in only]
-    comparisons, agree, votes_right, majority_right = [], [], [], []
+    comparisons = []
+    agree = []
+    votes_right = []
+    majority_right = []
     for p, a, b in distinct:
         difference = scores[p][a] - scores[p][b]
         prompt = prompts[p]

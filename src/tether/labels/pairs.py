@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from pydantic import Field
 
@@ -82,6 +82,7 @@ class Response:
     text: str
     score: float | None = None
     spread: float | None = None
+    _: KW_ONLY
     members: tuple[float, ...] = ()
 
 
@@ -95,6 +96,7 @@ class Pair:
     first: str
     second: str
     strategy: str = ""
+    _: KW_ONLY
     value: float = 0.0
     people: int = 1
 
@@ -189,7 +191,9 @@ def _covering(pairs: Sequence[Pair], config: PairsConfig) -> list[Pair]:
     """The first pairs within the limits of the whole and of each prompt; of a ranking, whole
     prompts.
     """
-    of_prompt, taken, chosen = Counter(pair.prompt for pair in pairs), Counter(), []
+    of_prompt = Counter(pair.prompt for pair in pairs)
+    taken = Counter()
+    chosen = []
     for pair in pairs:
         if config.strategy == "ranking":
             # Begun is finished: a part of a ranking is none.

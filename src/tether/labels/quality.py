@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -55,7 +55,7 @@ class Share:
         return (self.value - self.by_chance) / (1 - self.by_chance)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Quality:
     """The figures of one annotator.
 
@@ -90,6 +90,7 @@ class Suspicion:
     kind: Literal["one_side", "low_agreement", "contrary", "gold"]
     reason: str
     p_value: float
+    _: KW_ONLY
     evidence: Quality
 
 
@@ -185,7 +186,7 @@ def _one_side(one: Quality) -> Suspicion:
         "one_side",
         reason,
         1.0 if one.left_p_value is None else one.left_p_value,
-        one,
+        evidence=one,
     )
 
 
@@ -219,7 +220,7 @@ def _agreement(
         f"{HONEST:.0%} of what is usual beyond chance {floor * mine.total:.0f}"
     )
     kind = "gold" if of == "gold" else "contrary" if below < 0.01 else "low_agreement"
-    return Suspicion(one.annotator, kind, reason, p_value, one)
+    return Suspicion(one.annotator, kind, reason, p_value, evidence=one)
 
 
 def _observed(votes: list[Vote], gold: Mapping[str, str]) -> list[Quality]:
@@ -319,11 +320,9 @@ def _quality(
 
 
 def _share(compared: Sequence[tuple[str, str]]) -> Share:
-    mine, right, total = (
-        Counter(a for a, _ in compared),
-        Counter(b for _, b in compared),
-        len(compared),
-    )
+    mine = Counter(a for a, _ in compared)
+    right = Counter(b for _, b in compared)
+    total = len(compared)
     by_chance = (
         sum(mine[verdict] * right[verdict] for verdict in mine) / total**2 if total else None
     )

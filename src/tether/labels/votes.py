@@ -8,7 +8,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from tether.core.errors import DataError
@@ -40,6 +40,7 @@ class Opinion:
     strength: int | None = None
     ratings: Mapping[str, int] = field(default_factory=dict)
     comment: str = ""
+    _: KW_ONLY
     seconds: float = 0.0
     guidelines: int = 0
     annotator: str = ""
@@ -53,7 +54,7 @@ class Opinion:
         sign = {"first": 1.0, "second": -1.0}.get(self.choice, 0.0)
         return sign if self.strength is None else sign * self.strength / STRENGTHS
 
-    def placed(self, places: Mapping[str, Any]) -> Opinion:
+    def placed(self, places: Mapping[str, object]) -> Opinion:
         """The same opinion with the answers under these names in its choice, left side and ratings
         (`criterion/answer`).
         """
@@ -112,6 +113,7 @@ class Vote:
     annotator: str
     value: Choice | float
     at: float = 0.0
+    _: KW_ONLY
     seconds: float | None = None
     shown_left: Side | None = None
     slices: Mapping[str, str] = field(default_factory=dict)
@@ -137,7 +139,15 @@ class Vote:
 
     @classmethod
     def seen(
-        cls, item: str, annotator: str, said: str | float, shown_left: Side, **more: Any
+        cls,
+        item: str,
+        annotator: str,
+        said: str | float,
+        shown_left: Side,
+        *,
+        at: float = 0.0,
+        seconds: float | None = None,
+        slices: Mapping[str, str] | None = None,
     ) -> Vote:
         """The vote of a person who said `left`, `right`, `tie` or `both_bad`, or a strength that is
         positive for the left side.
@@ -145,14 +155,21 @@ class Vote:
         Raises:
             DataError: nothing of that kind was said.
         """
-        if isinstance(said, str):
-            return cls(item, annotator, answer_on(said, shown_left), shown_left=shown_left, **more)
+        value = (
+            answer_on(said, shown_left)
+            if isinstance(said, str)
+            else said
+            if shown_left == "first" or not said
+            else -said
+        )
         return cls(
             item,
             annotator,
-            said if shown_left == "first" or not said else -said,
+            value,
+            at=at,
+            seconds=seconds,
             shown_left=shown_left,
-            **more,
+            slices=slices or {},
         )
 
     @property

@@ -136,7 +136,9 @@ class Overview:
     """
 
     def __init__(self, store: Store) -> None:
-        self.at, self.counts, gold = store.clock(), store.counts(), gold_answers(store)
+        self.at = store.clock()
+        self.counts = store.counts()
+        gold = gold_answers(store)
         cast = list(votes(store, names=True, gold=True, experts=True))
         compared = [vote for vote in cast if not vote.expert and vote.item not in gold]
         self.hours = _histogram(cast, self.at, HOUR, 24)

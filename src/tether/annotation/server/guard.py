@@ -168,7 +168,9 @@ class Attempts:
     def __init__(
         self, allowed: int, capacity: int = 10_000, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.allowed, self.capacity, self.clock = allowed, capacity, clock
+        self.allowed = allowed
+        self.capacity = capacity
+        self.clock = clock
         self.failed: dict[str, list[float]] = {}
 
     def blocked(self, address: str) -> bool:

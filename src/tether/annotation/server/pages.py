@@ -135,13 +135,16 @@ def keep_judgment(visit: Judge, form: Sent) -> Response:
     guidelines = site.store.guidelines(form.whole("guidelines"))
     strength = form.whole("strength", 0, 3) if form["strength"] else 0
     strength = (strength or None) if choice in ("left", "right") else None
-    ratings, comment, seconds = (
-        _ratings(form, guidelines, left),
-        form["comment"].strip(),
-        _seconds(form, site.store.clock()),
-    )
+    ratings = _ratings(form, guidelines, left)
+    comment = form["comment"].strip()
+    seconds = _seconds(form, site.store.clock())
     opinion = Opinion(
-        answer_on(choice, left), strength, ratings, comment, seconds, guidelines.version
+        answer_on(choice, left),
+        strength,
+        ratings,
+        comment,
+        seconds=seconds,
+        guidelines=guidelines.version,
     )
     site.work.judge(assignment, visit.person.id, opinion)
     every = site.settings.rest_every
@@ -266,7 +269,9 @@ def invite_person(visit: Admin, form: Sent) -> Response:
     """Make an invitation and show its link, this one time."""
     site = visit.site
     request = visit.request
-    name, role, days = form["name"].strip(), form["role"] or None, form.whole("days", 1, 365)
+    name = form["name"].strip()
+    role = form["role"] or None
+    days = form.whole("days", 1, 365)
     if name == visit.person.name:
         raise StoreError(
             "a new invitation for yourself would log you out. Ask another "
