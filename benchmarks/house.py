@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import re
 import sys
 import tokenize
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from benchmarks import prose
@@ -39,6 +40,19 @@ QUESTION_WORDS = frozenset(
     }
 )
 """First words that open a docstring as a question, where a noun or a verb names the thing."""
+RIGHT_SPLATS = {
+    "algorithms/token_batch.py: replace": "each tensor among the fields, found by reflection",
+    "annotation/answers.py: Answer": "a typed dictionary, `Origin`",
+    "annotation/task_json.py: Answer": "a typed dictionary, `Origin`",
+    "classic/config.py: cls": "keywords of a user, which pydantic checks",
+    "data/formats/registry.py: replace": "the one of two fields that a record has",
+    "evaluation/suite.py: Record": "a row that the same class wrote as JSON",
+    "methods/pairs.py: Annotation": "a row that the same class wrote as JSON",
+    "methods/pairs.py: Comparison": "a row that the same class wrote as JSON",
+    "report/figures.py: Trace": "a row of a packaged table, which a test reads",
+    "rewards/sandbox.py: CheckResult": "a row that the same class wrote as JSON",
+}
+"""Calls of a class that may be given unpacked values, by file and class, each with its reason."""
 LAYOUT = frozenset(
     {
         tokenize.COMMENT,
@@ -109,6 +123,31 @@ def vague_locals(tree: ast.Module) -> int:
     return count
 
 
+def uses_of_any(tree: ast.Module) -> int:
+    """Number of places that name `Any`; imports are left out."""
+    return sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(tree))
+
+
+def splats(tree: ast.Module, classes: Container[str]) -> Iterator[str]:
+    """The class of each `**values` among the arguments of a class; `cls` and `replace` count."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            if name in classes or name in ("cls", "replace", "_replace"):
+                yield from (name for keyword in node.keywords if keyword.arg is None)
+
+
+def by_place(tree: ast.Module) -> Iterator[str]:
+    """The dataclasses of which more than four fields may be given by place."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            words = " ".join(map(ast.unparse, node.decorator_list))
+            fields = [ast.unparse(f.annotation) for f in node.body if isinstance(f, ast.AnnAssign)]
+            places = itertools.takewhile(lambda annotation: annotation != "KW_ONLY", fields)
+            if "dataclass" in words and "kw_only=True" not in words and len([*places]) > 4:
+                yield node.name
+
+
 def question_docstrings(tree: ast.Module) -> int:
     """Number of docstrings that open with a question, those of attributes included."""
     first_words = (re.match(r"\s*(\w*)", text) for _, text in _text_statements(tree))
@@ -123,6 +162,12 @@ def counts(package: Path = PACKAGE) -> dict[str, int]:
     for path, tree in trees.items():
         for name in public_names(tree):
             homes[name].add(path)
+    classes = {
+        node.name
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
     calls = [
         node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Call)
     ]
@@ -135,6 +180,13 @@ def counts(package: Path = PACKAGE) -> dict[str, int]:
         "vague_locals": sum(map(vague_locals, trees.values())),
         "question_docstrings": sum(map(question_docstrings, trees.values())),
         **prose.counts(sources.values(), prose.documents()),
+        "any": sum(map(uses_of_any, trees.values())),
+        "splats": sum(
+            f"{path.relative_to(package).as_posix()}: {name}" not in RIGHT_SPLATS
+            for path, tree in trees.items()
+            for name in splats(tree, classes)
+        ),
+        "by_place": sum(len([*by_place(tree)]) for tree in trees.values()),
         "untyped_dicts": sum(text.count("dict[str, Any]") for text in sources.values()),
         "getattr_defaults": sum(
             isinstance(c.func, ast.Name) and c.func.id == "getattr" and len(c.args) == 3

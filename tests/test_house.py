@@ -356,6 +356,33 @@ def test_lines_of_code_are_counted_without_comments_and_docstrings() -> None:
     assert house.vague_locals(ast.parse(SAMPLE)) == 2  # found and said
 
 
+def test_any_splats_and_fields_by_place_are_counted() -> None:
+    source = (
+        "from typing import Any\n"
+        "x: dict[str, Any] = Thing(1, **f(**values), **more)\n"
+        "y = replace(x, **values)\n"
+        "@dataclass(frozen=True)\n"
+        "class Five:\n    a: int\n    b: int\n    c: int\n    d: int\n    e: Any\n"
+    )
+    assert house.uses_of_any(ast.parse(source)) == 2
+    assert list(house.splats(ast.parse(source), {"Thing"})) == ["Thing", "Thing", "replace"]
+    assert list(house.by_place(ast.parse(source))) == ["Five"]
+    keywords = source.replace("    e: Any", "    _: KW_ONLY\n    e: Any")
+    assert list(house.by_place(ast.parse(keywords))) == []
+
+
+def test_right_splats_are_there() -> None:
+    """A line of the table that no call needs any more is taken out."""
+    trees = {path: tree(path) for path in SOURCES}
+    classes = {n.name for t in trees.values() for n in ast.walk(t) if isinstance(n, ast.ClassDef)}
+    calls = {
+        f"{path.relative_to(PACKAGE).as_posix()}: {name}"
+        for path, source in trees.items()
+        for name in house.splats(source, classes)
+    }
+    assert house.RIGHT_SPLATS.keys() <= calls
+
+
 def test_docstrings_that_open_with_a_question_are_counted() -> None:
     """By hand: those of `size`, `whole` and `told` in SAMPLE, and of a module alone."""
     assert house.question_docstrings(ast.parse(SAMPLE)) == 3
