@@ -45,11 +45,15 @@ RIGHT_SPLATS = {
     "annotation/answers.py: Answer": "a typed dictionary, `Origin`",
     "annotation/task_json.py: Answer": "a typed dictionary, `Origin`",
     "classic/config.py: cls": "keywords of a user, which pydantic checks",
+    "build/judges.py: FunctionReward": "a typed dictionary, `LimitArguments`",
+    "data/formats/pairs.py: Comparison": "a typed dictionary, `_Label`",
     "data/formats/registry.py: replace": "the one of two fields that a record has",
     "evaluation/suite.py: Record": "a row that the same class wrote as JSON",
     "methods/pairs.py: Annotation": "a row that the same class wrote as JSON",
     "methods/pairs.py: Comparison": "a row that the same class wrote as JSON",
     "report/figures.py: Trace": "a row of a packaged table, which a test reads",
+    "rewards/facets.py: Context": "Python's own `decimal.Context`",
+    "rewards/function.py: FunctionReward": "a typed dictionary, `LimitArguments`",
     "rewards/sandbox.py: CheckResult": "a row that the same class wrote as JSON",
 }
 """Calls of a class that may be given unpacked values, by file and class, each with its reason."""

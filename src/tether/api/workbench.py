@@ -33,7 +33,7 @@ class Workbench:
         return (
             Role(self.loaded.model)
             if name is None
-            else new_role(self.loaded, name, LoraConfig(**lora), seed=seed)
+            else new_role(self.loaded, name, LoraConfig.model_validate(lora), seed=seed)
         )
 
     def value(self, role: Role) -> Role:
@@ -54,7 +54,9 @@ class Workbench:
             dict.fromkeys(parameter for role in roles for parameter in role.parameters())
         )
         return LocalLearner(
-            parameters, OptimizerConfig(learning_rate=learning_rate, **optimizer), updates
+            parameters,
+            OptimizerConfig.model_validate({"learning_rate": learning_rate, **optimizer}),
+            updates,
         )
 
     def prompts(self, rows: Sequence[Any]) -> list[Prompt]:
@@ -82,4 +84,6 @@ def load_model(source: str, *, seed: int = 0, **settings: Any) -> Workbench:
     Raises:
         ModelError: it cannot be found or loaded.
     """
-    return Workbench(open_model(ModelConfig(source=source, **settings), seed=seed))
+    return Workbench(
+        open_model(ModelConfig.model_validate({"source": source, **settings}), seed=seed)
+    )

@@ -35,6 +35,8 @@ SCORING = {
     "uncertainty_weight",
 }
 """The keys of a section by which a server scores."""
+MODELS = ("learned", "process", "classifier")
+"""Sources of rewards that hold a model, which runs on the device of the models."""
 
 
 def reward_settings(section: OnlineSection, context: Context) -> Json:
@@ -72,11 +74,8 @@ def served_reward(section: OnlineSection, context: Context) -> ServedReward:
         own = str((folder / "settings.json").resolve())
         return sys.executable, "-m", "tether", "rewards", own, "--host", host, "--port", str(port)
 
-    device = (
-        pick_device(context.model.device).type
-        if settings["scorer"] or section.classifier
-        else "cpu"
-    )
+    holds_model = section.reward_source in MODELS
+    device = pick_device(context.model.device).type if holds_model else "cpu"
     threads = max(1, torch.get_num_threads() // max(1, len(config.names))) if device == "cpu" else 0
     servers = context.placement.servers_for(config, command, folder, threads, device)
     if section.function is not None:  # calls as in this process

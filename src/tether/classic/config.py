@@ -108,14 +108,13 @@ class PPOConfig(ClassicConfig):
         kl: Json = {"coefficient": self.init_kl_coef}
         if self.adap_kl_ctrl and self.init_kl_coef:
             kl |= {"mode": "adaptive", "target": self.target, "horizon": self.horizon}
-        same = self.model_dump(include={"gamma", "lam", "score_clip", "seed"})
-        sizes: Json = {
+        settings = self.model_dump(include={"gamma", "lam", "score_clip", "seed"}) | {
+            "algorithm": "ppo",
+            "optimizer": adam,
             "prompts_per_step": self.batch_size,
             "samples_per_prompt": 1,
             "minibatches": minibatches,
             "epochs": self.ppo_epochs,
-        }
-        terms: Json = {
             "normalize_scores": False,
             "kl": kl,
             "value_coefficient": self.vf_coef,
@@ -126,7 +125,7 @@ class PPOConfig(ClassicConfig):
             clips["target_kl"] = 1.5 * self.target_kl
         if self.ppo_epochs * minibatches == 1:  # nothing has moved that could be clipped
             clips = {}
-        return PolicyConfig(algorithm="ppo", optimizer=adam, **sizes, **terms, **same, **clips)
+        return PolicyConfig.model_validate(settings | clips)
 
 
 class TrainingConfig(ClassicConfig):
@@ -179,11 +178,13 @@ class TrainingConfig(ClassicConfig):
         """
         warmup = self.warmup_steps or self.warmup_ratio
         warmup = warmup if warmup < 1 else warmup / updates
-        same = self.model_dump(include={"learning_rate", "weight_decay", "max_grad_norm"})
-        decay: Json = {} if self.lr_scheduler_type == "constant" else {"final_fraction": 0.0}
-        return OptimizerConfig(
-            schedule=self.lr_scheduler_type, warmup_fraction=min(0.999, warmup), **same, **decay
-        )
+        settings = self.model_dump(include={"learning_rate", "weight_decay", "max_grad_norm"}) | {
+            "schedule": self.lr_scheduler_type,
+            "warmup_fraction": min(0.999, warmup),
+        }
+        if self.lr_scheduler_type != "constant":
+            settings["final_fraction"] = 0.0
+        return OptimizerConfig.model_validate(settings)
 
 
 class SFTConfig(TrainingConfig):

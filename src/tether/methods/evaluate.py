@@ -114,8 +114,13 @@ def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Samplin
     """The way in which both sides answer; `trained` is how a stage of the recipe samples, None
     where no stage samples.
     """
-    own = section.model_dump(include={"max_new_tokens", "temperature"}, exclude_none=True)
-    return replace(trained or UNTRAINED, **own)
+    sampling = trained or UNTRAINED
+    temperature = section.temperature
+    return replace(
+        sampling,
+        max_new_tokens=section.max_new_tokens or sampling.max_new_tokens,
+        temperature=sampling.temperature if temperature is None else temperature,
+    )
 
 
 def weights_of(source: str | Path) -> str:

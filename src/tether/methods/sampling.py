@@ -199,36 +199,19 @@ def online_stage(
         else shared(local_engine(policy, loaded, max_rows=section.engine_rows), ranks)
     )
     if isinstance(section, PolicySection):
-        stage = PolicyGradient(
-            config=section,
-            policy=policy,
-            reference=reference,
-            value=value,
-            reward=source,
-            engine=engine,
-            encoder=encoder,
-            ranks=ranks,
-        )
+        build = partial(PolicyGradient, config=section, value=value)
     elif isinstance(section, BestOfNSection):
-        stage = BestOfN(
-            config=section,
-            policy=policy,
-            reference=reference,
-            reward=source,
-            engine=engine,
-            encoder=encoder,
-            ranks=ranks,
-        )
+        build = partial(BestOfN, config=section)
     else:
-        stage = OnlineDirect(
-            config=section,
-            policy=policy,
-            reference=reference,
-            reward=source,
-            engine=engine,
-            encoder=encoder,
-            ranks=ranks,
-        )
+        build = partial(OnlineDirect, config=section)
+    stage = build(
+        policy=policy,
+        reference=reference,
+        reward=source,
+        engine=engine,
+        encoder=encoder,
+        ranks=ranks,
+    )
     return stage, loaded
 
 

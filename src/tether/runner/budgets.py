@@ -59,13 +59,10 @@ class Budgets:
         """
         section = self.recipe.section(name)
         budget = self.recipe.budget
-        cost, began, self.first = (
-            self._price(name),
-            self.began if self.first else self.clock(),
-            False,
-        )
-        how: dict[str, float] = {"closing": self.price.closing, "began": began}
-        how |= {"after": cost.after, "each": cost.step} if cost else {}
+        cost = self._price(name)
+        began = self.began if self.first else self.clock()
+        closing = self.price.closing
+        self.first = False
         own = section.budget if isinstance(section, TimedSection) else None
         if not isinstance(section, TimedSection) or (own is None and budget is None):
             self._done((name, number))
@@ -74,10 +71,19 @@ class Budgets:
         if budget is not None:
             share = self._share((name, number), budget.minutes * 60)
             seconds = min(seconds, share + self.before[name, number])
-            how |= {"began": self.clock(), "closing": 0.0}  # the report is taken off the whole
+            # the report is taken off the whole
+            began, closing = self.clock(), 0.0
         self._done((name, number))
         minutes = min(given.minutes for given in (own, budget) if given is not None)
-        return TimeLimit(seconds, minutes=minutes, clock=self.clock, **how)
+        return TimeLimit(
+            seconds,
+            minutes=minutes,
+            after=cost.after if cost else 0.0,
+            each=cost.step if cost else 0.0,
+            closing=closing,
+            clock=self.clock,
+            began=began,
+        )
 
     def _done(self, planned: Planned) -> None:
         self.left = [other for other in self.left if other != planned]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal, TypedDict
 
 from pydantic import Field
 
@@ -17,6 +17,14 @@ Shape = Literal["texts", "messages"]
 
 GIVEN = "python:"
 """Beginning of the name of a function that a program handed over."""
+
+
+class LimitArguments(TypedDict):
+    """Limits as arguments of `FunctionReward`."""
+
+    batch: int
+    time_limit: float
+    dump_after: float
 
 
 class CallLimits(Config):
@@ -41,7 +49,7 @@ class CallLimits(Config):
     )
 
     @property
-    def limits(self) -> Mapping[str, Any]:
+    def limits(self) -> LimitArguments:
         """The limits as arguments of `FunctionReward`."""
         return {"batch": self.batch, "time_limit": self.time_limit, "dump_after": self.dump_after}
 

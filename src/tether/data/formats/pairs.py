@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, TypedDict
 
 from tether.core.errors import DataError
 from tether.core.types import Annotation, Comparison, Conversation
@@ -153,7 +153,15 @@ def _prompt(row: Row) -> Conversation:
     return (replace(messages[0], tools=tools), *messages[1:]) if tools and messages else messages
 
 
-def _label(row: Row, names: tuple[str, str]) -> dict[str, Any]:
+class _Label(TypedDict):
+    margin: float | None
+    tie: bool
+    probability: float
+    annotations: tuple[Annotation, ...]
+    group: str
+
+
+def _label(row: Row, names: tuple[str, str]) -> _Label:
     margin, equal = _margin(row, names)
     tie = fields.boolean(row["tie"], "tie") if fields.has(row, "tie") else equal or _said_tie(row)
     probability = 0.5 if tie else 1.0

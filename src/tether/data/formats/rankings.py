@@ -72,15 +72,16 @@ class RankedResponses:
             better.worth - worse.worth if self.measured else None,
         )
         facts = models if any(model is not None for model in models.values()) else {}
-        label = {
-            "margin": margin,
-            "tie": tie,
-            "probability": 0.5 if tie else 1.0,
-            "metadata": facts,
-        }
-        return fields.checked_comparison(
-            Comparison(self.prompt, better.response, worse.response, **label)
+        pair = Comparison(
+            self.prompt,
+            better.response,
+            worse.response,
+            margin=margin,
+            tie=tie,
+            probability=0.5 if tie else 1.0,
+            metadata=facts,
         )
+        return fields.checked_comparison(pair)
 
     def best(self) -> Iterator[Demonstration]:
         """The response of the highest worth, the first one among equals."""
