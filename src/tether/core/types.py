@@ -112,8 +112,8 @@ class Prompt:
 
     messages: Conversation
     id: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    row: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    metadata: Facts = field(default_factory=dict)
+    row: Facts = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def text(self) -> str:
@@ -127,7 +127,7 @@ class Demonstration:
 
     messages: Conversation
     id: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Comparison:
     tie: bool = False
     probability: float = 1.0
     annotations: tuple[Annotation, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Facts = field(default_factory=dict)
 
     def swap(self) -> Comparison:
         """The same comparison with its sides exchanged."""
@@ -181,7 +181,7 @@ class Feedback:
     response: Conversation
     desirable: bool
     id: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class StepLabels:
     labels: tuple[bool | None, ...]
     id: str = ""
     group: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +208,8 @@ class Problem:
     answer: str
     solution: str = ""
     id: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    row: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    metadata: Facts = field(default_factory=dict)
+    row: Facts = field(default_factory=dict, repr=False, compare=False)
 
 
 class StopReason(Enum):

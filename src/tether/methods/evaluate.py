@@ -59,7 +59,7 @@ SEED = 104729
 
 def train(
     section: EvaluationSection, context: Context, rows: Sequence[Prompt], run: RunDirectory
-) -> dict[str, Any]:
+) -> Json:
     """Compare the context's policies with what they start from; every answer is in `answers.jsonl`.
 
     Raises:
@@ -185,7 +185,7 @@ class _Asked:
         own = self.sampling.temperature
         return [own, *other_temperatures(self.sampling, self.section.temperatures)]
 
-    def answers(self, name: str, folder: Path, policy: Path | None) -> dict[str, Any]:
+    def answers(self, name: str, folder: Path, policy: Path | None) -> Json:
         """A policy's answers, kept in `folder`: texts, KL from the start, lengths, and `decoded` at
         other temperatures.
         """
@@ -351,7 +351,7 @@ class _Asked:
             self._scores[key] = self.judge(self.prompts, texts)
         return self._scores[key]
 
-    def gained(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    def gained(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:
         """Gold before and after, gain and win rate with their intervals, parts, and what decoding
         alone gives.
         """
@@ -370,9 +370,7 @@ class _Asked:
                 f"the judge scored no answer of both sides{f': {reason}' if reason else ''}. Look "
                 "at evaluate.judge"
             )
-        gold: dict[str, Any] = {
-            f"gold_{name}": measured[name]["value"] for name in ("before", "after")
-        }
+        gold: Json = {f"gold_{name}": measured[name]["value"] for name in ("before", "after")}
         gold |= {f"gold_{name}": measured[name] for name in ("gain", "win_rate")}
         parts = [_mean_parts(self.judged(side["texts"])) for side in (before, after)]
         gold["gold_parts"] = {k: {"before": parts[0][k], "after": parts[1][k]} for k in parts[0]}
@@ -425,7 +423,7 @@ class _Asked:
         return list(zip(answers["texts"], self.judged(answers["texts"]), strict=True))
 
 
-def _compared(asked: _Asked, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+def _compared(asked: _Asked, before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:
     """Results of a policy against the model before it: the judge's scores, the distance in KL, and
     the form of the answers.
     """
@@ -449,7 +447,7 @@ def _compared(asked: _Asked, before: Mapping[str, Any], after: Mapping[str, Any]
     }
 
 
-def _texts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+def _texts(rollouts: Sequence[Rollout]) -> Json:
     """Texts, how many came to their end, and how long they are on average, in tokens."""
     return {
         "texts": [r.text for r in rollouts],

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from tether.build.context import Context, note_machine
 from tether.build.fitting import FITTING, Fitting
@@ -74,7 +73,7 @@ class WaitingError(TetherError):
 
 def train(
     section: PairsSection, context: Context, rows: Sequence[Prompt], run: RunDirectory
-) -> dict[str, Any]:
+) -> Json:
     """Leave the judged pairs in `pairs.jsonl`.
 
     Raises:

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tether.build.context import Context
 from tether.build.rewards import learned_reward
@@ -25,7 +24,7 @@ from tether.core.budget import shared_time
 from tether.core.errors import DataError, TrainingError
 from tether.core.protocols import now_doing
 from tether.core.rundir import RunDirectory
-from tether.core.types import Comparison, Conversation, Rollout
+from tether.core.types import Comparison, Conversation, Json, Rollout
 from tether.cpu.memory import free_memory
 from tether.data.prepare import Ranking, Split
 from tether.data.seen import write_seen
@@ -53,7 +52,7 @@ the seed itself.
 
 def train(
     section: RewardSection, context: Context, rows: Sequence[Comparison], run: RunDirectory
-) -> dict[str, Any]:
+) -> Json:
     """Train on top of the model; the result is the role in `model`, or those that are named there.
 
     With `test_share` a second model, of labels that the first one never sees, goes to `test`.
@@ -64,7 +63,7 @@ def train(
     if section.objectives is not None:
         return _objectives(parts, context)
     tests = _tests(section, context)
-    test_model: dict[str, Any] = {}
+    test_model: Json = {}
     for part in (part for part in parts if part.kind == "test model"):
         rows, others = split_by_group(rows, section.test_share, context.seed + TEST_SEED)
         tell = lambda done, total, _: now_doing("training the test model", done, total)  # noqa: E731
@@ -181,7 +180,7 @@ def _tests(section: RewardSection, context: Context) -> dict[str, list[Compariso
     return tests
 
 
-def _objectives(parts: Sequence[StagePart], context: Context) -> dict[str, Any]:
+def _objectives(parts: Sequence[StagePart], context: Context) -> Json:
     """Train several reward models on one base, each an ordinary stage in `NAME`, and name them in
     `model`.
 
@@ -191,7 +190,7 @@ def _objectives(parts: Sequence[StagePart], context: Context) -> dict[str, Any]:
     Raises:
         TrainingError: a model gives every held-out response the same score, or none was held out.
     """
-    summaries: dict[str, dict[str, Any]] = {}
+    summaries: dict[str, Json] = {}
     for number, part in enumerate(parts):
         name, progress = part.name, _part(context.progress, number, len(parts))
         with shared_time(number, len(parts)):
@@ -234,7 +233,7 @@ class RewardMembers:
     one: RewardModeling | None = None
     """The model that the members became, averaged or distilled."""
 
-    def train(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    def train(self, comparisons: Sequence[Comparison]) -> Json:
         """Train the members that are not complete; returns the summary of what they are
         together.
         """
@@ -277,7 +276,7 @@ class RewardMembers:
             "seconds": sum(one["seconds"] for one in summaries),
         }
 
-    def evaluate(self, rankings: Sequence[Ranking], num_ties: int = 0) -> dict[str, Any]:
+    def evaluate(self, rankings: Sequence[Ranking], num_ties: int = 0) -> Json:
         """Of the model that the members became, or of the mean of their scores."""
         if self.one is not None:
             return self.one.evaluate(rankings, num_ties)
@@ -354,7 +353,7 @@ class RewardMembers:
 
     def _distill(
         self, split: Split[Ranking], combine: Combine, run: RunDirectory, progress: Progress | None
-    ) -> dict[str, Any]:
+    ) -> Json:
         """One more model, which learns what the members say together; its summary."""
         role = reward_role(
             self.loaded,
@@ -370,10 +369,8 @@ class RewardMembers:
         run.finish(student.fit(split, run, progress))
         return run.summary()
 
-    def _summary(self, split: Split[Ranking], members: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        summary: dict[str, Any] = {
-            "train_loss": statistics.fmean(one["train_loss"] for one in members)
-        }
+    def _summary(self, split: Split[Ranking], members: Sequence[Json]) -> Json:
+        summary: Json = {"train_loss": statistics.fmean(one["train_loss"] for one in members)}
         if split.test:
             summary |= heldout_summary(self.evaluate(split.test))
             if self.one is not None:

@@ -65,9 +65,7 @@ Made = tuple[list[Json], Json]
 """Lines of pairs.jsonl, and what the summary says of the sampling."""
 
 
-def train(
-    section: RoundsSection, context: Context, rows: Sequence[Any], run: RunDirectory
-) -> dict[str, Any]:
+def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: RunDirectory) -> Json:
     """Run what is left of the rounds; each leaves its pairs and its policy in `round-NN`.
 
     Raises:

@@ -37,7 +37,7 @@ def method_of(kind: StageKind) -> Callable[..., Json]:
     return importlib.import_module(kind.method).train
 
 
-def run_stage(section: Section, context: Context) -> dict[str, Any]:
+def run_stage(section: Section, context: Context) -> Json:
     """Run what is left of a stage; returns its summary, which a finished one already has.
 
     Raises:
@@ -129,9 +129,7 @@ def _tidy(run: RunDirectory) -> None:
             release(run.path)
 
 
-def _finished(
-    run: RunDirectory, section: Section, summary: dict[str, Any], quarantine: Quarantine
-) -> dict[str, Any]:
+def _finished(run: RunDirectory, section: Section, summary: Json, quarantine: Quarantine) -> Json:
     """Write the summary, with what the detectors noticed and whether anything moved at all."""
     steps = run.metrics()
     alarms = run.alarms()

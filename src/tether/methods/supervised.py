@@ -37,7 +37,7 @@ MERGE_HOLDS = 0.99
 
 def train(
     section: SupervisedSection, context: Context, rows: Sequence[Any], run: RunDirectory
-) -> dict[str, Any]:
+) -> Json:
     """Train on top of the model; the result is a model that all else starts from (SFT), or the role
     in `model` or `policy`.
     """

@@ -12,6 +12,7 @@ from typing import Any
 
 from tether.build.checks import check_scorers
 from tether.core.errors import ModelError
+from tether.core.types import Json
 from tether.models.pretrained import resolve
 from tether.planning.devices import Device
 from tether.planning.memory import Learning, Planner, StagePlan, own_models
@@ -23,7 +24,7 @@ from tether.settings.sampling import OnlineSection
 from tether.settings.stages import STAGES
 from tether.settings.supervised import SFTSection
 
-SHAPES: dict[str, dict[str, Any]] = tomllib.loads(
+SHAPES: dict[str, Json] = tomllib.loads(
     (Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8")
 )
 """Shapes of well-known models, in the terms of a Llama configuration."""
@@ -138,7 +139,7 @@ def _changes(recipe: BaseRecipe, gpu: bool) -> Iterator[tuple[str, BaseRecipe]]:
         yield text.lower(), recipe.model_copy(update={name: section.model_copy(update=values)})
 
 
-def _cheaper(section: Any) -> Iterator[dict[str, Any]]:
+def _cheaper(section: Any) -> Iterator[Json]:
     """Other settings of a stage that learns, each of which needs less memory."""
     own = own_models(section)
     online = isinstance(section, OnlineSection)

@@ -365,7 +365,7 @@ def _meanings(latex: str) -> tuple[Any, ...]:
     )
 
 
-def score_entry(given: str, answer: Any, task: str, config: dict[str, Any], entry: str) -> float:
+def score_entry(given: str, answer: Any, task: str, config: Json, entry: str) -> float:
     """The task's own score of an answer. If a scorer raises on this answer and accepts the known
     one, the answer is wrong.
     """
@@ -395,7 +395,7 @@ def make_entry_maker() -> Callable[..., tuple[str, Any, str]]:
 
     numpy.set_printoptions(legacy="1.25")  # a number of numpy's is written as a plain one
 
-    def make(task: str, config: dict[str, Any], index: int) -> tuple[str, Any, str]:
+    def make(task: str, config: Json, index: int) -> tuple[str, Any, str]:
         entry = _dataset(task, json.dumps(config))[index]
         literal = repr(entry)
         if ast.literal_eval(literal) != entry:

@@ -53,7 +53,7 @@ def run_recipe(
     began: float | None = None,
     at_once: int = 1,
     only: Path | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Run the named stages of a recipe in order (None: all); each finds its predecessors' results
     in the run directory.
 
@@ -148,7 +148,7 @@ def _sampling(recipe: BaseRecipe) -> Sampling | None:
     return next((section.sampling for section in samplers if hasattr(section, "sampling")), None)
 
 
-def _run(job: Job, progress: Callable[[str], Progress] | None, ranks: Ranks) -> dict[str, Any]:
+def _run(job: Job, progress: Callable[[str], Progress] | None, ranks: Ranks) -> Json:
     """One job."""
     if ranks.size > 1 and job.kind.alone:
         return ranks.once(lambda: _run(job, progress, ALONE))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from tether.build.roles import newest_policy
 from tether.core.rundir import RunDirectory, read_json
+from tether.core.types import Json
 from tether.runner.folder import round_folder
 from tether.settings.recipe import BaseRecipe
 
@@ -41,7 +41,7 @@ def write_totals(recipe: BaseRecipe) -> None:
     RunDirectory(root).finish({"rounds": rounds, "policy": policy.relative_to(root).as_posix()})
 
 
-def _totals(recipe: BaseRecipe, root: Path, number: int | None) -> dict[str, Any]:
+def _totals(recipe: BaseRecipe, root: Path, number: int | None) -> Json:
     place = round_folder(root, number)
     names = dict.fromkeys([*recipe.stages, *compared_in(recipe, place)])
     folders = {name: (root if name == "sft" else place) / name for name in names}
@@ -77,7 +77,7 @@ def _totals(recipe: BaseRecipe, root: Path, number: int | None) -> dict[str, Any
     }
 
 
-def _round(done: dict[str, Any], policy: dict[str, Any], name: str) -> dict[str, Any]:
+def _round(done: Json, policy: Json, name: str) -> Json:
     """Figures of one round: labels, learning and gain, and the gain for a hundred labels."""
     asked = done["pairs"].get("asked", done["pairs"]["num_pairs"])
     reward = {

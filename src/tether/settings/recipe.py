@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError, create_model, model_validator
 
 from tether.core.errors import ConfigError
+from tether.core.types import Json
 from tether.settings.budget import Budget
 from tether.settings.config import Config
 from tether.settings.learner import LearnerConfig
@@ -68,14 +69,14 @@ class BaseRecipe(Config):
             "run what comes after [sft] so often, each time from answers of the policy before"
         ),
     )
-    arms: dict[Name, dict[str, dict[str, Any]]] = Field(
+    arms: dict[Name, dict[str, Json]] = Field(
         default_factory=dict,
         description=(
             "further policies to compare: [arms.NAME.STAGE] differs from [STAGE] in what it says"
         ),
     )
 
-    sweep: dict[str, Any] | None = Field(
+    sweep: Json | None = Field(
         default=None,
         description=(
             'keys and the values that each takes, such as "ppo.kl.coefficient" = [0.01, 0.05] or '
@@ -285,7 +286,7 @@ def scorer_faults(
 
 def recipe_type() -> type[BaseRecipe]:
     """A recipe with a field for every stage that the table has now."""
-    sections: dict[str, Any] = {
+    sections: Json = {
         name: (kind.section | None, Field(default=None, description=kind.help))
         for name, kind in STAGES.items()
     }
