@@ -10,7 +10,9 @@ import pytest
 import torch
 from tests.evaluation.oracles.lm_eval_numbers import METRICS, TASKS, rows, tokenizer
 
-from tether.core.errors import ConfigError
+from tether.build import harness
+from tether.build.suites import evaluate_model
+from tether.core.errors import ConfigError, DataError
 from tether.data.chat import ChatEncoder
 from tether.evaluation.multiple_choice import MultipleChoice, encode_choice
 from tether.evaluation.questions import read_questions
@@ -18,7 +20,7 @@ from tether.evaluation.suite import MeasuredPolicy, Suite
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
-from tether.tools import harness
+from tether.stats.means import grouped_mean
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +84,61 @@ def test_no_generator_of_the_process_is_touched(policy, task, tmp_path):
     assert first[0]["figures"]["arc/acc"]["count"] == 20
 
 
+def with_examples(path, table):
+    files = {"data_files": {"test": str(path), "train": str(path)}}
+    return {**table, "dataset_kwargs": files, "fewshot_split": "train"}
+
+
+@pytest.mark.parametrize("layout", ["arc", "mmlu"])
+def test_with_examples_the_rows_are_those_of_lm_evals_own_model(policy, task, layout):
+    """The oracle is lm-eval with its own HFLM on the same weights."""
+    lm_eval = pytest.importorskip("lm_eval")
+    huggingface = pytest.importorskip("lm_eval.models.huggingface")
+    table = with_examples(*task(layout))
+    oracle = lm_eval.simple_evaluate(
+        model=huggingface.HFLM(
+            pretrained=policy.role.causal_model,
+            tokenizer=policy.encoder.tokenizer,
+            batch_size=4,
+            device="cpu",
+        ),
+        tasks=[table],
+        num_fewshot=3,
+        limit=24,
+        bootstrap_iters=0,
+        random_seed=None,
+        numpy_random_seed=None,
+        torch_random_seed=None,
+    )
+    own = harness.HarnessTasks([table], num_fewshot=3, limit=24)(policy, 0)
+    for metric in METRICS:
+        rows = {str(one["doc_id"]): one[metric] for one in oracle["samples"][layout]}
+        assert own.rows[f"{layout}/{metric}"] == rows
+        assert own[f"{layout}/{metric}"].value == pytest.approx(
+            oracle["results"][layout][f"{metric},none"]
+        )
+
+
+def test_a_group_has_the_interval_of_all_its_rows(policy, task):
+    pytest.importorskip("lm_eval")
+    parts = [{**task(layout)[1], "task": f"part_{layout}"} for layout in ("arc", "mmlu")]
+    group = {"group": "both", "task": parts,
+             "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}]}  # fmt: skip
+    figures = harness.HarnessTasks([group], limit=30)(policy, 0)
+    rows = [
+        value for part in ("arc", "mmlu") for value in figures.rows[f"part_{part}/acc"].values()
+    ]
+    whole = figures["both/acc"]
+    assert (whole.count, whole.value) == (60, pytest.approx(np.mean(rows)))
+    assert whole == grouped_mean(np.array(rows), None)
+    assert set(figures.rows["both/acc"]) == {
+        f"part_{part}/{row}" for part in ("arc", "mmlu") for row in range(30)
+    }
+
+
 def test_examples_in_the_prompt_are_the_same_each_time(policy, task):
     pytest.importorskip("lm_eval")
-    path, table = task("arc")
-    table |= {"dataset_kwargs": {"data_files": {"test": str(path), "train": str(path)}},
-              "fewshot_split": "train"}  # fmt: skip
+    table = with_examples(*task("arc"))
     figures = [harness.HarnessTasks([table], num_fewshot=2, limit=12)(policy, 0) for _ in range(2)]
     assert figures[0] == figures[1] and figures[0].rows == figures[1].rows
 
@@ -130,7 +182,7 @@ def test_a_long_text_is_read_in_windows_and_a_request_keeps_its_end(policy):
     from lm_eval.api.instance import Instance
 
     model = harness.harness_model(policy)
-    text = "river stone cloud " * 400
+    text = ("river stone cloud " * 400).strip()
     (value,) = model.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
     count = len(policy.encoder.tokenizer.encode(text))
     assert count > 1024 and value < 0
@@ -154,3 +206,27 @@ def test_a_seed_cannot_be_set(monkeypatch):
     monkeypatch.setattr(harness, "require", lambda *_: None)
     with pytest.raises(ConfigError, match="torch_random_seed is set by tether"):
         harness.HarnessTasks(["arc_easy"], torch_random_seed=1)
+
+
+def test_the_suite_lm_eval_takes_files_and_measures_as_multiple_choice_does(task, tmp_path):
+    pytest.importorskip("lm_eval")
+    path, table = task("arc")
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps({**table, "task": "mine"}), encoding="utf-8")
+    report = evaluate_model("tiny", "lm_eval", data=[f"lm_eval={file}"], limit=20)
+    own = evaluate_model("tiny", "multiple_choice", data=[f"multiple_choice={path}"], limit=20)
+    (theirs,), (ours,) = report["evaluators"], own["evaluators"]
+    for metric in METRICS:
+        assert theirs["figures"][f"mine/{metric}"] == ours["figures"][metric]
+
+
+def test_an_unknown_task_and_one_whose_rows_are_missing_are_named(tmp_path):
+    pytest.importorskip("lm_eval")
+    with pytest.raises(ConfigError, match=r"no task 'arc_esy'.*arc_easy"):
+        evaluate_model("tiny", "lm_eval", data=["lm_eval=arc_esy"])
+    file = tmp_path / "lost.yaml"
+    files = {"data_files": {"test": str(tmp_path / "nowhere.jsonl")}}
+    lost = {"task": "lost", "dataset_path": "json", "dataset_kwargs": files, "test_split": "test"}
+    file.write_text(json.dumps(lost), encoding="utf-8")
+    with pytest.raises(DataError, match=r"lost.yaml' of lm-eval cannot be loaded \(FileNotFound"):
+        evaluate_model("tiny", "lm_eval", data=[f"lm_eval={file}"])

@@ -15,6 +15,8 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'tether-rlhf[dashboard]'")
 from benchmarks.live import METRIC, browsed, enter, measure_day, measure_pages, served
 
+from tether.core.glossary import EVERY
+
 pytestmark = pytest.mark.browser
 WRITING = Path(__file__).with_name("writing.py")
 HOSTILE = (
@@ -167,6 +169,31 @@ def test_scores_are_chosen_by_a_bar_and_a_step_by_a_curve(tmp_path, browser):
             page.get_by_role("spinbutton", name="Step").input_value() == "10"
             and page.inner_text("#rollouts [role=status]") == "1 rollouts"
         )
+
+
+def test_evaluators_have_figures_of_their_own_and_metrics_their_meaning(tmp_path, browser):
+    root = tmp_path / "runs" / "one"
+    odd = {"diversity/distinct_2": 0.5, "constructor": 1.0, "time/update": 2.0}
+    lines(root / "metrics.jsonl", [{"step": s, "time": s, METRIC: s, **odd} for s in range(1, 5)])
+    (root / "config.json").write_text("{}")
+    (root / "manifest.json").write_text("{}")
+    with served(root.parent) as (_, address):
+        page = enter(browser, address)
+        problems = listened(page)
+        page.wait_for_selector("tbody a")
+        assert page.inner_text("#chart figcaption") == EVERY[METRIC]
+        page.click("tbody a")
+        page.wait_for_selector("#evaluated figure")
+        assert page.inner_text("#main figcaption") == EVERY[METRIC]
+        titles = "all => all.map((one) => one.firstChild.textContent)"
+        assert page.eval_on_selector_all("#evaluated figure h3", titles) == [
+            "diversity: different word pairs"
+        ]
+        assert page.inner_text("#evaluated figcaption") == EVERY["diversity/distinct_2"]
+        page.click("#others summary")
+        assert page.eval_on_selector_all("#more h3", titles) == ["constructor", "time/update"]
+        assert page.inner_text("#more figcaption") == EVERY["time/update"]
+        assert problems == []
 
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)

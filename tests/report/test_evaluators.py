@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.report.test_report import HOSTILE, Page, report
 
-from tether.report.evaluators import evaluator_rows
+from tether.report.evaluators import evaluator_rows, figure_words
 from tether.report.reading import read_journey
 
 
@@ -55,11 +55,11 @@ def cells(page: Page, heading: str) -> list[list[str]]:
 
 def test_the_table_has_every_figure_with_its_interval_and_change(run):
     assert cells(report(run), "figure") == [
-        ["multiple_choice, acc", "0.500 [0.350, 0.650]", "0.400 [0.250, 0.550], step 20",
+        ["multiple choice, right", "0.500 [0.350, 0.650]", "0.400 [0.250, 0.550], step 20",
          "0.375 [0.220, 0.530]", "−0.125 [−0.250, −0.010]"],
-        ["multiple_choice, ece", "0.100 [too few]", "–", "0.200 [0.100, 0.300]",
+        ["multiple choice, calibration error", "0.100 [too few]", "–", "0.200 [0.100, 0.300]",
          "+0.100 [−0.100, +0.300], not paired"],
-        ["diversity, distinct_1", "0.750 [0.700, 0.800]", "–", "–", "–"],
+        ["diversity, different words", "0.750 [0.700, 0.800]", "–", "–", "–"],
     ]  # fmt: skip
 
 
@@ -88,10 +88,25 @@ def test_policies_that_a_stage_compares_have_rows_of_their_own(run, synthetic):
     synthetic.write(run / "evaluate" / "summary.json", {"policies": {}})
     stage = next(stage for stage in read_journey(run).stages if stage.name == "evaluate")
     assert [row[0:1] + row[3:4] for row in evaluator_rows(stage)] == [
-        ["ppo: multiple_choice, acc", "0.250 [0.100, 0.900]"],
-        ["ppo: multiple_choice, ece", ""],
-        ["ppo-random: multiple_choice, acc", "0.750 [0.100, 0.900]"],
+        ["ppo: multiple choice, right", "0.250 [0.100, 0.900]"],
+        ["ppo: multiple choice, calibration error", ""],
+        ["ppo-random: multiple choice, right", "0.750 [0.100, 0.900]"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (("multiple_choice", "acc"), "multiple choice, right"),
+        (("decoding", "0.5/score"), "other temperatures, score at 0.5"),
+        (("best_of_n", "best_of_4"), "best of n, best of 4"),
+        (("decoding", "0/answer_tokens"), "other temperatures, length, tokens at 0"),
+        (("lm_eval", "arc_easy/acc"), "lm-eval, arc_easy/acc"),
+        (("my_own", "my_figure"), "my_own, my_figure"),
+    ],
+)
+def test_names_are_words_and_names_of_users_stay(name, words):
+    assert ", ".join(figure_words(*name)) == words
 
 
 @pytest.mark.parametrize("text", HOSTILE)

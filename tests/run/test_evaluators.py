@@ -1,6 +1,6 @@
 """A suite on a model, through the command: figures, a comparison, faults; and one evaluator more."""
 
-import importlib
+import importlib.util
 import json
 from collections import Counter
 from statistics import fmean
@@ -241,6 +241,7 @@ def test_a_file_of_another_kind_is_refused_before_any_model(tmp_path, questions)
         ("manner", ["multiple_choice=x"], "--data multiple_choice=… has no effect"),
         ("manner", ["refusal"], "--data is NAME=PATH"),
         (",", [], "--suite is empty"),
+        ("lm_eval", [], "lm_eval needs tasks (names of lm-eval, such as arc_easy, or YAML files)"),
         ("kl", [], "kl measures a recipe's held-out answers"),
     ],
 )
@@ -255,12 +256,22 @@ def test_options_without_effect_and_missing_files_are_refused(tmp_path):
         chosen_evaluators("diversity", [f"diversity={tmp_path / 'nowhere.jsonl'}"])
     for words in (
         ("recipe.toml", "--against", "tiny"),
+        ("recipe.toml", "--tasks", "arc_easy"),
+        ("tiny", "--suite", "manner", "--tasks", "arc_easy"),
         ("tiny", "ppo.steps=3", "--suite", "manner"),
     ):
         result = run(*words)
         assert isinstance(result.exception, ConfigError), result.output
 
 
+def test_without_lm_eval_its_suite_says_what_to_install(monkeypatch):
+    if importlib.util.find_spec("lm_eval"):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = run("tiny", "--suite", "lm_eval", "--tasks", "arc_easy,hellaswag")
+    assert isinstance(result.exception, ConfigError)
+    assert "pip install 'tether-rlhf[lm-eval]'" in str(result.exception)
+
+
 def test_suites_name_rows_of_the_table():
-    own = {name for name, row in EVALUATORS.items() if row.data}
+    own = {name for name, row in EVALUATORS.items() if row.data and not row.named}
     assert {name for names in SUITES.values() for name in names} == own

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tether.build.harness import HarnessTasks, look_at_tasks
 from tether.build.prompts import (
     Row,
     faults_of,
@@ -99,6 +100,7 @@ class EvaluatorKind:
 
     Args:
         data: what its files hold; empty: it measures a recipe's held-out answers.
+        named: instead of a file a name will do.
         look: raises DataError where a file holds something else.
         moments: when a training runs it.
     """
@@ -107,6 +109,7 @@ class EvaluatorKind:
     make: Callable[[Material], PolicyEvaluator]
     data: str = ""
     files: tuple[str, ...] = ()
+    named: bool = False
     look: Callable[[Sequence[str]], object] = _look_at_prompts
     moments: Collection[Moment] = MOMENTS
 
@@ -193,6 +196,10 @@ def _diversity(material: Material) -> PolicyEvaluator:
     return Diversity(prompts, Sampling(64, temperature=1.0))
 
 
+def _lm_eval(material: Material) -> PolicyEvaluator:
+    return HarnessTasks(material.files, limit=material.limit)
+
+
 def _rows(material: Material, files: Sequence[str], kind: type[Row]) -> list[Row]:
     aside, limit = material.quarantine, material.limit
     return [row for file in files for row in read(file, kind, quarantine=aside, limit=limit)]
@@ -253,5 +260,12 @@ EVALUATORS: dict[str, EvaluatorKind] = {
         data="two files of prompts whose rows go together",
         files=("tether:sycophancy_one", "tether:sycophancy_two"),
         look=read_premise_pairs,
+    ),
+    "lm_eval": EvaluatorKind(
+        help="tasks of lm-eval",
+        make=_lm_eval,
+        data="names of lm-eval, such as arc_easy, or YAML files",
+        named=True,
+        look=look_at_tasks,
     ),
 }

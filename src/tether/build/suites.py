@@ -20,7 +20,7 @@ from tether.settings.evaluation import EvaluateSection, EvaluationSection, Evalu
 from tether.settings.section import DataConfig
 
 SUITES: dict[str, tuple[str, ...]] = {
-    "all": tuple(name for name, row in EVALUATORS.items() if row.data),
+    "all": tuple(name for name, row in EVALUATORS.items() if row.data and not row.named),
     "tax": ("multiple_choice", "short_answers"),
     "manner": ("refusal", "diversity", "sycophancy"),
 }
@@ -63,9 +63,11 @@ def with_files(chosen: Chosen, key: str, remedy: str) -> Chosen:
             )
         if not (files := data.files or row.files):
             name_it = key.replace("NAME", name)
-            raise ConfigError(f"{name} needs files ({row.data}): {name_it}, or {remedy}")
+            noun = "tasks" if row.named else "files"
+            raise ConfigError(f"{name} needs {noun} ({row.data}): {name_it}, or {remedy}")
         source = DataConfig(path=files)
-        check_data_paths(source)
+        if not row.named:
+            check_data_paths(source)
         result[name] = data.model_copy(update={"path": source.paths})
     return result
 
@@ -177,6 +179,8 @@ def evaluate_model(
             and `build.roles.load_policy`.
     """
     chosen = chosen_evaluators(suite, data)
+    for name, files in chosen.items():
+        EVALUATORS[name].look(files)
     aside = {name: Quarantine() for name in (model, against) if name is not None}
     now = _records(model, chosen, limit, aside[model])
     base = [] if against is None else _records(against, chosen, limit, aside[against])

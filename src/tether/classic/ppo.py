@@ -51,24 +51,25 @@ PURE: Json = {
 """Sampling from the policy itself, whatever a model's generation_config.json recommends for
 chatting.
 """
-CLASSIC = {
-    "objective/kl": "kl/policy_reference_k1",
-    "objective/kl_coef": "kl/coefficient",
-    "ppo/mean_scores": "reward/proxy",
-    "ppo/std_scores": "reward/proxy_std",
-    "ppo/loss/policy": "policy/loss",
-    "ppo/loss/value": "value/loss",
-    "ppo/loss/total": "loss",
-    "ppo/policy/entropy": "policy/entropy",
-    "ppo/policy/approxkl": "policy/approximate_kl",
-    "ppo/policy/clipfrac": "policy/clip_fraction",
-    "ppo/val/clipfrac": "value/clip_fraction",
-    "ppo/val/mean": "value/mean",
-    "ppo/val/var_explained": "value/explained_variance",
-    "ppo/learning_rate": "learning_rate",
-    "tokens/responses_len_mean": "response/length",
-    "objective/scores_missing": "reward/failed",
-}
+_CLASSIC = """
+objective/kl kl/policy_reference_k1
+objective/kl_coef kl/coefficient
+ppo/mean_scores reward/proxy
+ppo/std_scores reward/proxy_std
+ppo/loss/policy policy/loss
+ppo/loss/value value/loss
+ppo/loss/total loss
+ppo/policy/entropy policy/entropy
+ppo/policy/approxkl policy/approximate_kl
+ppo/policy/clipfrac policy/clip_fraction
+ppo/val/clipfrac value/clip_fraction
+ppo/val/mean value/mean
+ppo/val/var_explained value/explained_variance
+ppo/learning_rate learning_rate
+tokens/responses_len_mean response/length
+objective/scores_missing reward/failed
+"""
+CLASSIC = dict(map(str.split, _CLASSIC.strip().splitlines()))
 """Statistics of `step`, by the metrics of tether's own that they are."""
 Tokens = Sequence[Tensor]
 Scores = Sequence[Tensor | float]

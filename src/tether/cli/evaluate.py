@@ -38,12 +38,16 @@ def evaluate(
         list[str] | None,
         typer.Option(help="NAME=PATH: the file of an evaluator; several times for several."),
     ] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="Tasks of lm-eval joined by commas, for --suite lm_eval.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of a file.")] = None,
     output: Output = None,
 ) -> None:
     """Judge policies as a recipe says, or measure a model by a suite of evaluators."""
     if suite is None:
-        options = {"against": against, "data": data, "limit": limit, "output": output}
+        options = {"against": against, "data": data, "tasks": tasks, "limit": limit}
+        options["output"] = output
         if idle := [name for name, value in options.items() if value]:
             raise ConfigError(f"--{idle[0]} has no effect without --suite. Add --suite all")
         stage("evaluate")(subject, overrides, budget)
@@ -53,12 +57,14 @@ def evaluate(
             f"{overrides[0] if overrides else '--budget'} belongs to a recipe, and --suite "
             "measures a model. Remove one of the two"
         )
+    named = [task.strip() for task in (tasks or "").split(",") if task.strip()]
+    files = [*(data or ()), *(f"lm_eval={task}" for task in named)]
     with starting():
         from tether.build.suites import evaluate_model
         from tether.report.numbers import bracketed
 
     with Terminal(stderr=True).status("measuring"):
-        report = evaluate_model(subject, suite, against=against, data=data or (), limit=limit)
+        report = evaluate_model(subject, suite, against=against, data=files, limit=limit)
     cells = []
     for record in report["evaluators"]:
         for figure, fields in record["figures"].items():

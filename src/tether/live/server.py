@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import html
+import json
 import socket
 import threading
 import time
@@ -30,8 +32,10 @@ from tether.annotation.server.guard import (
 )
 from tether.core import requests
 from tether.core.errors import RunError
+from tether.core.glossary import METRICS
 from tether.core.visible import visible
 from tether.live.board import LOOK_EVERY, Board, Look
+from tether.report.evaluators import FIGURE_NAMES, figure_words
 
 PAGES = Path(__file__).parent / "pages"
 REPORT = Path(report.__file__).parent
@@ -40,6 +44,19 @@ SCRIPTS = {path.name: path for path in (REPORT / "rollouts.js", *PAGES.glob("*.j
 COOKIE_SECONDS = 30 * 86400
 BEAT_EVERY = 15.0
 """Seconds of a session, and between two signs of life of a stream."""
+PAGE_WORDS = html.escape(
+    json.dumps(
+        [
+            METRICS,
+            {
+                name: ": ".join(figure_words(*name.split("/")))
+                for name in FIGURE_NAMES
+                if "/" in name
+            },
+        ]
+    )
+)
+"""For the pages: meanings of metrics, and titles of those that evaluators measure."""
 TO_ENTER = (
     "This page needs the token of the dashboard. Open the whole address that `tether dashboard` "
     "has printed."
@@ -145,7 +162,7 @@ async def _open(request: Request, token: str = "") -> Response:
 
 
 def _page(request: Request, name: str) -> Response:
-    text = (PAGES / name).read_text(encoding="utf-8")
+    text = (PAGES / name).read_text(encoding="utf-8").replace("{words}", PAGE_WORDS)
     return HTMLResponse(text.replace("{token}", form_token(_door(request).token)))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tether.report.numbers import bracketed, decimal, has_interval, signed
+from tether.report.numbers import SENTENCES, bracketed, decimal, has_interval, signed
 from tether.report.plotting import FRAMES, PALETTE, Plot, Trace, framed
 from tether.report.reading import SubRun, estimate, finite, mapping, printable
 from tether.stats import Estimate
@@ -15,6 +15,7 @@ from tether.stats import Estimate
 COLUMNS = ("figure", "before", "along", "after", "change")
 MOST_CURVES = 3
 """Curves of one evaluator; its table has all figures."""
+FIGURE_NAMES = SENTENCES["evaluated"]
 
 
 class Measurement(NamedTuple):
@@ -48,6 +49,15 @@ def measurements(stage: SubRun) -> Iterator[Measurement]:
                 yield Measurement(policy, evaluator, figure, moment, step, value, words)
 
 
+def figure_words(evaluator: str, figure: str) -> tuple[str, str]:
+    """An evaluator and its figure as people call them; names that a user gave stay."""
+    if evaluator == "decoding":
+        temperature, _, part = figure.partition("/")
+        return FIGURE_NAMES[evaluator], f"{figure_words('held_out', part)[1]} at {temperature}"
+    names = evaluator, f"{evaluator}/{figure}"
+    return FIGURE_NAMES.get(names[0], evaluator), FIGURE_NAMES.get(names[1], figure)
+
+
 def evaluator_rows(stage: SubRun) -> list[list[str]]:
     """A row a figure and policy, in the order of COLUMNS; along a training its last measurement."""
     measured = [*measurements(stage)]
@@ -73,7 +83,7 @@ def evaluator_rows(stage: SubRun) -> list[list[str]]:
             last = after or along
             rows.append(
                 [
-                    f"{f'{policy}: ' if policy else ''}{evaluator}, {figure}",
+                    f"{f'{policy}: ' if policy else ''}{', '.join(figure_words(evaluator, figure))}",
                     bracketed(first and first.value),
                     bracketed(along and along.value) + at,
                     bracketed(after and after.value),
@@ -99,11 +109,12 @@ def evaluator_curves(stages: Sequence[SubRun]) -> list[Plot]:
                 traces += _with_intervals(points, name, PALETTE[index % len(PALETTE)])
         if traces and counts.get(evaluator, 0) < MOST_CURVES:
             counts[evaluator] = counts.get(evaluator, 0) + 1
+            words = figure_words(evaluator, figure)
             frame = {
                 **FRAMES["evaluator"],
                 "id": f"evaluator-{len(drawn)}",
-                "title": f"{evaluator}: {figure}",
-                "y": figure,
+                "title": ": ".join(words),
+                "y": words[1],
             }
             drawn += framed(frame, traces)
     return drawn

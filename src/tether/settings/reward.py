@@ -65,19 +65,10 @@ class RewardConfig(PreferenceConfig):
         return 2 if self.disentangle_length else 1
 
 
-TAKEN = {
-    "model",
-    "score",
-    "length",
-    "proxy",
-    "kl",
-    "checkpoints",
-    "best",
-    "skipped",
-    "engine",
-    "policy",
-    "test",
-}
+_TAKEN_WORDS = """
+model score length proxy kl checkpoints best skipped engine policy test
+"""
+TAKEN = frozenset(_TAKEN_WORDS.split())
 """Names that folders and columns have already, so that no objective can have them."""
 
 

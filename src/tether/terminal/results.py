@@ -17,7 +17,7 @@ from tether.core.rundir import stage_folder
 from tether.core.types import Json
 from tether.report.brief import brief
 from tether.report.narrative import Conclusion, loop_conclusion
-from tether.report.numbers import duration, gigabytes, listing
+from tether.report.numbers import SENTENCES, duration, gigabytes, listing
 from tether.report.reading import read_journey, read_loop, read_sub_run
 from tether.report.tiles import (
     ARM_COLUMNS,
@@ -178,18 +178,7 @@ def show_agreement(console: Console, name: str, result: Facts, *, warn: bool = T
         console.print(f"[bold yellow]{sentence}[/]", highlight=False)
 
 
-AGREEMENT = {
-    "accuracy": "agrees with the labels", "accuracy_once": "  asked once", "accuracy_shown_first": "  chosen shown first",
-    "accuracy_shown_second": "  chosen shown last", "kappa": "Cohen's kappa", "kappa_once": ("  "
-                                                                                            "asked once in one order"),
-    "length_only": "the longer answer agrees with the labels", "annotators": "people", "bias": "the first place adds, in nats",
-    "names_first": "verdicts for the first place", "follows_place": "verdict follows the place",
-    "first_share": "first of a drawn order wins", "undecided": ("undecided after "
-                                                               "averaging"), "mass": ("probability "
-                                                                                     "of any "
-                                                                                     "verdict"),
-    "calibration_error": "calibration error",
-}  # fmt: skip
+AGREEMENT = SENTENCES["agreement"]
 """Measurements of a judge's report, in the order of its table."""
 
 

@@ -50,30 +50,16 @@ TURNS_BEFORE = ("trajectory", "messages", "conversation", "context")
 _PROMPTS = ("prompt", "question", "query")
 
 
-CONVERSATIONS = (
-    "messages",
-    "conversations",
-    "conversation",
-    "dialog",
-    "dialogue",
-    "chat",
-    "data",
-    "contents",
-    "turns",
-)
+_CONVERSATIONS_WORDS = """
+messages conversations conversation dialog dialogue chat data contents turns
+"""
+CONVERSATIONS = tuple(_CONVERSATIONS_WORDS.split())
 """Columns that hold whole conversations; beside the first two only where they do."""
-REPLIES = (
-    "response",
-    "completion",
-    "output",
-    "assistant",
-    "gpt",
-    "generated_solution",
-    "targets_pretokenized",
-    "targets",
-    "target",
-    "message_2",
-)
+_REPLIES_WORDS = """
+response completion output assistant gpt generated_solution targets_pretokenized targets target
+message_2
+"""
+REPLIES = tuple(_REPLIES_WORDS.split())
 ASKED = (
     *_PROMPTS,
     "input",

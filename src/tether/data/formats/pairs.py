@@ -24,33 +24,34 @@ from tether.data.formats import fields
 from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, conversation
 from tether.data.formats.json_rows import Row
 
-NAMES = (
-    ("full_chosen", "full_rejected"),
-    ("chosen", "rejected"),
-    ("chosen_response", "rejected_response"),
-    ("preferred_output", "non_preferred_output"),
-    ("preferred_response", "dispreferred_response"),
-    ("preferred_response", "non_preferred_response"),
-    ("preferred_response", "rejected_response"),
-    ("preferred_completion", "dispreferred_completion"),
-    ("preferred", "dispreferred"),
-    ("preferred", "non_preferred"),
-    ("preferred", "rejected"),
-    ("accepted_response", "rejected_response"),
-    ("accepted", "rejected"),
-    ("response_j", "response_k"),
-    ("response_chosen", "response_rejected"),
-    ("chosen_completion", "rejected_completion"),
-    ("chosen_answer", "rejected_answer"),
-    ("chosen_output", "rejected_output"),
-    ("chosen_messages", "rejected_messages"),
-    ("good_response", "bad_response"),
-    ("better_response", "worse_response"),
-    ("better", "worse"),
-    ("winning_response", "losing_response"),
-    ("win", "lose"),
-    ("y_w", "y_l"),
-)
+_NAMES = """
+full_chosen full_rejected
+chosen rejected
+chosen_response rejected_response
+preferred_output non_preferred_output
+preferred_response dispreferred_response
+preferred_response non_preferred_response
+preferred_response rejected_response
+preferred_completion dispreferred_completion
+preferred dispreferred
+preferred non_preferred
+preferred rejected
+accepted_response rejected_response
+accepted rejected
+response_j response_k
+response_chosen response_rejected
+chosen_completion rejected_completion
+chosen_answer rejected_answer
+chosen_output rejected_output
+chosen_messages rejected_messages
+good_response bad_response
+better_response worse_response
+better worse
+winning_response losing_response
+win lose
+y_w y_l
+"""
+NAMES = tuple((good, bad) for good, bad in map(str.split, _NAMES.strip().splitlines()))
 """Columns of the better and of the worse response."""
 _SCORES = (
     ("score_chosen", "score_rejected"),

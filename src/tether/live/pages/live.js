@@ -5,6 +5,8 @@
   const MAIN = ["reward/proxy", "gold/score", "heldout/score", "heldout/correct", "kl/policy_reference_k1", "response/length",
     "response/stop_rate", "policy/entropy", "loss", "eval_loss", "accuracy", "eval_accuracy"];
   const MOST_ROLLOUTS = 500;
+  // maps, since a metric may be called like a property of every object
+  const [means, evaluated] = JSON.parse($("words").content.textContent).map((table) => new Map(Object.entries(table)));
   const charts = new Set();
   const redraw = () => { for (const chart of charts) chart.draw(); };
 
@@ -32,10 +34,11 @@
     return seconds < 172800 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`;
   };
   const steps = (run) => run.step ? `${shortNumber(run.step)} of ${run.steps ? shortNumber(run.steps) : "?"}` : "–";
-  const figure = (title, choose) => {
-    const box = make("figure"), heading = make("h3", "", title), value = make("b"), holder = make("div", "canvas"), canvas = make("canvas");
+  const figure = (key, choose) => {
+    const box = make("figure"), heading = make("h3", "", evaluated.get(key) || key), value = make("b"), holder = make("div", "canvas"), canvas = make("canvas");
     canvas.setAttribute("role", "img");
     heading.append(value); holder.append(canvas); box.append(heading, holder);
+    if (means.has(key)) box.append(make("figcaption", "", means.get(key)));
     const chart = new LineChart(canvas, { choose });
     charts.add(chart);
     return { box, value, chart, canvas };
@@ -109,6 +112,7 @@
       write($("counts"), runs.size ? `${runs.size} ${runs.size === 1 ? "run" : "runs"}: ${words}` : "There are no runs in this folder yet.");
       write(document.querySelector("#chart h2"), series.length ? `${current} over steps` : `No run has ${current} yet.`);
       write($("value"), current);
+      write(document.querySelector("#chart figcaption"), means.get(current) || "");
       chart.lit = chart.lit && series.find((one) => one.id === chart.lit.id) || null;
       chart.set(series);
       chart.canvas.setAttribute("aria-label", `${current} of ${series.length} runs over steps; the table below has their last values`);
@@ -179,16 +183,17 @@
     const draw = () => {
       const name = $("stage").value, curves = stages.get(name) || new Map();
       for (const [key, made] of figures) if (!curves.has(key)) { charts.delete(made.chart); made.box.remove(); figures.delete(key); }
+      $("evaluated").hidden = ![...curves.keys()].some((key) => evaluated.has(key));
       for (const [key, points] of [...curves].sort(([a], [b]) => (MAIN.indexOf(a) + 1 || 99) - (MAIN.indexOf(b) + 1 || 99) || a.localeCompare(b))) {
         let made = figures.get(key);
         if (!made) {
           made = figure(key, choose);
           figures.set(key, made);
-          (MAIN.includes(key) ? $("main") : $("more")).append(made.box);
+          (MAIN.includes(key) ? $("main") : evaluated.has(key) ? $("evaluated").lastElementChild : $("more")).append(made.box);
         }
         write(made.value, shortNumber(points.last));
-        made.canvas.setAttribute("aria-label", inWords(key, points));
-        if (MAIN.includes(key) || $("others").open) made.chart.set([{ name: key, colour: PALETTE[0], points }]);
+        made.canvas.setAttribute("aria-label", inWords(evaluated.get(key) || key, points));
+        if (MAIN.includes(key) || evaluated.has(key) || $("others").open) made.chart.set([{ name: key, colour: PALETTE[0], points }]);
       }
     };
     const status = () => {

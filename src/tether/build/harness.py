@@ -11,6 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,17 +27,50 @@ from tether.evaluation.multiple_choice import encode_choice
 from tether.evaluation.suite import Figures, MeasuredPolicy
 from tether.rollout.drawn import as_group
 from tether.rollout.local import LocalEngine
+from tether.settings.synonyms import alike
 from tether.stats import Estimate, without_interval
 from tether.stats.means import grouped_mean
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager
 
 LONGEST_ANSWER = 256
 """Tokens of an answer whose task names no number, as lm-eval has it."""
 MICRO_BATCH_TOKENS = 2048
 AT_ONCE = 256
 """Tokens whose logits are computed at once."""
+
+
+def look_at_tasks(tasks: Sequence[str]) -> None:
+    """Load tasks and their data.
+
+    Raises:
+        ConfigError: lm-eval is not installed, or has no such task.
+        DataError: a file or its data cannot be read.
+    """
+    require("lm_eval", "an evaluator of lm-eval's tasks", "lm-eval")
+    manager = _manager(True)
+    for task in tasks:
+        if task not in manager.all_tasks and not Path(task).is_file():
+            hint = alike(task, manager.all_tasks)
+            raise ConfigError(f"lm-eval has no task {task!r}, and no file lies there. {hint}")
+        try:
+            manager.load(task)
+        except Exception as error:
+            raise DataError(
+                f"the task {task!r} of lm-eval cannot be loaded ({type(error).__name__}: {error}). "
+                "Most tasks read their rows from a hub: download them there first, or write a "
+                "task that names local files"
+            ) from error
+
+
+@cache
+def _manager(defaults: bool) -> TaskManager:
+    """The index of tasks; lm-eval's own are 14,000 files."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_defaults=defaults)
 
 
 class HarnessTasks:
@@ -61,15 +96,14 @@ class HarnessTasks:
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         """Raises: DataError: a request does not fit the model's context."""
         from lm_eval import simple_evaluate
-        from lm_eval.tasks import TaskManager
 
         options = {"bootstrap_iters": 0, **self.options, **OWN_OPTIONS}
-        if not any(isinstance(task, str) for task in self.tasks):
-            # lm-eval would read the 14,000 files of its own tasks, of which none has a name here
-            options.setdefault("task_manager", TaskManager(include_defaults=False))
+        if "task_manager" not in options:
+            named = any(isinstance(task, str) for task in self.tasks)
+            options["task_manager"] = _manager(named)
         with _same_generators(policy.role.device):
             measured = simple_evaluate(harness_model(policy), tasks=self.tasks, **options)
-        return _figures(measured["results"], measured["samples"])
+        return _figures(measured["results"], measured["samples"], measured["group_subtasks"])
 
 
 @contextmanager
@@ -93,8 +127,32 @@ OWN_OPTIONS = {
 """Options of `simple_evaluate` that tether sets."""
 
 
+Samples = Mapping[str, Sequence[Mapping[str, Any]]]
+"""By task the rows that lm-eval has measured."""
+
+
+def _rows(
+    task: str, metric: str, filtered: str, samples: Samples, members: Mapping[str, Sequence[str]]
+) -> dict[str, float | None]:
+    """The number of each row of a task, or of all tasks of a group."""
+    if task not in samples:
+        return {
+            f"{member}/{row}": value
+            for member in members.get(task, ())
+            for row, value in _rows(member, metric, filtered, samples, members).items()
+        }
+    return {
+        str(sample["doc_id"]): float(sample[metric])
+        for sample in samples[task]
+        if sample.get("filter", filtered) == filtered
+        and isinstance(sample.get(metric), int | float)
+    }
+
+
 def _figures(
-    results: Mapping[str, Mapping[str, Any]], samples: Mapping[str, Sequence[Mapping[str, Any]]]
+    results: Mapping[str, Mapping[str, Any]],
+    samples: Samples,
+    members: Mapping[str, Sequence[str]],
 ) -> Figures:
     estimates: dict[str, Estimate] = {}
     rows: dict[str, dict[str, float | None]] = {}
@@ -104,16 +162,11 @@ def _figures(
             if not isinstance(value, int | float) or metric.endswith("_stderr") or not filtered:
                 continue
             name = f"{task}/{metric}" + ("" if filtered == "none" else f"/{filtered}")
-            own = {
-                str(sample["doc_id"]): float(sample[metric])
-                for sample in samples.get(task, ())
-                if sample.get("filter", filtered) == filtered
-                and isinstance(sample.get(metric), int | float)
-            }
+            own = _rows(task, metric, filtered, samples, members)
             column = np.array(list(own.values()))
             # what lm-eval computes of all rows together, such as a perplexity, is no mean of them
             if len(column) and np.isclose(column.mean(), value):
-                estimates[name], rows[name] = grouped_mean(column, None), {**own}
+                estimates[name], rows[name] = grouped_mean(column, None), own
             else:
                 estimates[name] = without_interval(
                     float(value), len(column), "rows: lm-eval gives no number a row"
