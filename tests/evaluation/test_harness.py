@@ -2,6 +2,7 @@
 is touched.
 """
 
+import copy
 import json
 import random
 
@@ -97,7 +98,7 @@ def test_with_examples_the_rows_are_those_of_lm_evals_own_model(policy, task, la
     table = with_examples(*task(layout))
     oracle = lm_eval.simple_evaluate(
         model=huggingface.HFLM(
-            pretrained=policy.role.causal_model,
+            pretrained=copy.deepcopy(policy.role.causal_model),
             tokenizer=policy.encoder.tokenizer,
             batch_size=4,
             device="cpu",
@@ -119,12 +120,21 @@ def test_with_examples_the_rows_are_those_of_lm_evals_own_model(policy, task, la
         )
 
 
-def test_a_group_has_the_interval_of_all_its_rows(policy, task):
-    pytest.importorskip("lm_eval")
-    parts = [{**task(layout)[1], "task": f"part_{layout}"} for layout in ("arc", "mmlu")]
-    group = {"group": "both", "task": parts,
-             "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}]}  # fmt: skip
-    figures = harness.HarnessTasks([group], limit=30)(policy, 0)
+def test_a_group_has_the_interval_of_all_its_rows(policy, task, tmp_path):
+    tasks = pytest.importorskip("lm_eval.tasks")
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    names = [f"part_{layout}" for layout in ("arc", "mmlu")]
+    both = {
+        "group": "both",
+        "task": names,
+        "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}],
+    }
+    tables = [{**task(layout)[1], "task": f"part_{layout}"} for layout in ("arc", "mmlu")]
+    for name, table in zip(("both", *names), (both, *tables), strict=True):
+        (folder / f"{name}.yaml").write_text(json.dumps(table), encoding="utf-8")
+    manager = tasks.TaskManager(include_path=str(folder), include_defaults=False)
+    figures = harness.HarnessTasks(["both"], limit=30, task_manager=manager)(policy, 0)
     rows = [
         value for part in ("arc", "mmlu") for value in figures.rows[f"part_{part}/acc"].values()
     ]

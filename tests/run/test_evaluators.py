@@ -264,9 +264,8 @@ def test_options_without_effect_and_missing_files_are_refused(tmp_path):
         assert isinstance(result.exception, ConfigError), result.output
 
 
-def test_without_lm_eval_its_suite_says_what_to_install(monkeypatch):
-    if importlib.util.find_spec("lm_eval"):
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+@pytest.mark.skipif(bool(importlib.util.find_spec("lm_eval")), reason="lm-eval is installed")
+def test_without_lm_eval_its_suite_says_what_to_install():
     result = run("tiny", "--suite", "lm_eval", "--tasks", "arc_easy,hellaswag")
     assert isinstance(result.exception, ConfigError)
     assert "pip install 'tether-rlhf[lm-eval]'" in str(result.exception)
