@@ -46,8 +46,13 @@ def evaluate(
 ) -> None:
     """Judge policies as a recipe says, or measure a model by a suite of evaluators."""
     if suite is None:
-        options = {"against": against, "data": data, "tasks": tasks, "limit": limit}
-        options["output"] = output
+        options = {
+            "against": against,
+            "data": data,
+            "tasks": tasks,
+            "limit": limit,
+            "output": output,
+        }
         if idle := [name for name, value in options.items() if value]:
             raise ConfigError(f"--{idle[0]} has no effect without --suite. Add --suite all")
         stage("evaluate")(subject, overrides, budget)
@@ -57,8 +62,8 @@ def evaluate(
             f"{overrides[0] if overrides else '--budget'} belongs to a recipe, and --suite "
             "measures a model. Remove one of the two"
         )
-    named = [task.strip() for task in (tasks or "").split(",") if task.strip()]
-    files = [*(data or ()), *(f"lm_eval={task}" for task in named)]
+    names = (tasks or "").replace(",", " ").split()
+    files = [*(data or ()), *(f"lm_eval={task}" for task in names)]
     with starting():
         from tether.build.suites import evaluate_model
         from tether.report.numbers import bracketed

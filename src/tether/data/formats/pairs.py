@@ -53,16 +53,17 @@ y_w y_l
 """
 NAMES = tuple((good, bad) for good, bad in map(str.split, _NAMES.strip().splitlines()))
 """Columns of the better and of the worse response."""
-_SCORES = (
-    ("score_chosen", "score_rejected"),
-    ("chosen_score", "rejected_score"),
-    ("chosen-rating", "rejected-rating"),
-    ("chosen_rating", "rejected_rating"),
-    ("rating_chosen", "rating_rejected"),
-    ("chosen_avg_rating", "rejected_avg_rating"),
-    ("chosen_reward", "rejected_reward"),
-    ("reward_chosen", "reward_rejected"),
-)
+_SCORE_NAMES = """
+score_chosen score_rejected
+chosen_score rejected_score
+chosen-rating rejected-rating
+chosen_rating rejected_rating
+rating_chosen rating_rejected
+chosen_avg_rating rejected_avg_rating
+chosen_reward rejected_reward
+reward_chosen reward_rejected
+"""
+_SCORES = tuple((good, bad) for good, bad in map(str.split, _SCORE_NAMES.strip().splitlines()))
 PAIR_COLUMNS = " ".join(
     (
         "system margin tie probability annotations group status generations rating",
