@@ -98,9 +98,8 @@ class HarnessTasks:
         from lm_eval import simple_evaluate
 
         options = {"bootstrap_iters": 0, **self.options, **OWN_OPTIONS}
-        if "task_manager" not in options:
-            named = any(isinstance(task, str) for task in self.tasks)
-            options["task_manager"] = _manager(named)
+        named = any(isinstance(task, str) for task in self.tasks)
+        options.setdefault("task_manager", _manager(named))
         with _same_generators(policy.role.device):
             measured = simple_evaluate(harness_model(policy), tasks=self.tasks, **options)
         return _figures(measured["results"], measured["samples"], measured["group_subtasks"])

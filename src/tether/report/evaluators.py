@@ -54,8 +54,8 @@ def figure_words(evaluator: str, figure: str) -> tuple[str, str]:
     if evaluator == "decoding":
         temperature, _, part = figure.partition("/")
         return FIGURE_NAMES[evaluator], f"{figure_words('held_out', part)[1]} at {temperature}"
-    names = evaluator, f"{evaluator}/{figure}"
-    return FIGURE_NAMES.get(names[0], evaluator), FIGURE_NAMES.get(names[1], figure)
+    figure = FIGURE_NAMES.get(f"{evaluator}/{figure}", figure)
+    return FIGURE_NAMES.get(evaluator, evaluator), figure
 
 
 def evaluator_rows(stage: SubRun) -> list[list[str]]:
