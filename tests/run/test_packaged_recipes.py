@@ -8,6 +8,10 @@ from typer.testing import CliRunner
 
 from tether.cli import app
 from tether.core.rundir import read_json
+from tether.planning import devices
+from tether.planning.plan import plan
+from tether.planning.sizes import row_sizes
+from tether.runner.by_device import sized
 from tether.runner.run import run_recipe
 from tether.settings.reading import packaged_recipes
 from tether.settings.recipe import read_recipe
@@ -107,6 +111,46 @@ def test_a_recipe_for_a_machine_fits_it_by_its_plan(name, options, fits, tmp_pat
     words = ["plan", name, f"run={tmp_path}", "model.source=tiny", "--prompt-tokens", "200"]
     planned = CliRunner().invoke(app, [*words, *options])
     assert ("It fits" in planned.output, "It does not fit" in planned.output) == (fits, not fits)
+
+
+SHAPES = {
+    "gsm8k-grpo": "qwen2.5-1.5b",
+    "hh-helpful-harmless": "smollm2-135m",
+}
+"""The shapes of the models of recipes whose heads state a plan."""
+PLANNED = re.compile(
+    r"`tether plan ([\w-]+) --gpu (\w+) --prompt-tokens (\d+)`: ([\d.]+) GB\D+ (\d+) s a step"
+)
+
+
+def recipe_for_plan(name):
+    """A packaged recipe whose data come with tether; its lengths and sizes are its own."""
+    text = packaged_recipes()[name].read_text()
+    words = ["model.source=tiny"]
+    for section in STAGES:
+        block = text.partition(f"\n[{section}]")[2].partition("\n[")[0]
+        if "\ndata = " in block:
+            path = next(word for word in SMALL[section] if word.startswith("data.path"))
+            words.append(f"{section}.{path}")
+    words += [f"reward.objectives.{one}.path=tether:comparisons" for one in OWN.get(name, ())]
+    return read_recipe(name, words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_head_of_a_recipe_states_what_the_planner_gives(name):
+    head = packaged_recipes()[name].read_text().partition("\nrun =")[0].replace("\n# ", " ")
+    named, gpu, tokens, memory, seconds = PLANNED.search(head).groups()
+    config, device, tokens = recipe_for_plan(name), devices.gpu(None, gpu), int(tokens)
+    sizes = row_sizes(config, config.stages, tokens)
+    shape = SHAPES[name]
+    config = sized(config, config.stages, device, sizes, shape=shape, prompt_tokens=tokens)
+    made = plan(config, device, shape=shape, prompt_tokens=tokens, sizes=sizes)
+    last = [stage for stage in made.stages if stage.name != "evaluate"][-1]
+    assert named == name
+    assert max(stage.peak for stage in made.stages) / 1e9 == pytest.approx(float(memory), rel=0.03)
+    step = sum(phase.seconds for phase in last.phases)
+    assert step == pytest.approx(float(seconds), rel=0.05, abs=0.6)
 
 
 def test_every_recipe_says_in_its_first_sentence_what_it_is():
