@@ -67,10 +67,17 @@ _UNDECIDED: dict[str, Choice] = {
 }
 ReadCase = tuple[*tuple[DataError, ...], Case]
 """The reasons against judgments that cannot be read, and last the case with the others."""
-_PROMPTS_WORDS = """
-prompt instruction request question input context conversation messages chat
-"""
-PROMPTS = tuple(_PROMPTS_WORDS.split())
+PROMPTS = (
+    "prompt",
+    "instruction",
+    "request",
+    "question",
+    "input",
+    "context",
+    "conversation",
+    "messages",
+    "chat",
+)
 MOST_PEOPLE = 10_000
 _ANSWER = re.compile(
     r"(response|answer|output|completion|generation|candidate|text)[-_ "

@@ -25,11 +25,20 @@ LONGEST_WAIT = 5.0
 MOST_RUNS = 500
 MOST_OPEN = 6
 """Runs of a board, and runs of which every metric is held: those that were opened last."""
-_SHOWN_WORDS = """
-reward/proxy gold/score heldout/score heldout/correct kl/policy_reference_k1 response/length
-response/stop_rate loss eval_loss accuracy eval_accuracy time/step
-"""
-SHOWN = tuple(_SHOWN_WORDS.split())
+SHOWN = (
+    "reward/proxy",
+    "gold/score",
+    "heldout/score",
+    "heldout/correct",
+    "kl/policy_reference_k1",
+    "response/length",
+    "response/stop_rate",
+    "loss",
+    "eval_loss",
+    "accuracy",
+    "eval_accuracy",
+    "time/step",
+)
 """Metrics of the overview."""
 
 

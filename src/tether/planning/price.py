@@ -42,10 +42,17 @@ LONG = 3600.0
 """Seconds above which the price also names what would shorten the work."""
 READING = 0.4
 """Of the time of learning from rows, what it takes to read them alone."""
-_SHORTER_WORDS = """
-steps prompts_per_step samples_per_prompt max_new_tokens epochs prompts samples rounds limit
-"""
-SHORTER = tuple(_SHORTER_WORDS.split())
+SHORTER = (
+    "steps",
+    "prompts_per_step",
+    "samples_per_prompt",
+    "max_new_tokens",
+    "epochs",
+    "prompts",
+    "samples",
+    "rounds",
+    "limit",
+)
 """Keys of which half takes less time."""
 
 

@@ -20,11 +20,21 @@ SENTENCES: dict[str, dict[str, str]] = tomllib.loads(
 Show = Callable[[float], str]
 FEW = 10
 """Below this number a share is shown as a count."""
-_BOOKKEEPING_WORDS = """
-seconds budget peak_rss_bytes peak_gpu_bytes quarantine columns_not_used alarms reliability
-slices measured kl_noise
-"""
-BOOKKEEPING = frozenset(_BOOKKEEPING_WORDS.split())
+BOOKKEEPING = frozenset(
+    {
+        "seconds",
+        "budget",
+        "peak_rss_bytes",
+        "peak_gpu_bytes",
+        "quarantine",
+        "columns_not_used",
+        "alarms",
+        "reliability",
+        "slices",
+        "measured",
+        "kl_noise",
+    }
+)
 """Entries of a summary that are no result, or one of many that the page draws."""
 
 

@@ -27,14 +27,26 @@ from tether.stats import Estimate
 SAYS = SENTENCES["sweep"]
 MOST_POINTS = 100
 """Of a line: neighbouring steps are averaged."""
-_CURVES_WORDS = """
-reward-kl overlay-gold overlay-heldout overlay-correct overlay-test overlay-length loss
-"""
-CURVES = tuple(_CURVES_WORDS.split())
-_AVERAGED_WORDS = """
-reward/proxy gold/score heldout/score heldout/correct test/score response/length loss eval_loss
-"""
-AVERAGED = (*_AVERAGED_WORDS.split(), *KL_KEYS)
+CURVES = (
+    "reward-kl",
+    "overlay-gold",
+    "overlay-heldout",
+    "overlay-correct",
+    "overlay-test",
+    "overlay-length",
+    "loss",
+)
+AVERAGED = (
+    "reward/proxy",
+    "gold/score",
+    "heldout/score",
+    "heldout/correct",
+    "test/score",
+    "response/length",
+    "loss",
+    "eval_loss",
+    *KL_KEYS,
+)
 SEED, MEAN = "a seed", "mean of the seeds"
 CONTROLS = {"random": ORANGE, "majority": SKY}
 """By the reward of a control arm: its colour. Its gain counts where a judge beside it measures it."""

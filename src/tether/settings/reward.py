@@ -65,10 +65,21 @@ class RewardConfig(PreferenceConfig):
         return 2 if self.disentangle_length else 1
 
 
-_TAKEN_WORDS = """
-model score length proxy kl checkpoints best skipped engine policy test
-"""
-TAKEN = frozenset(_TAKEN_WORDS.split())
+TAKEN = frozenset(
+    {
+        "model",
+        "score",
+        "length",
+        "proxy",
+        "kl",
+        "checkpoints",
+        "best",
+        "skipped",
+        "engine",
+        "policy",
+        "test",
+    }
+)
 """Names that folders and columns have already, so that no objective can have them."""
 
 

@@ -50,16 +50,30 @@ TURNS_BEFORE = ("trajectory", "messages", "conversation", "context")
 _PROMPTS = ("prompt", "question", "query")
 
 
-_CONVERSATIONS_WORDS = """
-messages conversations conversation dialog dialogue chat data contents turns
-"""
-CONVERSATIONS = tuple(_CONVERSATIONS_WORDS.split())
+CONVERSATIONS = (
+    "messages",
+    "conversations",
+    "conversation",
+    "dialog",
+    "dialogue",
+    "chat",
+    "data",
+    "contents",
+    "turns",
+)
 """Columns that hold whole conversations; beside the first two only where they do."""
-_REPLIES_WORDS = """
-response completion output assistant gpt generated_solution targets_pretokenized targets target
-message_2
-"""
-REPLIES = tuple(_REPLIES_WORDS.split())
+REPLIES = (
+    "response",
+    "completion",
+    "output",
+    "assistant",
+    "gpt",
+    "generated_solution",
+    "targets_pretokenized",
+    "targets",
+    "target",
+    "message_2",
+)
 ASKED = (
     *_PROMPTS,
     "input",

@@ -23,23 +23,70 @@ from tether.data.formats import fields
 from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, conversation
 from tether.data.formats.json_rows import Row
 
-_LABELS_WORDS = """
-label kto_tag feedback desirable is_desirable accepted is_accepted thumbs_up thumbs thumb vote
-upvoted liked is_good is_safe safe is_correct correct
-"""
-LABELS = tuple(_LABELS_WORDS.split())
+LABELS = (
+    "label",
+    "kto_tag",
+    "feedback",
+    "desirable",
+    "is_desirable",
+    "accepted",
+    "is_accepted",
+    "thumbs_up",
+    "thumbs",
+    "thumb",
+    "vote",
+    "upvoted",
+    "liked",
+    "is_good",
+    "is_safe",
+    "safe",
+    "is_correct",
+    "correct",
+)
 """Columns of a verdict on one response."""
 RESPONSES = ("response", "completion", "output", "answer", "generation")
-_GOOD_WORDS = """
-good desirable thumbsup up upvote upvoted like liked positive accepted accept safe 👍 chosen
-preferred correct right helpful
-"""
-_GOOD = frozenset(_GOOD_WORDS.split())
-_BAD_WORDS = """
-bad undesirable thumbsdown down downvote downvoted dislike disliked negative rejected reject
-unsafe 👎 incorrect wrong unhelpful
-"""
-_BAD = frozenset(_BAD_WORDS.split())
+_GOOD = frozenset(
+    {
+        "good",
+        "desirable",
+        "thumbsup",
+        "up",
+        "upvote",
+        "upvoted",
+        "like",
+        "liked",
+        "positive",
+        "accepted",
+        "accept",
+        "safe",
+        "👍",
+        "chosen",
+        "preferred",
+        "correct",
+        "right",
+        "helpful",
+    }
+)
+_BAD = frozenset(
+    {
+        "bad",
+        "undesirable",
+        "thumbsdown",
+        "down",
+        "downvote",
+        "downvoted",
+        "dislike",
+        "disliked",
+        "negative",
+        "rejected",
+        "reject",
+        "unsafe",
+        "👎",
+        "incorrect",
+        "wrong",
+        "unhelpful",
+    }
+)
 
 
 def is_good(value: Any, name: str) -> bool:

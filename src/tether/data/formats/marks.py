@@ -9,11 +9,28 @@ from tether.data.formats import fields
 from tether.data.formats.fields import LeftOutError
 from tether.data.formats.json_rows import Row
 
-_MARKS_WORDS = """
-label kto_tag is_correct correct is_right accepted is_accepted is_good desirable is_desirable
-passed is_passed valid is_valid verified is_verified approved is_safe is_response_safe thumbs_up
-"""
-MARKS = tuple(_MARKS_WORDS.split())
+MARKS = (
+    "label",
+    "kto_tag",
+    "is_correct",
+    "correct",
+    "is_right",
+    "accepted",
+    "is_accepted",
+    "is_good",
+    "desirable",
+    "is_desirable",
+    "passed",
+    "is_passed",
+    "valid",
+    "is_valid",
+    "verified",
+    "is_verified",
+    "approved",
+    "is_safe",
+    "is_response_safe",
+    "thumbs_up",
+)
 """Columns with a verdict on the reply of their row. A graded score is no verdict and stays
 unread.
 """

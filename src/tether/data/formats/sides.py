@@ -25,11 +25,25 @@ _ANSWER = re.compile(
     re.IGNORECASE,
 )
 _ENDINGS = (("a", "b"), ("0", "1"), ("1", "2"))
-_VERDICTS_WORDS = """
-winner preference preferred better better_response preferred_response human_preference
-overall_preference choice chosen verdict vote judgment judgement selected label labels
-"""
-VERDICTS = tuple(_VERDICTS_WORDS.split())
+VERDICTS = (
+    "winner",
+    "preference",
+    "preferred",
+    "better",
+    "better_response",
+    "preferred_response",
+    "human_preference",
+    "overall_preference",
+    "choice",
+    "chosen",
+    "verdict",
+    "vote",
+    "judgment",
+    "judgement",
+    "selected",
+    "label",
+    "labels",
+)
 """Columns that say which of two answers is better."""
 _TIES = {"tie", "tied", "draw", "equal", "same", "both", "bothgood", "tiebothgood"}
 _BAD = {"bothbad", "tiebothbad", "neither"}
