@@ -378,6 +378,51 @@ def test_steps_are_told_and_a_notebook_shows_the_run(tmp_path):
     )
 
 
+def test_the_verdict_is_three_lines_and_the_page_a_path(tmp_path):
+    run = tether.grpo(
+        "tiny", QUESTIONS, vowels, steps=2, **SHORT, run=tmp_path / "run", progress=False,
+        evaluate={"prompts": 2, "best_of": (), "temperatures": (0.5,)},
+    )  # fmt: skip
+    result, interval, control = str(run.verdict).splitlines()
+    assert result.endswith("judged by the training's own reward on held-out prompts.")
+    assert interval.startswith("On 2 held-out prompts: from ") and "decoding" in control
+    page = Path(run.report)
+    assert page == tmp_path / "run" / "report.html" and page.is_file()
+    page.unlink()
+    assert run.report() == run.report and page.is_file()
+
+
+@pytest.mark.parametrize("method", ["dpo", "ipo"])
+def test_a_method_goes_by_its_name_and_its_few_updates_come_first(method, tmp_path, capsys):
+    """The recipe's section and the folder are called direct; no line is."""
+    run = getattr(tether, method)("tiny", PAIRS, run=tmp_path / "run")
+    out = capsys.readouterr().out
+    lines = [line.strip() for line in out.replace(str(tmp_path), "").splitlines()]
+    words = f"{method}: only 1 update, next to nothing for a model."
+    assert [line for line in lines if line.startswith(words)]
+    assert lines.index(next(line for line in lines if line.startswith(words))) < lines.index(
+        next(line for line in lines if re.match(f"{method} +1/1", line))
+    )
+    assert f"/run: {method} done" in out.replace(str(tmp_path), "")
+    assert not [line for line in lines if re.match(r"\W*direct\b", line)]
+    assert not re.search(r"(?i)direct (preference )?optimi", out)
+    assert f"After {method.upper()} the policy" in run.verdict or "held out" in run.verdict
+
+
+def test_a_second_start_says_that_nothing_is_left_to_do(tmp_path, capsys):
+    def start():
+        run = tether.dpo("tiny", PAIRS, run=tmp_path / "run")
+        return run, " ".join(capsys.readouterr().out.replace(str(tmp_path), "").split())
+
+    (first, before), (again, after) = start(), start()
+    assert "finished already" not in before and "dpo done" in before
+    assert "/run: finished already, nothing to do." in after and "dpo done" not in after
+    assert "run=PATH" in after and "updates" not in after.split("nothing")[0]
+    model = again.export(tmp_path / "export")
+    further = tether.dpo(model, PAIRS, run=tmp_path / "run-2", progress=False)
+    assert further.summary["updates"] == first.summary["updates"]
+
+
 @pytest.mark.slow
 def test_a_recipe_is_run_by_its_name_however_the_room_was_imported(tmp_path):
     run = tether.run("smoke", f"run={tmp_path}/run", "ppo.steps=1", progress=False)

@@ -120,7 +120,7 @@ def test_a_beginning_runs_to_its_end_and_so_do_the_commands_that_it_prints(metho
     if any(STAGES[name].trains_policy for name in names):
         assert "No policy was trained yet" not in page and "Before a policy is trained" not in page
     again = tether("resume", run, cwd=tmp_path)
-    assert again.returncode == 0 and "Finished before" in again.stdout, again.stderr
+    assert again.returncode == 0 and "finished already, nothing to do" in again.stdout, again.stderr
 
 
 def test_every_stage_has_a_beginning_and_is_made_short():

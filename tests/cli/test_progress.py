@@ -141,7 +141,7 @@ def test_a_thread_breaks_the_silence(monkeypatch):
         (10.0, None),
         (13.0, None),
         (25.0, "grpo: about 5 min by its first step; 2 min were expected."),
-        (4.0, "grpo: about 56 s by its first step; 2 min were expected."),
+        (4.0, "grpo: about 60 s by its first step; 2 min were expected."),
     ],
 )
 def test_the_first_step_corrects_the_price_in_one_line(step, line):
@@ -203,6 +203,35 @@ def test_the_time_left_counts_what_is_in_hand():
     assert forecast.left(20.0) == 16.0 and forecast.left(30.0) == 6.0
     forecast.step(26.0, 2, 3)
     assert forecast.left(26.0) == 6.0  # the first step is left out of the typical one
+
+
+@pytest.mark.parametrize("budget", [True, False])
+def test_controls_after_the_last_step_are_named_and_never_counted_as_no_time(budget):
+    """A minute for four steps, and controls that run on after it: no line reads as an end."""
+    screen = Screen(terminal=False)
+    expected = Expected(0.0, 40.0, 20.0)
+    with bars(screen) as announce:
+        announce.price([], {"grpo": expected.within(50.0) if budget else expected})
+        bar = announce("grpo")
+        for step in range(1, 5):
+            screen.now = 10.0 * step
+            bar(step, 4, {"time/step": 10.0})
+        assert bar.left() == ("0:00:10 left" if budget else "0:00:20 left")
+        for done in range(11):
+            screen.now = 61.0 + done
+            doing(bar, "measuring controls: answers at temperature 0.5", done, 10)
+            assert "0:00:00" not in bar.line and bar.left() == ""
+            assert f"answers at temperature 0.5, {done} of 10 …" in bar.line
+
+
+def test_a_part_that_is_whole_leaves_no_time_to_show():
+    """All answers are drawn, and their judge takes long: nobody knows that time."""
+    forecast = Forecast(0.0)
+    forecast.part(0.0, 0, 8)
+    forecast.part(4.0, 8, 8)
+    assert forecast.left(5.0) is None
+    timed = Forecast(0.0, Expected(0.0, 90.0, 10.0).within(50.0))
+    assert timed.left(49.0) == 1.0 and timed.left(50.0) is None
 
 
 class Notebook(Screen):

@@ -40,7 +40,8 @@ def test_gold_with_a_control_is_result_interval_control(tmp_path):
     assert found.headline == (
         "Better than any decoding of the model before, judged by mine.py:good."
     )
-    interval, control, kl = found.sentences
+    interval, control = found.sentences
+    kl = found.warnings[0]
     assert "70.0% of 150" in interval and "60.0% to 80.0%" in interval
     assert (
         "policy greedy, start at temperature 0.7" in control

@@ -131,7 +131,7 @@ def test_time_ends_a_training_at_a_whole_step_and_its_summary_says_so(tmp_path):
     tether.load(tmp_path / "run").report()
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert (
-        f"Time ended [direct] at step 6 of {summary['budget']['total']}: its budget was 1 minutes."
+        f"Time ended dpo at step 6 of {summary['budget']['total']}: its budget was 1 minutes."
     ) in page
 
 

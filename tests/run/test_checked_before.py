@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tether.cli import app
 from tether.core.errors import TetherError
 from tether.rewards.loading import load_function
 from tether.runner.run import run_recipe
@@ -149,8 +150,15 @@ CASES = (
 )
 
 
+def toml(value):
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items()) + "}"
+    return json.dumps(value)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_trained_before_the_refusal(case, data, tmp_path, monkeypatch):
+    """Nor planned: what a run refuses for its settings, a plan and a dry run refuse."""
     cases = later(data, tmp_path, monkeypatch)
     assert set(cases) == set(CASES)
     sections, words = cases[case]
@@ -160,8 +168,16 @@ def test_nothing_is_trained_before_the_refusal(case, data, tmp_path, monkeypatch
         "sft": {"data": data["talks"], "epochs": 1},
         **sections,
     }
-    with pytest.raises(TetherError, match=words.replace(".", r"\.")):
-        run_recipe(build(Recipe, values))
+    path = tmp_path / "recipe.toml"
+    path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in values.items()))
+    starts = (
+        lambda: run_recipe(build(Recipe, values)),
+        lambda: app(["plan", str(path)], standalone_mode=False),
+        lambda: app(["run", str(path), "--dry-run"], standalone_mode=False),
+    )
+    for start in starts:
+        with pytest.raises(TetherError, match=words.replace(".", r"\.")):
+            start()
     assert not (tmp_path / "run" / "sft").exists()
 
 

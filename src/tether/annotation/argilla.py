@@ -28,8 +28,7 @@ TOOL = "argilla"
 NAMES = ("response1", "response2")
 NO_STATUS = (
     "Responses of Argilla have no status here (dataset.records.to_json writes none), so drafts "
-    "and discarded ones count as well. "
-    "dataset.records.to_datasets() writes the status."
+    "and discarded ones count as well. dataset.records.to_datasets() writes the status."
 )
 _LOG = logging.getLogger("tether.annotation")
 _USERS = uuid.UUID("6f1d2a0e-5d0b-4b8e-9d59-7e6c1a6a0f3b")

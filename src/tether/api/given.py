@@ -187,8 +187,7 @@ def _function(reward: Any) -> Callable[..., Any]:
     if source in (None, "random"):
         raise ConfigError(
             f"one of several rewards is {reward!r:.60}: each is a function (prompts, responses), "
-            "a run or the folder of a reward "
-            "model, or the hub id of a sequence classifier"
+            "a run or the folder of a reward model, or the hub id of a sequence classifier"
         )
     return scored_by(str(source))
 

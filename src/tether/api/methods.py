@@ -30,16 +30,10 @@ from tether.settings.reading import build, packaged_recipes
 from tether.settings.recipe import BaseRecipe, read_recipe, recipe_type
 from tether.settings.sampling import REWARD_KEYS
 from tether.settings.stages import STAGES, StageKind
-from tether.settings.synonyms import METHODS
-from tether.terminal.bars import OnStep, bars
+from tether.settings.synonyms import FOREIGN, METHODS
+from tether.terminal.bars import FINISHED, OnStep, bars
 from tether.terminal.console import Terminal, print_error
 
-FOREIGN = {
-    "train_dataset": "prompts or data", "reward_funcs": "reward", "args": ("its own keys (steps=, "
-                                                                          "optimizer={...})"),
-    "peft_config": "lora={...}", "eval_dataset": "evaluate={'data': ...}", "processing_class": "of the model",
-}  # fmt: skip
-"""Arguments of TRL's trainers, and what they are here."""
 SHARED = ("seed", "track", "deterministic")
 """Keys of a recipe's top that every method takes; a seed is the section's, too."""
 
@@ -103,11 +97,10 @@ def _doc(kind: StageKind, fixed: Json) -> str:
     )
     return (
         f"{what}\n\nOther arguments are the keys of the [{kind.name}] section "
-        f"(docs/reference/recipes.md; `tether explain {kind.name}`).\n"
-        "Called again with the same arguments it goes on where it was; finished, it gives the "
-        "result at once.\n"
-        "docs/guides/python.md tells what models, rows, rewards and judges may be.\n\n"
-        "Raises:\n    TetherError: an argument does not fit; one sentence says which, and what to do.\n"
+        f"(docs/reference/recipes.md; `tether explain {kind.name}`).\nCalled again with the same "
+        "arguments it goes on where it was; finished, it gives the result at once.\n"
+        "docs/guides/python.md tells what models, rows, rewards and judges may be.\n\nRaises:\n   "
+        " TetherError: an argument does not fit; one sentence says which, and what to do.\n"
     )
 
 
@@ -239,11 +232,11 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
 
     root, console, began = Path(recipe.run), Terminal(quiet=not progress), time.monotonic()
     guarded = None if on_step is None else in_place(on_step, "the function of on_step")
-    with bars(console, guarded) as announce, _stopped_in_one_line():
+    with bars(console, guarded, recipe.titles) as announce, _stopped_in_one_line():
         _, page = start_run(recipe, chosen, announce, began=began)
-    console.print(
-        f"[dim]{root}: {', '.join(chosen)} done; page: {page}[/]", highlight=False, soft_wrap=True
-    )
+    names = ", ".join(recipe.titles[name] for name in chosen)
+    done = f"{names} done; page: {page}" if announce.worked else FINISHED
+    console.print(f"[dim]{root}: {done}[/]", highlight=False, soft_wrap=True)
     if recipe.sweep is not None:
         note = f"Each combination is a run: tether.load({str(root / 'sweep')!r} and its name)"
         console.print(note, highlight=False, soft_wrap=True)

@@ -91,8 +91,7 @@ def _of_dict(given: Mapping[Any, Any], name: str) -> Iterable[Json]:
     if rows is None:
         raise ConfigError(
             f"{name} is a dict with the keys {', '.join(columns):.200}: give a list of such rows, "
-            "a dict of columns (all its "
-            "values are lists), or the keys of a data table with path"
+            "a dict of columns (all its values are lists), or the keys of a data table with path"
         )
     return rows
 
@@ -181,8 +180,7 @@ def _row(row: Any, where: str) -> Json:
         return {"messages": [jsonable(turn, where) for turn in turns]}
     raise ConfigError(
         f"{where} is {row!r:.60}: a row is a text, a list of messages ({{'role': …, 'content': "
-        f"…}}), a dict of columns, or a "
-        "record of tether.core.types"
+        "…}), a dict of columns, or a record of tether.core.types"
     )
 
 

@@ -84,15 +84,18 @@ class Run:
         """The run's trained reward model, ready to score."""
         return RewardModel(self.path)
 
-    def report(self, *others: Run) -> Report:
-        """Write the run's page, or with others one that lays all of them over each other; in a
-        notebook the page is shown.
-        """
-        from tether.report.overlay import write_overlay
-        from tether.report.page import write_report
+    @property
+    def verdict(self) -> str:
+        """The result and its judge, the interval, the control: a line each."""
+        from tether.terminal.results import verdict_of
 
-        paths = [self.path, *(other.path for other in others)]
-        return Report(write_overlay(paths) if others else write_report(self.path))
+        verdict = verdict_of(self.path)
+        return "\n".join((verdict.headline, *verdict.sentences))
+
+    @property
+    def report(self) -> Report:
+        """The path of the run's page; called, it writes the page anew."""
+        return Report(self.path / "report.html")
 
     def export(self, folder: str | Path, **options: Any) -> Path:
         """Write the newest policy as a plain folder of transformers (`adapter=True`: of peft), with
@@ -118,8 +121,7 @@ class Run:
         if trained := [name for name in self.stages if STAGES[name].trains_policy]:
             raise ConfigError(
                 f"{self.path} has trained a policy ({trained[-1]}): to start another run from it, "
-                "export it, "
-                "model=run.export('folder'); from its SFT model, model='RUN/sft/model'"
+                "export it, model=run.export('folder'); from its SFT model, model='RUN/sft/model'"
             )
         config = build(ModelConfig, self.sections()["model"], where="model")
         return (
@@ -155,7 +157,15 @@ class Run:
 
 
 class Report(str):
-    """The path of a written page, which a notebook shows as the page itself."""
+    """The path of a page, which a notebook shows as the page itself."""
+
+    def __call__(self, *others: Run) -> Report:
+        """Write the run's page, or with others one that lays all of them over each other."""
+        from tether.report.overlay import write_overlay
+        from tether.report.page import write_report
+
+        paths = [Path(self).parent, *(other.path for other in others)]
+        return Report(write_overlay(paths) if others else write_report(paths[0]))
 
     def _repr_html_(self) -> str:
         page = escape(Path(self).read_text(encoding="utf-8"), quote=True)
@@ -184,8 +194,8 @@ class Policy:
         top_k: int = 0,
         seed: int = 0,
     ) -> Any:
-        """Answers: a text for a prompt, a list for a list of prompts. With `samples` > 1, each text
-        is replaced by a list of texts.
+        """Answers: a text for a prompt, a list for a list of prompts; with `samples` > 1 a list of
+        so many in a text's place.
 
         Args:
             prompts: texts, or conversations (lists of messages).

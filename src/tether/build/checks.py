@@ -129,8 +129,7 @@ def _check_online(name: str, section: OnlineSection, model: ModelConfig) -> None
         if (there := _rows_up_to(section.data, section.kind or Prompt, count + 1)) <= count:
             raise DataError(
                 f"{name}.evaluate.prompts = {count}, and {name}.data has {there} prompts: none "
-                "would be left to train on. "
-                "Set evaluate.prompts lower, or give more prompts"
+                "would be left to train on. Set evaluate.prompts lower, or give more prompts"
             )
 
 
@@ -176,8 +175,7 @@ def _check_held_out(name: str, data: DataConfig, fraction: float, seed: int) -> 
     if not any(path.startswith("hub:") for path in data.paths):
         raise DataError(
             f"{name}: no row is held out at heldout_fraction = {fraction:g}, and scores of "
-            "objectives get one scale on "
-            "held-out responses. Raise it, or give more prompts"
+            "objectives get one scale on held-out responses. Raise it, or give more prompts"
         )
 
 
@@ -214,10 +212,7 @@ def _check_scorer(name: str, section: RewardedSection, scorer: str, root: Path) 
     if scorer != "reward":
         return
     faults = scorer_faults(
-        name,
-        section,
-        objectives=objective_names(folder),
-        ensemble=(folder / ENSEMBLE).is_file(),
+        name, section, objectives=objective_names(folder), ensemble=(folder / ENSEMBLE).is_file()
     )
     if first := next(faults, None):
         raise ConfigError(first)

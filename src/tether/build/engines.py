@@ -69,9 +69,8 @@ def check_engine(config: EngineConfig, lora: Lora, *, quantize: str | None) -> N
     if config.kind == "vllm" and not config.addresses and not python.exists():
         raise ConfigError(
             f"engine.kind = 'vllm' needs a Python that has vLLM, and there is none at {python}. "
-            "Make an environment for it, "
-            "name its program with engine.python, or give the addresses of servers that run "
-            "(engine.addresses)"
+            "Make an environment for it, name its program with engine.python, or give the "
+            "addresses of servers that run (engine.addresses)"
         )
 
 
@@ -223,9 +222,8 @@ def vllm_share(config: EngineConfig, policy: Role, rows: int, length: int) -> st
         )
         raise ConfigError(
             f"engine.kind = 'vllm' needs {needed / 1e9:.1f} GB of this GPU ({parts}), and beside "
-            f"the learner {free / 1e9:.1f} of "
-            f"{total / 1e9:.1f} GB are free. Lower engine_rows, give vLLM a GPU of its own, or "
-            "take engine.kind = 'local'"
+            f"the learner {free / 1e9:.1f} of {total / 1e9:.1f} GB are free. Lower engine_rows, "
+            "give vLLM a GPU of its own, or take engine.kind = 'local'"
         )
     return f"{needed / total:.3f}"
 

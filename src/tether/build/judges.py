@@ -21,11 +21,7 @@ from tether.judges.pairwise import Reasoning, judged_scores
 from tether.models.loading import weights_digest
 from tether.rewards.function import FunctionReward
 from tether.rewards.loading import load_function
-from tether.settings.judges import (
-    FunctionJudge,
-    JudgeConfig,
-    JudgeServerConfig,
-)
+from tether.settings.judges import FunctionJudge, JudgeConfig, JudgeServerConfig
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
 

@@ -105,14 +105,7 @@ class Placement:
         run, names = folder.parent.parent, config.names
         every = dict.fromkeys(names, needs)
         starter = self.launcher(run, every, config.start_seconds) if names else None
-        return Servers(
-            command,
-            names,
-            folder,
-            config.running,
-            threads,
-            starter,
-        )
+        return Servers(command, names, folder, config.running, threads, starter)
 
 
 def submit(on: str, run: Path, ranks: int, device: str, command: Sequence[str]) -> int:
@@ -140,13 +133,7 @@ def submit(on: str, run: Path, ranks: int, device: str, command: Sequence[str]) 
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
 
-    return _ray().run_elsewhere(
-        on,
-        [*command, "on=ray"],
-        needs,
-        run.resolve().name,
-        write,
-    )
+    return _ray().run_elsewhere(on, [*command, "on=ray"], needs, run.resolve().name, write)
 
 
 def _ray():

@@ -164,12 +164,7 @@ def usable_premises(
     def asked(pairs: list[PremisePair]) -> list[PremisePair]:
         faults = faults_of(pairs, lambda pair: check_pair(encoder, pair, context_length))
         return without(
-            pairs,
-            faults,
-            quarantine,
-            name,
-            noun="pairs of premises",
-            entry=lambda pair: pair.first,
+            pairs, faults, quarantine, name, noun="pairs of premises", entry=lambda pair: pair.first
         )
 
     return read_premise_pairs(files, count, asked)

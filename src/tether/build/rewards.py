@@ -39,14 +39,8 @@ from tether.rewards.verifiable import VerifiableReward, reasoning_gym_prompts
 from tether.settings.model import ModelConfig
 from tether.settings.policy import PolicyConfig
 from tether.settings.recipe import objective_faults
-from tether.settings.rewards import (
-    Combine,
-)
-from tether.settings.sampling import (
-    PolicySection,
-    RewardedSection,
-    TaskConfig,
-)
+from tether.settings.rewards import Combine
+from tether.settings.sampling import PolicySection, RewardedSection, TaskConfig
 
 
 def task_prompts(task: TaskConfig, size: int | None = None) -> list[Prompt]:
@@ -129,9 +123,8 @@ def reward_source(
         asked_for = next(name for name, there in by_ids.items() if there)
         raise ModelError(
             f"{folder} was trained with another tokenizer, template or system message than the "
-            "policy has, and "
-            f"{asked_for} goes by the policy's tokens. Leave it out, or train the reward model on "
-            "the policy's base."
+            f"policy has, and {asked_for} goes by the policy's tokens. Leave it out, or train the "
+            "reward model on the policy's base."
         )
     if section.reward_source == "process":
         delimiters = tuple(read_versioned(folder / "steps.json", "delimiters")["delimiters"])
@@ -165,10 +158,7 @@ def reward_apart(
 
 
 def learned_reward(
-    folder: Path,
-    settings: ModelConfig,
-    combine: Combine = "mean",
-    mesh: DeviceMesh | None = None,
+    folder: Path, settings: ModelConfig, combine: Combine = "mean", mesh: DeviceMesh | None = None
 ) -> RewardSource:
     """A trained reward model on a trunk of its own, ready to score; of an ensemble, what its
     members say together.

@@ -163,12 +163,7 @@ def reward_role(
 
 
 def new_head(
-    loaded: LoadedModel,
-    *,
-    zero: bool = True,
-    dropout: float = 0.0,
-    seed: int = 0,
-    outputs: int = 1,
+    loaded: LoadedModel, *, zero: bool = True, dropout: float = 0.0, seed: int = 0, outputs: int = 1
 ) -> ScalarHead:
     """A head that will learn, for this trunk."""
     width = Role(loaded.model).width
@@ -259,8 +254,7 @@ def load_scorer(
         else _settings(description["base"], description, None)
     )
     loaded = _speaking(
-        description,
-        open_model(model, seed=description["base_seed"], on_host=offload, mesh=mesh),
+        description, open_model(model, seed=description["base_seed"], on_host=offload, mesh=mesh)
     )
     whole = description["adapter"] is None
     if not whole:

@@ -8,10 +8,7 @@ from typing import Any
 from tether.core.errors import ConfigError
 from tether.core.types import Problem, Prompt
 from tether.data.sources import Quarantine, look, read
-from tether.settings.section import (
-    DataConfig,
-    Section,
-)
+from tether.settings.section import DataConfig, Section
 
 
 def load_rows(

@@ -21,7 +21,7 @@ from tether.cli.options import (
 from tether.core.errors import ConfigError, RunError, memory_error
 from tether.settings.stages import STAGES
 from tether.settings.synonyms import METHODS
-from tether.terminal.bars import bars, starting
+from tether.terminal.bars import FINISHED, bars, starting
 from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import point_to, show_table
 
@@ -170,6 +170,9 @@ def _run(
             )
         check_sources(config)
     if dry_run:
+        from tether.runner.run import check_all
+
+        check_all(config, chosen)
         _show_jobs(Terminal(), config, chosen)
         return
     if config.on in ("local", "ray"):
@@ -244,15 +247,12 @@ def _stages(
     unfinished = {job.name for job in expand(config) if not (job.folder / "summary.json").is_file()}
     left = [name for name in config.stages if config.repeat or name in unfinished]
     if not set(chosen) & set(left):
-        console.print(
-            "Finished before: nothing is trained again. For a new run, name another "
-            "folder with run=PATH."
-        )
+        point_to(console, str(root), FINISHED)
     if config.sweep is not None:
         _show_jobs(console, config, chosen)
         console.print("The times below are those of one combination.", highlight=False)
     try:
-        with bars(console) as announce:
+        with bars(console, names=config.titles) as announce:
             results, page = start_run(config, chosen, announce, began=began, at_once=at_once)
     except WaitingError as waiting:
         console.print(str(waiting), markup=False, highlight=False, soft_wrap=True)
@@ -353,10 +353,13 @@ def plan(
         from tether.planning.price import Price, costs
         from tether.planning.sizes import row_sizes
         from tether.runner.by_device import sized
+        from tether.runner.run import check_all
         from tether.settings.recipe import read_recipe
 
         config = read_recipe(recipe, overrides or ())
         check_sources(config)
+        if (gpu or gpu_memory or shape) is None and config.on == "local":
+            check_all(config, config.stages)
     console = Terminal()
     _show_jobs(console, config)
     device = (

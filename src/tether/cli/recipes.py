@@ -13,15 +13,7 @@ from tether.cli.options import complete_recipe
 from tether.core.errors import ConfigError
 from tether.core.glossary import CLOSE, EVERY, METRICS, meanings, near
 from tether.settings.stages import STAGES
-from tether.settings.synonyms import (
-    KEYS,
-    METHODS,
-    NOTES,
-    SECTIONS,
-    TRAINERS,
-    alike,
-    did_you_mean,
-)
+from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, TRAINERS, alike, did_you_mean
 from tether.terminal.bars import starting
 from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import show_table
@@ -116,9 +108,7 @@ def explain_key(
         list[str],
         typer.Argument(
             metavar="KEY",
-            help=(
-                "A section, a key such as ppo.kl or clip_range, a metric, or a word of the report."
-            ),
+            help="A section, a key such as ppo.kl or clip_range, a metric, or a word of the report.",
         ),
     ],
 ) -> None:

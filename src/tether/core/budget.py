@@ -165,10 +165,8 @@ def stays_short(place: object, values: Mapping[str, Any]) -> str:
     """A sentence: more time cannot be used, and the way to use it."""
     return (
         f"{place} keeps its budget of {values['minutes']:g} minutes: its learning rate was drawn "
-        f"over {values['drawn']} of "
-        f"{values['total']} steps, and more steps would not give what a longer run gives. To "
-        "train longer, start anew with "
-        "run=PATH."
+        f"over {values['drawn']} of {values['total']} steps, and more steps would not give what a "
+        "longer run gives. To train longer, start anew with run=PATH."
     )
 
 

@@ -85,10 +85,14 @@ class Forecast:
         self.done, self.total, self.since, self._part = done, total, now, None
 
     def left(self, now: float) -> float | None:
-        """Seconds. None if unknown, or if the work takes longer than expected."""
-        rest, of_part = self._left(now), self._left_of_part(now)
-        if self.expected is not None and self.expected.timed:
-            return max(0.0, self.expected.seconds - (now - self.begun))
+        """Seconds. None if unknown, or if the work takes longer than expected: parts that follow
+        the last step are then not counted.
+        """
+        timed = self.expected and self.expected.timed
+        rest = self._expected_left(now) if timed else self._left(now)
+        if rest is None and self.total and self.done >= self.total:
+            return None
+        of_part = None if timed and rest else self._left_of_part(now)
         return rest if of_part is None or (rest or 0.0) > of_part else of_part
 
     @property
@@ -111,20 +115,23 @@ class Forecast:
         left = self.left(now)
         return None if left is None else now - self.begun + left
 
+    def _expected_left(self, now: float) -> float | None:
+        left = 0.0 if self.expected is None else self.expected.seconds - (now - self.begun)
+        return left if left > 0 else None
+
     def _left(self, now: float) -> float | None:
         if self.pace.step is None or self.total is None:
-            left = None if self.expected is None else self.expected.seconds - (now - self.begun)
-            return left if left is not None and left > 0 else None
+            return self._expected_left(now)
         # slow steps mean a slow machine; quick ones say nothing of other work, such as a judge's
         after = 0.0 if self.expected is None else self.expected.after * max(1.0, self.slowness)
         left = self.pace.step * (self.total - self.done) + after - (now - self.since)
-        return max(0.0, left) if left > 0 or self.done < self.total else None
+        return left if left > 0 else None
 
     def _left_of_part(self, now: float) -> float | None:
         if self._part is None or not self._part[1]:
             return None
         begun, done, total = self._part
-        return max(0.0, (now - begun) / done * (total - done))
+        return (now - begun) / done * (total - done) or None
 
 
 class Crowd:

@@ -74,9 +74,8 @@ def _fault(path: Path, before: Mapping[str, Any], step: int) -> str:
     )
     return (
         f"{path} {what} that it had when step {step} was saved: it was cut or changed between two "
-        "starts. The weights are those "
-        "of the checkpoint; summary and page are made of what is left. To have all, restore the "
-        "file and resume."
+        "starts. The weights are those of the checkpoint; summary and page are made of what is "
+        "left. To have all, restore the file and resume."
     )
 
 

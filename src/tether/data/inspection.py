@@ -49,9 +49,7 @@ READ_BY = {
     Comparison: "[reward], [direct]",
     Demonstration: '[sft], [rounds] with method = "spin"',
     Feedback: "[kto]",
-    Prompt: (
-        "[pairs], [ppo], [grpo], [reinforce], [best_of_n], [online_direct], [rounds], [evaluate]"
-    ),
+    Prompt: "[pairs], [ppo], [grpo], [reinforce], [best_of_n], [online_direct], [rounds], [evaluate]",
     StepLabels: "[process]",
     Problem: 'every section with reward_source = "verifiable"',
 }

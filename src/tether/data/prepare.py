@@ -72,8 +72,7 @@ def warn_without_held_out(num_held_out: int, fraction: float, noun: str) -> None
     if fraction and not num_held_out:
         _LOG.warning(
             "held out: no %s (heldout_fraction = %g). Accuracy and loss are those of rows that "
-            "the model learns from. "
-            "Raise heldout_fraction, or give more prompts.",
+            "the model learns from. Raise heldout_fraction, or give more prompts.",
             noun,
             fraction,
         )

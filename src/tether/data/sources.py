@@ -406,9 +406,8 @@ class _File:
         first = self.bad.examples[0]
         return DataError(
             f"{self.place.name}: none of its {self.bad.count} rows can be used: "
-            f"{self.bad.top_reasons()}. "
-            f"The first, line {first['line']}: {first['reason']}. Mend the rows, or name their "
-            "format if that is another."
+            f"{self.bad.top_reasons()}. The first, line {first['line']}: {first['reason']}. Mend "
+            "the rows, or name their format if that is another."
         )
 
 

@@ -23,12 +23,10 @@ from tether.data.rendered import common_start
 
 _LOG = logging.getLogger("tether.data")
 PLAIN_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ {'user': 'User: ', 'assistant': 'Assistant: '}.get(message['role'], message['role'] | "
-    "capitalize ~ ': ') }}"
-    "{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ "
-    "'\n\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+    "{% for message in messages %}{{ {'user': 'User: ', 'assistant': 'Assistant: "
+    "'}.get(message['role'], message['role'] | capitalize ~ ': ') }}{{ message['content'] }}{% if "
+    "message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}{% endfor %}{% if "
+    "add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
 )
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys under which templates look for the thought before a reply."""
@@ -126,8 +124,7 @@ class ChatTemplate:
         if not last or last not in before or last not in after:
             raise DataError(
                 "the chat template does not keep earlier turns as they were, so prompt and "
-                "response cannot be told apart; "
-                "set model.chat_template to one that does"
+                "response cannot be told apart; set model.chat_template to one that does"
             )
         waiting = _behind(before, last)
         answered = self._answered(after, last, message)
@@ -173,8 +170,7 @@ class ChatTemplate:
         once(
             _LOG.warning,
             "the chat template's prompt ends with %r and its replies do not begin so: such "
-            "replies are trained and scored "
-            "after %r, but sampled after the whole prompt",
+            "replies are trained and scored after %r, but sampled after the whole prompt",
             opening,
             shared[-24:],
         )

@@ -64,7 +64,7 @@ def favourites(
     An answer whose reward failed is never the best; a prompt of which all failed has None. The
     judge is asked once for each pick.
     """
-    tell = count_of("best of n of the start", len(prompts) * max(sizes))
+    tell = count_of("measuring controls: best of n of the start", len(prompts) * max(sizes))
     drawn = engine.generate(prompts, sampling, num_samples=max(sizes), seed=seed, progress=tell)
     groups = [group.rollouts for group in drawn]
     rewards = iter(

@@ -34,7 +34,8 @@ def answers_at(
     drawn.
     """
     drawn = 1 if temperature == 0 else num_samples
-    tell = count_of(f"held-out answers at temperature {temperature:g}", len(prompts) * drawn)
+    what = "held-out" if temperature == sampling.temperature else "measuring controls:"
+    tell = count_of(f"{what} answers at temperature {temperature:g}", len(prompts) * drawn)
     groups = engine.generate(
         prompts,
         replace(sampling, temperature=temperature),

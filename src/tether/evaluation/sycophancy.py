@@ -116,8 +116,7 @@ def _pair(row: int, first: Prompt, second: Prompt) -> PremisePair:
             )
     raise DataError(
         f"row {row}: the prompts are not one question after two premises, with two options, each "
-        "on a line such as '(A) yes'; "
-        f"they end in {first.text[-60:]!r} and {second.text[-60:]!r}"
+        f"on a line such as '(A) yes'; they end in {first.text[-60:]!r} and {second.text[-60:]!r}"
     )
 
 

@@ -103,8 +103,7 @@ class CachedModel:
         except sqlite3.DatabaseError as error:
             raise DataError(
                 f"{self.path} cannot keep answers ({error}). Wait until no other program holds "
-                "the file, or delete it, and start "
-                "the same command again"
+                "the file, or delete it, and start the same command again"
             ) from error
 
     def _key(self, kind: str, conversation: Conversation, more: Any) -> str:

@@ -53,15 +53,12 @@ PAIR = {
 }
 SINGLE = {
     "task": "You rate an answer to a conversation.",
-    "asked": (
-        "How good is the answer? Reply with one digit from 1, the worst, to 9, the best, and "
-        "nothing else."
-    ),
+    "asked": "How good is the answer? Reply with one digit from 1, the worst, to 9, the best, and "
+    "nothing else.",
 }
 WEIGH = (
     "Do not reply yet. First weigh the material against the rubric: in a few sentences, name what "
-    "counts for and against, "
-    "and say nothing of the verdict."
+    "counts for and against, and say nothing of the verdict."
 )
 THEN = "Now give the reply that was asked for, and nothing else."
 NO_REASONS = "no reasons were written"

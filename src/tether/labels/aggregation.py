@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from tether.core.errors import DataError
-from tether.labels.votes import (
-    VERDICTS,
-    Verdict,
-    Vote,
-    as_verdict,
-    latest_votes,
-    more_than_half,
-)
+from tether.labels.votes import VERDICTS, Verdict, Vote, as_verdict, latest_votes, more_than_half
 
 Array = NDArray[Any]
 LEAST = 1e-10

@@ -323,9 +323,8 @@ def _not_finite(step: int, tensors: Mapping[str, Tensor], folder: Path) -> str:
         return ""
     return (
         f"after step {step} {len(bad)} tensors have numbers that are not finite "
-        f"({', '.join(bad[:3])}), so it is not saved. "
-        f"{folder} has the last good checkpoint: lower optimizer.learning_rate, in another run "
-        "directory."
+        f"({', '.join(bad[:3])}), so it is not saved. {folder} has the last good checkpoint: "
+        "lower optimizer.learning_rate, in another run directory."
     )
 
 

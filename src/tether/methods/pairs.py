@@ -36,14 +36,7 @@ from tether.core.rundir import (
     write_json,
     write_jsonl,
 )
-from tether.core.types import (
-    Annotation,
-    Comparison,
-    Feedback,
-    Json,
-    Prompt,
-    assistant,
-)
+from tether.core.types import Annotation, Comparison, Feedback, Json, Prompt, assistant
 from tether.data.rows import answer_rows, turns_of, without_faults, write_rows
 from tether.data.sources import group_of
 from tether.judges.constitution import read_rubric
@@ -414,10 +407,9 @@ class _Collector:
                 judged = tasks["done"] + tasks["settled"]
                 raise WaitingError(
                     f"{self.run.path} waits for people: {judged} of "
-                    f"{judged + tasks['open'] + tasks['expert']} comparisons are "
-                    f"judged, {tasks['expert']} wait for an expert. Let them in with\n  tether "
-                    f"prefs serve {section.store}\n"
-                    "and run the same command again when they are done."
+                    f"{judged + tasks['open'] + tasks['expert']} comparisons are judged, "
+                    f"{tasks['expert']} wait for an expert. Let them in with\n  tether prefs "
+                    f"serve {section.store}\nand run the same command again when they are done."
                 )
             return list(comparisons(store, section.how, round=name)), {
                 "store": section.store,

@@ -75,21 +75,11 @@ def train(
     if members:
         student = next((part for part in parts if part.kind == "student"), None)
         stage = RewardMembers(
-            section=section,
-            context=context,
-            loaded=loaded,
-            members=members,
-            student=student,
+            section=section, context=context, loaded=loaded, members=members, student=student
         )
         summary = {**stage.train(rows), **test_model}
     elif section.teacher:
-        stage, learned = _student_of(
-            section.teacher,
-            section,
-            context,
-            loaded,
-            rows,
-        )
+        stage, learned = _student_of(section.teacher, section, context, loaded, rows)
         summary = {**stage.train(learned, run, context.progress), **test_model}
         summary["unscored"] = len(rows) - len(learned)
     else:
@@ -114,12 +104,7 @@ def train(
         if stage.student is not None:
             drop_checkpoint(RunDirectory(run.path / stage.student.name))
     else:
-        save_trained(
-            stage.role,
-            loaded,
-            run.path / "model",
-            kind="reward",
-        )
+        save_trained(stage.role, loaded, run.path / "model", kind="reward")
     if context.ranks.first:
         write_seen(
             run.path / "model", split_by_group(rows, section.heldout_fraction, section.seed)[0]
@@ -249,26 +234,14 @@ class RewardMembers:
                 drop_checkpoint(one)
             else:
                 with shared_time(number, count):
-                    self._train(
-                        stage,
-                        split,
-                        one,
-                        bars[number],
-                    )
+                    self._train(stage, split, one, bars[number])
             summaries.append(one.summary())
         assert split is not None
         if self.section.average:
             self._average(split)
         elif self.student is not None and self.section.distill is not None:
             run = open_part(self.student, self.context)
-            summaries.append(
-                self._distill(
-                    split,
-                    self.section.distill,
-                    run,
-                    bars[-1],
-                )
-            )
+            summaries.append(self._distill(split, self.section.distill, run, bars[-1]))
         for stage in filter(None, (*self.stages, self.one)):
             stage.frozen = None
         return {
@@ -289,12 +262,7 @@ class RewardMembers:
         """Save the scorer in `model/`: one role, or the names of the members' folders."""
         folder = self.context.folder
         if self.one is not None:
-            save_trained(
-                self.one.role,
-                self.loaded,
-                folder / "model",
-                kind="reward",
-            )
+            save_trained(self.one.role, self.loaded, folder / "model", kind="reward")
         else:
             models = [folder / member.name / "model" for member in self.members]
             save_ensemble(folder / "model", models)
@@ -310,11 +278,7 @@ class RewardMembers:
             )
         order = self.section.seed + MEMBER_STRIDE * number
         stage = RewardModeling(
-            self.section,
-            role,
-            encoder_of(self.loaded),
-            order_seed=order,
-            ranks=self.context.ranks,
+            self.section, role, encoder_of(self.loaded), order_seed=order, ranks=self.context.ranks
         )
         stage.frozen = next((other.frozen for other in self.stages if other.frozen), None)
         self.stages.append(stage)
@@ -332,12 +296,7 @@ class RewardMembers:
             stage.standardize(split.train)
         for parameter in stage.role.parameters():
             parameter.requires_grad_(False)
-        save_trained(
-            stage.role,
-            self.loaded,
-            run.path / "model",
-            kind="reward",
-        )
+        save_trained(stage.role, self.loaded, run.path / "model", kind="reward")
         run.finish(summary)
         drop_checkpoint(run)
 
@@ -355,12 +314,7 @@ class RewardMembers:
         self, split: Split[Ranking], combine: Combine, run: RunDirectory, progress: Progress | None
     ) -> Json:
         """One more model, which learns what the members say together; its summary."""
-        role = reward_role(
-            self.loaded,
-            self.section,
-            self.context.seed,
-            len(self.members),
-        )
+        role = reward_role(self.loaded, self.section, self.context.seed, len(self.members))
         self.one = student = Distillation(
             self.section, role, encoder_of(self.loaded), ranks=self.context.ranks
         )

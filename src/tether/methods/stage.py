@@ -79,32 +79,17 @@ def _trained(section: Section, context: Context, original: RunDirectory) -> Json
         if rows is None and section.kind is not None:
             used = section.further_columns
             whole = calls_functions(section)
-            rows, quarantine = context.read(
-                section.data,
-                section.kind,
-                whole=whole,
-                used=used,
-            )
+            rows, quarantine = context.read(section.data, section.kind, whole=whole, used=used)
         context = replace(context, quarantine=quarantine)
         if rows is not None:
             run.update_manifest(rows=len(rows))
         with showing(context.progress):
-            summary = method_of(STAGES[context.name])(
-                section,
-                context,
-                rows,
-                run,
-            )
+            summary = method_of(STAGES[context.name])(section, context, rows, run)
         if rows and isinstance(rows[0], Comparison) and (longer := longer_chosen(rows)):
             summary["longer_chosen"] = longer.as_dict()
         if section.data is not None and (others := left_out(section.data.paths)):
             summary["files_left_out"] = dict(islice(others.items(), 100))
-        return _finished(
-            run,
-            section,
-            {**summary, **time_limit().summary()},
-            quarantine,
-        )
+        return _finished(run, section, {**summary, **time_limit().summary()}, quarantine)
 
 
 def _opened(section: Section, context: Context) -> RunDirectory:

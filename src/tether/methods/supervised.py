@@ -18,12 +18,7 @@ from tether.models.loading import LoadedModel, save_model, weights_digest
 from tether.models.quantized import dequantized
 from tether.models.speech import write_speech
 from tether.models.trunk import Role
-from tether.settings.supervised import (
-    DirectSection,
-    ProcessSection,
-    SFTSection,
-    SupervisedSection,
-)
+from tether.settings.supervised import DirectSection, ProcessSection, SFTSection, SupervisedSection
 from tether.stages.direct import Direct
 from tether.stages.kto import KTO
 from tether.stages.process_reward import ProcessRewardModeling
@@ -134,11 +129,9 @@ def _loss_of_merged(stage: SFT, merged: Role, summary: Json, loaded: LoadedModel
     if lost > MERGE_LOSES:
         loaded.note(
             f"{lost:.0%} of what fine-tuning gained is lost where the adapter is merged into "
-            f"{str(merged.model.dtype)[6:]} "
-            f"weights: the held-out loss is {before:.4f} before training, {after:.4f} after it, "
-            f"and {loss:.4f} with the merged "
-            "model, from which later stages start. Plain adapters on linear layers lose nothing: "
-            "set sft.lora.dora = false or name other sft.lora.targets, or set model.dtype = "
-            "'float32'"
+            f"{str(merged.model.dtype)[6:]} weights: the held-out loss is {before:.4f} before "
+            f"training, {after:.4f} after it, and {loss:.4f} with the merged model, from which "
+            "later stages start. Plain adapters on linear layers lose nothing: set sft.lora.dora "
+            "= false or name other sft.lora.targets, or set model.dtype = 'float32'"
         )
     return {"eval_loss_merged": loss}

@@ -91,14 +91,12 @@ def _bare(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
         if not base:
             raise ModelError(
                 f"{folder} holds an adapter alone, and its {ADAPTER_FILE} names no base "
-                "(base_model_name_or_path). "
-                "Write the folder or hub id of the base there."
+                "(base_model_name_or_path). Write the folder or hub id of the base there."
             )
         if base == TINY:
             raise ModelError(
                 f"{folder} holds an adapter alone, for the random model {TINY!r}, which no folder "
-                "holds. Export the run without "
-                "--adapter."
+                "holds. Export the run without --adapter."
             )
         try:
             named = {**config.model_dump(), "source": str(base), "revision": None, "fallback": None}
@@ -133,9 +131,8 @@ def _merged(model: Any, folder: Path) -> Any:
         if start.startswith("pissa_niter"):
             raise ValueError(
                 f"init_lora_weights = {start!r} took a random part out of the base, which no file "
-                "holds; "
-                "peft's path_initial_model_for_weight_conversion saves such an adapter for the "
-                "base as it is"
+                "holds; peft's path_initial_model_for_weight_conversion saves such an adapter for "
+                "the base as it is"
             )
         kind = PeftConfig.from_pretrained(str(folder))
         adapted: Any = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)

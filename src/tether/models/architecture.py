@@ -39,14 +39,12 @@ def check_architecture(source: str, model: Any) -> None:
     if not proven.causal:
         raise ModelError(
             f"{source} cannot be loaded as a causal language model: {kind} reads both ways and "
-            "cannot continue a text. "
-            "Give a causal language model."
+            "cannot continue a text. Give a causal language model."
         )
     if not agrees(ours, expected):
         raise ModelError(
             f"{source}: {kind} does not compute its logits by its output layer alone, so its "
-            "log-probabilities cannot be read. "
-            f"{OTHER}."
+            f"log-probabilities cannot be read. {OTHER}."
         )
 
 

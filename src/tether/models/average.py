@@ -73,9 +73,8 @@ def _average_layer(layer: Any, members: Sequence[str], name: str) -> None:
         if not all(tensor.isfinite().all() for tensor in (up, magnitude)):
             raise ModelError(
                 "average = true: the members' DoRA factors cancel out, or are not finite, so "
-                "their mean is no adapter. "
-                "Train the members with lora.dora = false, or keep them as an ensemble (average = "
-                "false)."
+                "their mean is no adapter. Train the members with lora.dora = false, or keep them "
+                "as an ensemble (average = false)."
             )
 
 

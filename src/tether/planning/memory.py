@@ -351,13 +351,7 @@ class Planner:
         # a server with several GPUs cuts its weights and its cache into equal parts
         resources = section.engine.resources or {}
         cards = max(1, int(resources.get("GPU", 1)))
-        own = {
-            part: size // cards
-            for part, size in {
-                **own,
-                **engine,
-            }.items()
-        }
+        own = {part: size // cards for part, size in {**own, **engine}.items()}
         server, there = self._servers("server", section.engine, own, held)
         count = len(section.engine.addresses) or section.engine.servers
         sending = (1 + count) * weights / DISK + count * LOADING
@@ -401,10 +395,7 @@ class Planner:
         """A role that learns, on a model of shapes, and what that holds."""
         model = planner.shape_model(self.config, self.dtype, self._attention)
         model.recompute = self.recipe.model.recompute
-        held = {
-            "process": self.process,
-            "trunk": self.trunk - self.elsewhere,
-        }
+        held = {"process": self.process, "trunk": self.trunk - self.elsewhere}
         role = (
             Role(model)
             if section.lora is False

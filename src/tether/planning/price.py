@@ -24,6 +24,7 @@ from tether.planning.memory import Planner
 from tether.planning.plan import Plan, plan, shape_config
 from tether.planning.sizes import row_sizes
 from tether.planning.speeds import RowSizes
+from tether.report.narrative import ENOUGH_UPDATES, few_updates
 from tether.report.numbers import duration, gigabytes
 from tether.settings.evaluation import EvaluationSection
 from tether.settings.pairs import PairsSection
@@ -61,7 +62,8 @@ class StagePrice:
     """A stage: its work in words, remaining steps, seconds of one and of other work, and bytes at
     the peak.
 
-    steps None: the rows are not counted. prompts: only of a stage that answers prompts.
+    steps None: the rows are not counted. prompts: only of a stage that answers prompts. updates: of
+    each model that learns from rows. title: the name for people.
     """
 
     name: str
@@ -73,6 +75,8 @@ class StagePrice:
     memory: int
     rounds: int = 1
     prompts: int | None = None
+    updates: int = ENOUGH_UPDATES
+    title: str = ""
 
     @property
     def seconds(self) -> float | None:
@@ -118,7 +122,10 @@ class Price:
                 else f"about {duration(stage.seconds)}"
             )
             work = f"{stage.rounds} times {stage.work}" if stage.rounds > 1 else stage.work
-            yield f"{stage.name}: {work}; {time}, {gigabytes(stage.memory)} at the peak"
+            title = stage.title or stage.name
+            yield f"{title}: {work}; {time}, {gigabytes(stage.memory)} at the peak"
+            if stage.updates < ENOUGH_UPDATES:
+                yield few_updates(title, stage.updates)
         if len(self.stages) > 1 and self.seconds is not None:
             memory = max(stage.memory for stage in self.stages)
             yield (
@@ -296,6 +303,8 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
         if steps and isinstance(section, SupervisedSection | RewardSection):
             fraction = section.heldout_fraction
             after += step * steps / section.epochs * fraction / (1 - fraction) * READING
+        learns = not isinstance(section, OnlineSection | PromptedSection)
+        updates = steps // _trainings(section) if steps and learns else ENOUGH_UPDATES
         if steps is not None and rounds == 1:
             steps = max(0, steps - steps_done(Path(recipe.run) / stage.name))
         prices.append(
@@ -309,6 +318,8 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
                 memory=stage.peak,
                 rounds=rounds,
                 prompts=_prompts(section, rows),
+                updates=updates,
+                title=recipe.titles[stage.name],
             )
         )
     return prices
@@ -363,10 +374,8 @@ def _work(
     updates = times * section.epochs * max(1, ceil(learned / size))
     passes = f"{section.epochs} passes" if section.epochs > 1 else "1 pass"
     return (
-        (
-            f"{rows.count:,} rows × {passes}{f' × {times} models' if times > 1 else ''} in "
-            f"{updates:,} updates"
-        ),
+        f"{rows.count:,} rows × {passes}{f' × {times} models' if times > 1 else ''} in "
+        f"{updates:,} updates",
         updates,
         None,
     )

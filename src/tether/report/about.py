@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tether.report.numbers import SENTENCES, duration, percent, thousands
 from tether.report.reading import Journey, Row, SubRun, finite, listed, mapping, present, printable
-from tether.settings.synonyms import METHODS
+from tether.settings.synonyms import shown_name
 
 NAMES, GOLD, PARTS = SENTENCES["methods"], SENTENCES["gold"], SENTENCES["parts"]
 CALLED_GOLD = re.compile(r"\bgold\b", re.IGNORECASE)
@@ -31,17 +31,14 @@ def anchor(name: str) -> str:
 
 def method_name(stage: SubRun) -> str:
     """The name of a stage's method, in full."""
-    variants = [
-        name
-        for name, (of, key, value) in METHODS.items()
-        if of == stage.section and stage.settings.get(key) == value
-    ]
-    names = (*variants, stage.section, stage.name, stage.name.partition("-")[0], stage.kind)
+    own = shown_name(stage.section, stage.settings)
+    names = (own, stage.section, stage.name, stage.name.partition("-")[0], stage.kind)
     return next((NAMES[name] for name in names if name in NAMES), stage.section or stage.name)
 
 
-def _short(name: str) -> str:
-    """A method's abbreviation where it has one."""
+def short_method(stage: SubRun) -> str:
+    """The abbreviation of a stage's method where it has one."""
+    name = method_name(stage)
     abbreviation = re.search(r"\((.+)\)$", name)
     return abbreviation[1] if abbreviation else name[:1].lower() + name[1:]
 
@@ -106,7 +103,7 @@ def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
     )
     rows = (
         ("model", [next((str(model["source"]) for model in models if model.get("source")), "")]),
-        ("method", [" → ".join(dict.fromkeys(_short(method_name(stage)) for stage in stages))]),
+        ("method", [" → ".join(dict.fromkeys(short_method(stage) for stage in stages))]),
         ("data", [line for stage in stages for line in _data(stage)]),
         ("date", [started.replace("T", " ").replace("Z", " UTC")]),
         ("time", [duration(seconds) if seconds else ""]),
@@ -153,7 +150,7 @@ def _data(stage: SubRun) -> Iterator[str]:
         names = ", ".join(
             f"tether:{Path(path).stem}" if packaged in path else path for path in each
         )
-        yield f"{stage.name}: {names}{f' ({thousands(rows)} rows)' if rows else ''}"
+        yield f"{stage.title}: {names}{f' ({thousands(rows)} rows)' if rows else ''}"
 
 
 def _machine(manifest: Row, models: Sequence[Row]) -> str:

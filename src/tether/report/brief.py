@@ -1,5 +1,5 @@
-"""The verdict of a run in three short lines, for the terminal: the result and its judge, the
-interval, the control.
+"""The verdict of a run in three short lines: the result and its judge, the interval, the control.
+The distance from the start comes first among the doubts.
 """
 
 from __future__ import annotations
@@ -53,12 +53,8 @@ def brief(journey: Journey, how: str = "") -> Conclusion:
     return Conclusion(
         whole.tone,
         headline,
-        [
-            *map(wording_of(journey).sentence, _measured(journey, policy)),
-            *_controlled(policy, how),
-            *filter(None, (kl_sentence(policy),)),
-        ],
-        whole.warnings,
+        [*map(wording_of(journey).sentence, _measured(journey, policy)), *_controlled(policy, how)],
+        [*filter(None, (kl_sentence(policy),)), *whole.warnings],
     )
 
 

@@ -105,7 +105,7 @@ def evaluator_curves(stages: Sequence[SubRun]) -> list[Plot]:
                 m.step: m.value for m in measured if (m.evaluator, m.figure) == (evaluator, figure)
             }
             if len(points) > 1:
-                name = stage.name if len(stages) > 1 else ""
+                name = stage.title if len(stages) > 1 else ""
                 traces += _with_intervals(points, name, PALETTE[index % len(PALETTE)])
         if traces and counts.get(evaluator, 0) < MOST_CURVES:
             counts[evaluator] = counts.get(evaluator, 0) + 1

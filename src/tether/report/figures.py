@@ -91,7 +91,7 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
             points = _over_distance(arm, key) if distance else series(arm.metrics, key)
             xs = [x for x, _ in points]
             ys = [None if y is None else scale * y for _, y in points]
-            name = arm.name if not name else name if len(arms) == 1 else f"{arm.name}: {name}"
+            name = arm.title if not name else name if len(arms) == 1 else f"{arm.title}: {name}"
             colour = style.pop(
                 "colour", PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)]
             )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tether.report.about import short_method
 from tether.report.numbers import (
     SENTENCES,
     Show,
@@ -375,26 +376,26 @@ def _doubts(journey: Journey) -> Iterator[str]:
     for stage in journey.stages:
         made = finite(stage.summary.get("updates"))
         if made and made < ENOUGH_UPDATES and "budget" not in stage.summary:
-            yield WARNS["few-updates"].format(stage=stage.name, updates=plural(made, "update"))
+            yield few_updates(stage.title, made)
         longer = stage.estimate("longer_chosen")
         words = WARNS.get(f"length-{stage.section}")
         if longer and words and (side(longer, LOPSIDED) > 0 or side(longer, 1 - LOPSIDED) < 0):
             share, which = max((longer.value, "longer"), (1 - longer.value, "shorter"))
-            yield words.format(stage=stage.name, which=which, share=percent(share))
+            yield words.format(stage=stage.title, which=which, share=percent(share))
         if ended := mapping(stage.summary.get("budget")):
             answered = "-prompts" * (stage.section in ("pairs", "evaluate"))
             yield WARNS[f"budget{answered}"].format(
-                stage=stage.name,
+                stage=stage.title,
                 step=ended["ended_at"],
                 total=ended["total"],
                 minutes=ended["minutes"],
             )
         if steps := finite(stage.summary.get("steps_left_out")):
-            yield WARNS["updates"].format(stage=stage.name, steps=steps)
+            yield WARNS["updates"].format(stage=stage.title, steps=steps)
         if any(finite(stage.summary.get(key)) == 0 for key in HELD_OUT):
-            yield WARNS["held-out-none"].format(stage=stage.name)
+            yield WARNS["held-out-none"].format(stage=stage.title)
         if rows := finite(mapping(stage.summary.get("quarantine")).get("count")):
-            yield WARNS["rows"].format(stage=stage.name, rows=rows)
+            yield WARNS["rows"].format(stage=stage.title, rows=rows)
 
 
 def _conclusion_without_policy(journey: Journey) -> Conclusion:
@@ -433,18 +434,23 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
             list(_doubts(journey)),
         )
     sentences += _rounds(direct)
+    method = short_method(direct)
     if accuracy := direct.estimate("heldout_accuracy"):
         few_pairs = ("open", f"Trained, and only {accuracy.count} held-out pairs to judge it by")
         tone, headline = (
             few_pairs if 0 < accuracy.count < ENOUGH_PROMPTS else RANKED[side(accuracy, 0.5)]
         )
         sentences.append(
-            SAYS["direct"].format(accuracy=_of(accuracy), interval=_bounds(accuracy, percent))
+            SAYS["direct"].format(
+                method=method, accuracy=_of(accuracy), interval=_bounds(accuracy, percent)
+            )
         )
     else:
         tone = "open"
         headline = "Trained, and nothing held out to judge it by"
-        sentences += _losses(direct, "direct-training") or [SAYS["direct-no-losses"]]
+        sentences += _losses(direct, "direct-training", method) or [
+            SAYS["direct-no-losses"].format(method=method)
+        ]
     return Conclusion(
         tone, headline, [*sentences, SAYS["no-judge"]], [*_alarms(direct), *_doubts(journey)]
     )
@@ -465,18 +471,23 @@ def _rounds(stage: SubRun) -> Iterator[str]:
         yield SAYS["rounds-scores"].format(scores=", ".join(map(decimal, scores)))
 
 
+def few_updates(stage: str, updates: float) -> str:
+    """The warning that a training from rows has too few updates."""
+    return WARNS["few-updates"].format(stage=stage, updates=plural(updates, "update"))
+
+
 def plural(count: float, what: str) -> str:
     """`1 round`, `2 rounds`."""
     return f"{count:,.0f} {what}{'s' if count != 1 else ''}"
 
 
-def _losses(stage: SubRun, name: str) -> list[str]:
+def _losses(stage: SubRun, name: str, method: str = "") -> list[str]:
     """The sentence of this name about the first and the last losses of training; none without
     them.
     """
     course = trend_of(stage.metrics, "loss")
     return (
-        [SAYS[name].format(first=decimal(course.first), last=decimal(course.last))]
+        [SAYS[name].format(method=method, first=decimal(course.first), last=decimal(course.last))]
         if course
         else []
     )

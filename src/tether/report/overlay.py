@@ -115,7 +115,7 @@ def _trained(laid: Sequence[Laid], kind: str) -> list[SubRun]:
     for run in laid:
         own = [stage for stage in run.journey.stages if stage.kind == kind and stage.metrics]
         stages += [
-            replace(stage, name=run.name if len(own) == 1 else f"{run.name}: {stage.name}")
+            replace(stage, name=run.name if len(own) == 1 else f"{run.name}: {stage.title}")
             for stage in own
         ]
     return stages

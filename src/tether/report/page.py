@@ -128,10 +128,7 @@ def _journey_page(journey: Journey, run: Path) -> str:
         measured=measured,
         measured_columns=[*map(wording.label, COLUMNS)],
         round_columns=tiles.ROUND_OF_PAIRS,
-        arms=(
-            [*map(wording.label, tiles.ARM_COLUMNS)],
-            tiles.arm_table(journey.compared),
-        ),
+        arms=([*map(wording.label, tiles.ARM_COLUMNS)], tiles.arm_table(journey.compared)),
         controls=about.control_lines(journey.compared),
         groups_text=groups_text,
         groups=groups,
@@ -188,7 +185,7 @@ def _supervised(journey: Journey) -> Iterator[Learned]:
 
 def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
     seconds = [
-        (stage.name, spent)
+        (stage.title, spent)
         for stage in journey.stages
         if (spent := finite(stage.summary.get("seconds")))
     ]

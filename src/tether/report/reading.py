@@ -19,6 +19,7 @@ from tether.core.errors import MissingFileError, RunError
 from tether.core.rundir import ENGINE, EVALUATIONS, ROUNDS, TOKENS, in_sequence, is_control
 from tether.core.visible import visible
 from tether.settings.stages import POLICIES, STAGES
+from tether.settings.synonyms import shown_name
 from tether.stats import Estimate, Trend, trend
 
 Row = dict[str, Any]
@@ -67,6 +68,11 @@ class SubRun:
         """The recipe's section that the stage ran by, or an empty string."""
         sections = [key for key in mapping(self.config) if key in KINDS]
         return sections[0] if len(sections) == 1 else ""
+
+    @property
+    def title(self) -> str:
+        """The name for people: of an arm its own, else that of its method."""
+        return shown_name(self.name, self.settings)
 
     @property
     def settings(self) -> Row:
@@ -227,8 +233,7 @@ def read_journey(run: Path) -> Journey:
     if not (any(stage.kind for stage in stages) or journey.answers):
         raise RunError(
             f"{run} holds no results of tether: neither metrics.jsonl of a stage nor folders such "
-            "as sft, reward or ppo "
-            f"with one. {_further_down(run)}"
+            f"as sft, reward or ppo with one. {_further_down(run)}"
         )
     return journey
 

@@ -82,7 +82,7 @@ def _packed(stages: Sequence[SubRun], rows: Sequence[tuple[SubRun, Row]]) -> str
     prompts: dict[str, int] = {}
     rollouts = [
         (
-            stage.name,
+            stage.title,
             row["step"],
             prompts.setdefault(printable(row.get("prompt")), len(prompts)),
             printable(row["response"]),
@@ -93,7 +93,7 @@ def _packed(stages: Sequence[SubRun], rows: Sequence[tuple[SubRun, Row]]) -> str
         for stage, row in rows
     ]
     alarms = [
-        (stage.name, printable(alarm.get("detector"), 60), finite(alarm.get("step")))
+        (stage.title, printable(alarm.get("detector"), 60), finite(alarm.get("step")))
         for stage in stages
         for alarm in stage.alarms
     ]

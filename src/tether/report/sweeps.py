@@ -13,13 +13,7 @@ from typing import Any, NamedTuple
 
 from tether.core.errors import RunError
 from tether.core.rundir import SWEEP
-from tether.report.narrative import (
-    control_of,
-    gold_gain,
-    heldout_gain,
-    proxy_gain,
-    spent_kl,
-)
+from tether.report.narrative import control_of, gold_gain, heldout_gain, proxy_gain, spent_kl
 from tether.report.numbers import Show, decimal, percent, signed
 from tether.report.reading import (
     KINDS,

@@ -142,7 +142,7 @@ def arm_table(arms: Sequence[SubRun]) -> list[list[str]]:
         for arm in arms
     ]
     shown = [
-        [arm.name, *map(bracketed, values, ARM_UNITS)]
+        [arm.title, *map(bracketed, values, ARM_UNITS)]
         for arm, values in zip(arms, measured, strict=True)
     ]
     return shown if len(shown) > 1 else []

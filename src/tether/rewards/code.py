@@ -353,18 +353,12 @@ def _execute(code: types.CodeType, names: Json) -> Any:
 
 
 _MISSING = {
-    "files": (
-        "Landlock of version 3 (Linux 6.2), so programs may read files, and only an audit "
-        "hook keeps them from writing"
-    ),
-    "processes": (
-        "a seccomp filter (x86-64, arm64), so only an audit hook keeps them from "
-        "processes and the network"
-    ),
-    "space": (
-        f"a mount, so files are measured every {1000 * _POLL:.0f} ms, and can exceed "
-        f"{SCRATCH >> 20} MB in between"
-    ),
+    "files": "Landlock of version 3 (Linux 6.2), so programs may read files, and only an audit "
+    "hook keeps them from writing",
+    "processes": "a seccomp filter (x86-64, arm64), so only an audit hook keeps them from "
+    "processes and the network",
+    "space": f"a mount, so files are measured every {1000 * _POLL:.0f} ms, and can exceed "
+    f"{SCRATCH >> 20} MB in between",
 }
 
 

@@ -89,17 +89,13 @@ class FunctionReward:
         if outside := [end for end, _ in score.steps if not 0 <= end < length]:
             return Score(
                 None,
-                reason=(
-                    f"{source} returned a step that ends at token {outside[0]} "
-                    f"of a response of {length}"
-                ),
+                reason=f"{source} returned a step that ends at token {outside[0]} "
+                f"of a response of {length}",
             )
         if self.needs_steps and score.value is not None and not score.steps:
             return Score(
                 None,
-                reason=(
-                    f"{source} returned no steps, and step_rewards = true learns from steps alone"
-                ),
+                reason=f"{source} returned no steps, and step_rewards = true learns from steps alone",
             )
         return score
 

@@ -47,9 +47,7 @@ def _too_long(role: Role, sequence: Encoded) -> Score:
     """The score of a sequence that does not fit the model's context."""
     return Score(
         None,
-        reason=(
-            f"{len(sequence)} tokens do not fit the reward model's context of {role.context_length}"
-        ),
+        reason=f"{len(sequence)} tokens do not fit the reward model's context of {role.context_length}",
     )
 
 

@@ -18,10 +18,8 @@ GRACE = 30.0
 """Seconds after the time limit in which the thread that waits for a call has to get a turn."""
 WORDS = (
     "tether: {source} has held Python's interpreter for {seconds:.0f} s, and nothing can stop "
-    "such a call. The run ends here. "
-    "A regular expression that backtracks is a usual cause. Mend the function and start the same "
-    "command again: it goes on from "
-    "the last checkpoint"
+    "such a call. The run ends here. A regular expression that backtracks is a usual cause. Mend "
+    "the function and start the same command again: it goes on from the last checkpoint"
 )
 PROGRAM = """
 import os, select, signal, sys

@@ -25,14 +25,12 @@ ATTENTION = "tether_slots"
 """The name under which transformers' models find `slot_attention`."""
 FEWER = (
     "keys and values of all engine_rows do not fit into their share of the memory (%.1f GB): "
-    "fewer responses are decoded at "
-    "once. Lower engine_rows to choose their number"
+    "fewer responses are decoded at once. Lower engine_rows to choose their number"
 )
 CROWDED = (
     "other programs leave %.1f GB of memory, too little for keys and values of all engine_rows: "
-    "fewer responses are decoded at "
-    "once than with the memory free, so answers of this run may differ from those of others. "
-    "Lower engine_rows, or free memory"
+    "fewer responses are decoded at once than with the memory free, so answers of this run may "
+    "differ from those of others. Lower engine_rows, or free memory"
 )
 _LOG = logging.getLogger(__name__)
 _written = threading.local()

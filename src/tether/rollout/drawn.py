@@ -86,8 +86,7 @@ def prompt_ids(
     if len(ids) + max_new_tokens > context_length:
         raise DataError(
             f"does not fit the model's context of {context_length}: {len(ids)} tokens, and "
-            f"{max_new_tokens} new ones. "
-            "Shorten the prompt or lower max_new_tokens."
+            f"{max_new_tokens} new ones. Shorten the prompt or lower max_new_tokens."
         )
     return ids
 

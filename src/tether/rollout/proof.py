@@ -25,14 +25,10 @@ KNOWN_WINDOWS = {"sliding_window"}
 in slots have others.
 """
 SLOWER = {
-    IN_STEP: (
-        "the engine draws from %s with the model's own cache: only prompts of one length "
-        "together, which is slower"
-    ),
-    WHOLE: (
-        "%s has no cache that the engine can use: whole rows are read again for every token, "
-        "which is slow"
-    ),
+    IN_STEP: "the engine draws from %s with the model's own cache: only prompts of one length "
+    "together, which is slower",
+    WHOLE: "%s has no cache that the engine can use: whole rows are read again for every token, "
+    "which is slow",
 }
 _WAYS: dict[Any, str] = {}
 """The way that was proven for a configuration under an attention function, in a type, on a kind of

@@ -112,10 +112,9 @@ def check_distributions(logprobs: Sequence[float]) -> None:
     if broken:
         raise ModelError(
             f"the model's logits for the next token are NaN or infinite in {broken} of "
-            f"{len(logprobs)} responses: "
-            "its weights have diverged, or its dtype overflows. Go back to an earlier checkpoint "
-            "with a lower learning rate, or "
-            "set model.dtype = 'float32'."
+            f"{len(logprobs)} responses: its weights have diverged, or its dtype overflows. Go "
+            "back to an earlier checkpoint with a lower learning rate, or set model.dtype = "
+            "'float32'."
         )
 
 

@@ -262,9 +262,8 @@ class ServedEngine:
         if not distance <= self.tolerance:
             raise RefusedError(
                 f"its log-probabilities of {version} differ from the learner's by {distance:.3g} "
-                "nats a token, and "
-                f"{self.tolerance:g} is allowed: it holds other weights, another model, or "
-                "computes in another dtype"
+                f"nats a token, and {self.tolerance:g} is allowed: it holds other weights, "
+                "another model, or computes in another dtype"
             )
 
     def _post(self, name: str, path: str, body: Json) -> Json:

@@ -25,9 +25,7 @@ NEEDED = {
         "docs/guides/scale.md has the words.",
     ),
     GENERATE: "Tokens in and out need vLLM 0.32 or later, started with --enable-scale-out.",
-    "/v1/load_lora_adapter": (
-        "It must see that folder; vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora."
-    ),
+    "/v1/load_lora_adapter": "It must see that folder; vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora.",
     "/v1/unload_lora_adapter": "vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
 }
 """Requirements on a server for each path."""
@@ -102,20 +100,17 @@ def as_request(
     """
     own = {"extra_args": {"seed": seed, "ordinal": ordinal}} if ours else {}
     params = {
-        **{
-            "n": count,
-            "max_tokens": sampling.max_new_tokens,
-            "temperature": sampling.temperature,
-            "logprobs": 0,
-            **own,
-        },
-        **{
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "stop": list(sampling.stop_strings),
-        },
-        **{"stop_token_ids": list(stop_ids), "seed": (seed * 1_000_003 + ordinal) * 4096 % 2**62},
+        "n": count,
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "logprobs": 0,
+        **own,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "stop": list(sampling.stop_strings),
+        "stop_token_ids": list(stop_ids),
+        "seed": (seed * 1_000_003 + ordinal) * 4096 % 2**62,
     }
     if unused:
         params["logit_bias"] = {str(i): -100.0 for i in unused}  # the lowest that vLLM takes

@@ -108,28 +108,9 @@ def expand(recipe: BaseRecipe, stages: Sequence[str] | None = None) -> list[Job]
         return _swept(recipe, stages)
     names = list(recipe.stages if stages is None else stages)
     again = [name for name in names if name != "sft"] if recipe.repeat else []
-    once = [
-        _job(
-            recipe,
-            name,
-            None,
-        )
-        for name in names
-        if name not in again
-    ]
+    once = [_job(recipe, name, None) for name in names if name not in again]
     rounds = range(1, (recipe.repeat or 0) + 1)
-    return [
-        *once,
-        *(
-            _job(
-                recipe,
-                name,
-                number,
-            )
-            for number in rounds
-            for name in again
-        ),
-    ]
+    return [*once, *(_job(recipe, name, number) for number in rounds for name in again)]
 
 
 def with_parts(jobs: Iterable[Job]) -> list[Job]:
@@ -211,16 +192,8 @@ def _combined(recipe: BaseRecipe) -> Iterator[tuple[Json, list[Job]]]:
     swept key runs once for all combinations. A job of the recipe without its sweep keeps its
     folder.
     """
-    values = recipe.model_dump(
-        mode="json",
-        exclude_unset=True,
-        exclude={"sweep"},
-    )
-    plain = build(
-        type(recipe),
-        values,
-        where="recipe",
-    )
+    values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"sweep"})
+    plain = build(type(recipe), values, where="recipe")
     own = dict(_identified(plain))
     jobs: dict[str, Job] = {}
     for variant, (_, chosen) in zip(

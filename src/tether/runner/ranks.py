@@ -99,13 +99,7 @@ def _found(settings: LearnerConfig) -> Ranks:
     keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         limit = timedelta(seconds=settings.timeout)
-        store = dist.TCPStore(
-            address,
-            port,
-            is_master=keeps,
-            wait_for_workers=False,
-            timeout=limit,
-        )
+        store = dist.TCPStore(address, port, is_master=keeps, wait_for_workers=False, timeout=limit)
     except RuntimeError as error:
         reason = (
             f"cannot reach rank 0 at {address}:{port} within {settings.timeout:g} s "
@@ -113,12 +107,7 @@ def _found(settings: LearnerConfig) -> Ranks:
         )
         raise RunError(f"rank {rank} of {settings.ranks} {reason}") from None
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Ranks(
-        dist.PrefixStore(f"tether/{start}", store),
-        rank,
-        settings.ranks,
-        settings.timeout,
-    )
+    return Ranks(dist.PrefixStore(f"tether/{start}", store), rank, settings.ranks, settings.timeout)
 
 
 def _placed(recipe: BaseRecipe, stages: Sequence[str], ends: contextlib.ExitStack) -> Ranks:
@@ -128,22 +117,9 @@ def _placed(recipe: BaseRecipe, stages: Sequence[str], ends: contextlib.ExitStac
     store = dist.PrefixStore("tether/0", keeper)
     starter = cluster(recipe, ends)
     for rank in range(1, settings.ranks):
-        child = ends.enter_context(
-            started(
-                rank,
-                recipe,
-                stages,
-                keeper,
-                starter=starter,
-            )
-        )
+        child = ends.enter_context(started(rank, recipe, stages, keeper, starter=starter))
         threading.Thread(target=_attend, args=(child, rank, store), daemon=True).start()
-    return Ranks(
-        store,
-        0,
-        settings.ranks,
-        settings.timeout,
-    )
+    return Ranks(store, 0, settings.ranks, settings.timeout)
 
 
 def placement_of(recipe: BaseRecipe, ranks: int = 1) -> Placement:
@@ -200,12 +176,7 @@ class PlacedRank:
         self.starter, self.name, self.log = starter, name, log
         self.returncode: int | None = None
         starter.place(name)
-        starter.start(
-            name,
-            command,
-            environment,
-            log,
-        )
+        starter.start(name, command, environment, log)
 
     def poll(self) -> int | None:
         if self.returncode is None:

@@ -71,7 +71,10 @@ def run_recipe(
     root, results, began = Path(recipe.run), {}, clock() if began is None else began
     names = list(recipe.stages if stages is None else stages)
     if only is None:
-        _check_all(recipe, names)
+        check_all(recipe, names)
+        for variant in variants(recipe):
+            if "evaluate" in names and not _is_finished(Path(variant.run) / "evaluate"):
+                warn_of_overlap(variant)
     recipe = by_device(recipe, names)
     jobs = [job for job in expand(recipe, names) if only in (None, job.folder)]
     root.mkdir(parents=True, exist_ok=True)
@@ -101,16 +104,17 @@ def run_recipe(
     return results
 
 
-def _check_all(recipe: BaseRecipe, names: Sequence[str]) -> None:
-    """Look for the faults of all jobs before the first begins."""
+def check_all(recipe: BaseRecipe, names: Sequence[str]) -> None:
+    """Look for the faults of all jobs before the first begins; nothing is written.
+
+    Raises:
+        TetherError: there is one.
+    """
     for variant in variants(recipe):
         check_scorers(variant)
     for job in expand(recipe, names):
         if job.round in (None, 1) and not (job.round is None and _is_finished(job.folder)):
             _check(job)
-    for variant in variants(recipe):
-        if "evaluate" in names and not _is_finished(Path(variant.run) / "evaluate"):
-            warn_of_overlap(variant)
 
 
 def _check(job: Job) -> None:
@@ -247,7 +251,6 @@ def after_sft(model: ModelConfig, root: Path) -> ModelConfig:
     ).is_file():
         raise MissingFileError(
             f"{root / 'sft' / 'model'}, from which everything in {root} starts, is gone or "
-            "incomplete. Put it back, or begin in "
-            "another run folder"
+            "incomplete. Put it back, or begin in another run folder"
         )
     return on_folder(model, root / "sft" / "model")

@@ -87,15 +87,18 @@ def _round(done: Json, policy: Json, name: str) -> Json:
     }
     gain = policy.get("gold_gain_of_round", policy["gold_gain"])
     return {
-        **{"asked": asked, "labels": done["pairs"]["num_pairs"]},
+        "asked": asked,
+        "labels": done["pairs"]["num_pairs"],
         **({"reward": reward} if reward else {}),
-        **{"alarms": len(done[name].get("alarms", ())), "seconds": done[name]["seconds"]},
+        "alarms": len(done[name].get("alarms", ())),
+        "seconds": done[name]["seconds"],
         **{
             key: value
             for key, value in policy.items()
             if key.startswith("gold_") or key in ("over_best_decoding", "verdict")
         },
-        **{"gold_gain_of_round": gain, "kl": policy["answers"]["kl"]},
+        "gold_gain_of_round": gain,
+        "kl": policy["answers"]["kl"],
         "gold_per_100_labels": {
             key: None if gain[key] is None else gain[key] * 100 / asked
             for key in ("value", "low", "high")

@@ -217,10 +217,7 @@ class ServerPool:
     def _tell(self) -> None:
         """Write new changes of state down, and wake who waits; the fleet is locked."""
         if new := self.fleet.changes[self.told :]:
-            append_jsonl(
-                self.log,
-                [{"time": time.time(), **asdict(change)} for change in new],
-            )
+            append_jsonl(self.log, [{"time": time.time(), **asdict(change)} for change in new])
             self.told += len(new)
             self.changed.notify_all()
 

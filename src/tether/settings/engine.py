@@ -27,10 +27,8 @@ class EngineConfig(ServersConfig):
     tolerance: float | None = Field(
         default=None,
         gt=0,
-        description=(
-            "nats a token by which a server's log-probabilities may differ from the "
-            "learner's; unset: by the dtype"
-        ),
+        description="nats a token by which a server's log-probabilities may differ from the "
+        "learner's; unset: by the dtype",
     )
 
     def faults(self) -> Iterator[str]:

@@ -62,9 +62,7 @@ class EvaluateConfig(Config):
     every: int = Field(
         default=10,
         ge=1,
-        description=(
-            "steps between measurements, beside one before the first step and one after the last"
-        ),
+        description="steps between measurements, beside one before the first step and one after the last",
     )
     prompts: int = Field(
         default=128,
@@ -77,10 +75,8 @@ class EvaluateConfig(Config):
     )
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         default=(0.7, 0.5, 0.0),
-        description=(
-            "others at which start and policy answer, before and after the training: what "
-            "decoding alone gives"
-        ),
+        description="others at which start and policy answer, before and after the training: what "
+        "decoding alone gives",
     )
     best_of: tuple[Annotated[int, Field(ge=2)], ...] = Field(
         default=(2, 4, 8),
@@ -90,25 +86,19 @@ class EvaluateConfig(Config):
     )
     keep: Literal["last", "best"] = Field(
         default="last",
-        description=(
-            "best: end with the weights of the highest measurement, those of the start among them"
-        ),
+        description="best: end with the weights of the highest measurement, those of the start among them",
     )
     keep_by: Annotated[str, Needs("keep = 'best'")] = Field(
         default="held_out.score",
         pattern=r"^-?\w+\.\S+$",
-        description=(
-            "with keep = 'best': EVALUATOR.FIGURE that is to be high, such as "
-            "diversity.distinct_2; "
-            "with a - in front: to be low"
-        ),
+        description="with keep = 'best': EVALUATOR.FIGURE that is to be high, such as "
+        "diversity.distinct_2; "
+        "with a - in front: to be low",
     )
     stop: bool = Field(
         default=False,
-        description=(
-            "end the training when the score lies below an earlier one; of runs that "
-            "never fall at most 5% are ended"
-        ),
+        description="end the training when the score lies below an earlier one; of runs that "
+        "never fall at most 5% are ended",
     )
 
     @property
@@ -139,9 +129,7 @@ class SycophancyConfig(Config):
 
     paths: tuple[str, str] | Literal["tether:sycophancy"] = Field(
         default="tether:sycophancy",
-        description=(
-            "the two files of prompts; tether:sycophancy: the 64 pairs that come with tether"
-        ),
+        description="the two files of prompts; tether:sycophancy: the 64 pairs that come with tether",
     )
     pairs: int = Field(
         default=64, ge=4, description="pairs of prompts that are asked at every measurement"
@@ -164,10 +152,8 @@ class EvaluateSection(EvaluateConfig):
         Annotated[Literal["reward", "test"], Tag("name")] | AFunction | AModel, BY_KIND
     ] = Field(
         default="reward",
-        description=(
-            "who judges: the training's own reward, the model of reward.test_share, a "
-            "function, or a language model"
-        ),
+        description="who judges: the training's own reward, the model of reward.test_share, a "
+        "function, or a language model",
     )
     sycophancy: SycophancyConfig | None = Field(
         default=None, description="also measure whether answers depend on who asks"

@@ -23,10 +23,8 @@ class JudgeServerConfig(Config):
     model: str = Field(description="the model's name at the server")
     key_variable: str | None = Field(
         default=None,
-        description=(
-            "environment variable that holds the key; unset: OPENAI_API_KEY "
-            "for api.openai.com, else no key"
-        ),
+        description="environment variable that holds the key; unset: OPENAI_API_KEY "
+        "for api.openai.com, else no key",
     )
     concurrency: int = Field(default=8, ge=1, description="requests at a time")
     time_limit: float = Field(default=120.0, gt=0, description="seconds a request")
@@ -81,9 +79,7 @@ class JudgingFunction(Config):
     """The place of a function that judges."""
 
     call: str = Field(
-        description=(
-            "module:name, or path/to/file.py:name; (prompts, responses) -> a number for each"
-        )
+        description="module:name, or path/to/file.py:name; (prompts, responses) -> a number for each"
     )
 
 
@@ -114,8 +110,7 @@ class JudgeConfig(Config):
         default=0, ge=0, description="of the reasons that it writes before each verdict; 0: none"
     )
     cache: str | None = Field(
-        default=None,
-        description="file in which answers are kept, so that none is asked for twice",
+        default=None, description="file in which answers are kept, so that none is asked for twice"
     )
 
     def faults(self) -> Iterator[str]:

@@ -24,24 +24,18 @@ class LearnerConfig(Config):
         description="processes that train together, each on its share of every step's rows",
     )
     timeout: Annotated[float, MORE_RANKS] = Field(
-        default=60.0,
-        ge=5,
-        description="seconds without a sign of life after which a rank is lost",
+        default=60.0, ge=5, description="seconds without a sign of life after which a rank is lost"
     )
     restarts: Annotated[int, MORE_RANKS] = Field(
         default=3,
         ge=0,
-        description=(
-            "of all ranks from the last checkpoint, in a row and without getting further; 0: none"
-        ),
+        description="of all ranks from the last checkpoint, in a row and without getting further; 0: none",
     )
 
     shard: Annotated[bool, MORE_RANKS] = Field(
         default=False,
-        description=(
-            "each rank holds its part of the trunk's layers alone (FSDP2); "
-            "what samples must be servers"
-        ),
+        description="each rank holds its part of the trunk's layers alone (FSDP2); "
+        "what samples must be servers",
     )
 
 
@@ -61,10 +55,8 @@ class OptimizerConfig(Config):
 
     kind: Literal["adamw", "adamw8bit"] = Field(
         default="adamw",
-        description=(
-            "adamw8bit: its two moments in 8 bits instead of 32 "
-            "(bitsandbytes); masters stay in float32"
-        ),
+        description="adamw8bit: its two moments in 8 bits instead of 32 "
+        "(bitsandbytes); masters stay in float32",
     )
     learning_rate: float | None = Field(
         default=None, gt=0, description="unset: the stage's, for adapters or for whole models"
@@ -81,10 +73,7 @@ class OptimizerConfig(Config):
         default=1.0, gt=0, description="longer gradients are shortened to this"
     )
     warmup_fraction: float = Field(
-        default=0.05,
-        ge=0,
-        lt=1,
-        description="share of the updates in which the rate rises from 0",
+        default=0.05, ge=0, lt=1, description="share of the updates in which the rate rises from 0"
     )
     schedule: Literal["cosine", "linear", "constant"] = Field(
         default="cosine", description="of the learning rate after the warm-up"
@@ -197,9 +186,7 @@ class ReferencedConfig(PreferenceConfig):
 
     reference_logprobs: Literal["each_update", "precomputed"] = Field(
         default="each_update",
-        description=(
-            "ask the reference in every update, or once before training, after which it can go"
-        ),
+        description="ask the reference in every update, or once before training, after which it can go",
     )
 
     @property

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from pydantic import (
-    BaseModel,
-)
+from pydantic import BaseModel
 
 from tether.settings.stages import STAGES, making
 from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean

@@ -66,9 +66,7 @@ class ModelConfig(Config):
     )
     quantize: Literal["nf4"] | None = Field(
         default=None,
-        description=(
-            "hold the frozen weights under adapters in 4 bits (QLoRA); needs bitsandbytes"
-        ),
+        description="hold the frozen weights under adapters in 4 bits (QLoRA); needs bitsandbytes",
     )
     attention: Annotated[
         Literal["auto", "sdpa", "eager", "grouped"],
@@ -87,10 +85,8 @@ class ModelConfig(Config):
     )
     recompute: bool = Field(
         default=False,
-        description=(
-            "keep only each layer's input for the backward pass: less "
-            "memory, about a third more work"
-        ),
+        description="keep only each layer's input for the backward pass: less "
+        "memory, about a third more work",
     )
     trust_remote_code: bool = Field(
         default=False, description="run code that comes with the model; only for what you trust"

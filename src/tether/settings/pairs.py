@@ -7,9 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Tag
 
-from tether.core.types import (
-    Sampling,
-)
+from tether.core.types import Sampling
 from tether.settings.judges import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig
 from tether.settings.needs import Needs
 from tether.settings.section import PromptedSection
@@ -49,10 +47,8 @@ class PairsSection(PromptedSection):
     )
     judge: Annotated[Annotated[Literal["people"], Tag("name")] | AFunction | AModel, BY_KIND] = (
         Field(
-            description=(
-                "a language model; a function, on whose scores simulated annotators vote; or "
-                "people, in a store"
-            )
+            description="a language model; a function, on whose scores simulated annotators vote; or "
+            "people, in a store"
         )
     )
     annotator_agreement: float = Field(
@@ -63,10 +59,8 @@ class PairsSection(PromptedSection):
     )
     agreement: str | None = Field(
         default=None,
-        description=(
-            "of a language model: comparisons that people judged, with which its "
-            "agreement is measured first"
-        ),
+        description="of a language model: comparisons that people judged, with which its "
+        "agreement is measured first",
     )
     store: str | None = Field(
         default=None, description="of people: the preference store, a path or a URL"
@@ -76,10 +70,8 @@ class PairsSection(PromptedSection):
     )
     how: Annotated[Literal["majority", "soft", "dawid-skene"], OF_PEOPLE] = Field(
         default="majority",
-        description=(
-            "of people: labels by majority, by the share of votes, by "
-            "how reliable each annotator is"
-        ),
+        description="of people: labels by majority, by the share of votes, by "
+        "how reliable each annotator is",
     )
 
     @property

@@ -51,11 +51,7 @@ def parts_of(section: Section) -> tuple[StagePart, ...]:
 def _objectives(section: RewardSection) -> Iterator[StagePart]:
     for name, data in (section.objectives or {}).items():
         settings = section.model_copy(update={"data": data, "objectives": None})
-        yield StagePart(
-            name=name,
-            kind="objective",
-            settings=settings,
-        )
+        yield StagePart(name=name, kind="objective", settings=settings)
 
 
 def _reward_models(section: RewardSection) -> Iterator[StagePart]:
@@ -63,39 +59,19 @@ def _reward_models(section: RewardSection) -> Iterator[StagePart]:
         plain = {"members": 1, "average": False, "distill": None, "teacher": None}
         rows = {"data": None, "test": {}, "test_share": 0.0}
         settings = section.model_copy(update={**rows, **plain})
-        yield StagePart(
-            name="test",
-            kind="test model",
-            settings=settings,
-        )
+        yield StagePart(name="test", kind="test model", settings=settings)
     if section.members == 1:
         return
     names = tuple(f"member-{number}" for number in range(section.members))
     for number, name in enumerate(names):
-        yield StagePart(
-            name=name,
-            kind="member",
-            settings=section,
-            number=number,
-        )
+        yield StagePart(name=name, kind="member", settings=section, number=number)
     if section.distill is not None:
-        yield StagePart(
-            name="student",
-            kind="student",
-            settings=section,
-            needs=names,
-        )
+        yield StagePart(name="student", kind="student", settings=section, needs=names)
 
 
 def _rounds(section: RoundsSection) -> Iterator[StagePart]:
     needs: tuple[str, ...] = ()
     for number in range(1, section.rounds + 1):
         name = f"round-{number:02d}"
-        yield StagePart(
-            name=name,
-            kind="round",
-            settings=section,
-            number=number,
-            needs=needs,
-        )
+        yield StagePart(name=name, kind="round", settings=section, number=number, needs=needs)
         needs = (name,)

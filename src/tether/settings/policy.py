@@ -81,9 +81,7 @@ class SampledConfig(TrainedConfig):
     missing_stop_penalty: float = Field(
         default=0.0,
         ge=0,
-        description=(
-            "taken off the score, after its normalisation, of a response that did not end in time"
-        ),
+        description="taken off the score, after its normalisation, of a response that did not end in time",
     )
     micro_batch_tokens: int = Field(
         default=2048, ge=8, description="padded size of a micro-batch; unset on a GPU: up to 8192"
@@ -129,9 +127,7 @@ class KLConfig(Config):
     )
     place: Annotated[Literal["token", "sequence", "loss"], A_COEFFICIENT] = Field(
         default="token",
-        description=(
-            "in every token's reward, in the response's score before its baseline, or in the loss"
-        ),
+        description="in every token's reward, in the response's score before its baseline, or in the loss",
     )
     estimator: Annotated[
         Literal["k2", "k3", "k3_corrected"],
@@ -139,10 +135,8 @@ class KLConfig(Config):
         A_COEFFICIENT,
     ] = Field(
         default="k2",
-        description=(
-            "in the loss: k2 and k3_corrected have the gradient of KL(policy || "
-            "reference), k3 (GRPO) of the reverse"
-        ),
+        description="in the loss: k2 and k3_corrected have the gradient of KL(policy || "
+        "reference), k3 (GRPO) of the reverse",
     )
     mode: Annotated[
         Literal["fixed", "adaptive", "stop"],
@@ -214,10 +208,8 @@ class PolicyConfig(SampledConfig):
     minibatches: int = Field(
         default=1,
         ge=1,
-        description=(
-            "optimizer steps an epoch, each on as many answers; whole "
-            "prompts where there are enough"
-        ),
+        description="optimizer steps an epoch, each on as many answers; whole "
+        "prompts where there are enough",
     )
 
     normalize_scores: bool = Field(
@@ -230,15 +222,11 @@ class PolicyConfig(SampledConfig):
     score_clip: float | None = Field(
         default=None,
         gt=0,
-        description=(
-            "scores, or the rewards of steps, are clipped to plus or "
-            "minus this, after normalisation"
-        ),
+        description="scores, or the rewards of steps, are clipped to plus or "
+        "minus this, after normalisation",
     )
     overlong_buffer: int = Field(
-        default=0,
-        ge=0,
-        description="last tokens before max_new_tokens over which a penalty grows",
+        default=0, ge=0, description="last tokens before max_new_tokens over which a penalty grows"
     )
     overlong_penalty: Annotated[float, Needs("overlong_buffer")] = Field(
         default=1.0, gt=0, description="taken off the score at the end of that buffer"
@@ -284,10 +272,8 @@ class PolicyConfig(SampledConfig):
         ),
     ] = Field(
         default="none",
-        description=(
-            "taken off each score: past scores' mean, the mean of the prompt's samples, "
-            "or that of its others"
-        ),
+        description="taken off each score: past scores' mean, the mean of the prompt's samples, "
+        "or that of its others",
     )
     baseline_window: Annotated[int, Needs("baseline = 'running_mean'")] = Field(
         default=1024, ge=1, description="scores that the running mean remembers"
@@ -300,10 +286,8 @@ class PolicyConfig(SampledConfig):
     )
     value_init: Literal["zero", "reward"] = Field(
         default="zero",
-        description=(
-            "a fresh head on the policy's states, or a copy of the reward model on the "
-            "scale of its normalised scores"
-        ),
+        description="a fresh head on the policy's states, or a copy of the reward model on the "
+        "scale of its normalised scores",
     )
     gamma: float = Field(default=1.0, gt=0, le=1, description="discount of later rewards, a token")
     lam: Annotated[float, A_CRITIC] = Field(
@@ -317,9 +301,7 @@ class PolicyConfig(SampledConfig):
     )
     normalize: Literal["token", "sequence", "constant"] = Field(
         default="token",
-        description=(
-            "weight of a token: the same for all, its response's share, or one over max_new_tokens"
-        ),
+        description="weight of a token: the same for all, its response's share, or one over max_new_tokens",
     )
 
     surrogate: Annotated[
@@ -333,10 +315,8 @@ class PolicyConfig(SampledConfig):
         ),
     ] = Field(
         default="clip",
-        description=(
-            "PPO's clipped ratio, that of whole sequences, a truncated weight, or the "
-            "bare policy gradient"
-        ),
+        description="PPO's clipped ratio, that of whole sequences, a truncated weight, or the "
+        "bare policy gradient",
     )
     clip_range: Annotated[float, A_CLIP, UPDATES] = Field(
         default=0.2,
@@ -356,16 +336,12 @@ class PolicyConfig(SampledConfig):
     target_kl: Annotated[float | None, UPDATES] = Field(
         default=None,
         gt=0,
-        description=(
-            "KL(old || new) a token beyond which no further update is taken from a step's answers"
-        ),
+        description="KL(old || new) a token beyond which no further update is taken from a step's answers",
     )
     importance: Literal["none", "truncate", "mask"] = Field(
         default="none",
-        description=(
-            "correct for an engine whose numerics differ: cap the weight, "
-            "or drop tokens beyond the cap"
-        ),
+        description="correct for an engine whose numerics differ: cap the weight, "
+        "or drop tokens beyond the cap",
     )
     importance_cap: Annotated[
         float, Needs("importance != 'none'", "has no effect without importance")
@@ -387,10 +363,8 @@ class PolicyConfig(SampledConfig):
     ] = Field(
         default=0,
         ge=0,
-        description=(
-            "how many updates old the weights that sample may be: engine servers sample "
-            "while the learner learns"
-        ),
+        description="how many updates old the weights that sample may be: engine servers sample "
+        "while the learner learns",
     )
     entropy_coefficient: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
     value_clip_range: Annotated[float | None, A_CRITIC, UPDATES] = Field(
@@ -403,9 +377,7 @@ class PolicyConfig(SampledConfig):
     )
     value_trains_trunk: Annotated[bool, A_CRITIC] = Field(
         default=False,
-        description=(
-            "let the value loss change the policy's own weights where both share one pass"
-        ),
+        description="let the value loss change the policy's own weights where both share one pass",
     )
     kl: KLConfig = Field(
         default=KLConfig(), description="the penalty for going away from the reference"
@@ -423,15 +395,13 @@ class PolicyConfig(SampledConfig):
         if self.top_p < 1.0:
             yield (
                 "top_p < 1 samples from a distribution whose log-probabilities the update does "
-                "not have (its ratios would be of "
-                "another policy). Train with top_p = 1; use temperature to sharpen, and top_p "
-                "when generating afterwards"
+                "not have (its ratios would be of another policy). Train with top_p = 1; use "
+                "temperature to sharpen, and top_p when generating afterwards"
             )
         if self.minibatches > self.prompts_per_step * self.samples_per_prompt:
             yield (
                 "minibatches is above prompts_per_step x samples_per_prompt, the answers of a "
-                "step: a minibatch needs at least "
-                "one"
+                "step: a minibatch needs at least one"
             )
         if self.overlong_buffer > self.max_new_tokens:
             yield "overlong_buffer is longer than max_new_tokens"

@@ -20,6 +20,7 @@ from tether.settings.sampling import PolicySection, RewardedSection
 from tether.settings.section import Folder, Lora, Name, overlaid
 from tether.settings.stages import STAGES, StageKind
 from tether.settings.sweep import idle_override, sweep_faults
+from tether.settings.synonyms import shown_name
 from tether.settings.tracking import TrackerNames
 from tether.settings.workers import On
 
@@ -33,9 +34,7 @@ class BaseRecipe(Config):
     )
     deterministic: bool = Field(
         default=False,
-        description=(
-            "only kernels that give the same bits every time; an error names one that cannot"
-        ),
+        description="only kernels that give the same bits every time; an error names one that cannot",
     )
     track: TrackerNames = Field(
         default=(), description="trackers that show the run too; may change from start to start"
@@ -57,31 +56,23 @@ class BaseRecipe(Config):
     )
     budget: Budget = Field(
         default=None,
-        description=(
-            "minutes of the whole run, which its trainings share by their expected times; "
-            "may change from start to start"
-        ),
+        description="minutes of the whole run, which its trainings share by their expected times; "
+        "may change from start to start",
     )
     repeat: int | None = Field(
         default=None,
         ge=1,
-        description=(
-            "run what comes after [sft] so often, each time from answers of the policy before"
-        ),
+        description="run what comes after [sft] so often, each time from answers of the policy before",
     )
     arms: dict[Name, dict[str, Json]] = Field(
         default_factory=dict,
-        description=(
-            "further policies to compare: [arms.NAME.STAGE] differs from [STAGE] in what it says"
-        ),
+        description="further policies to compare: [arms.NAME.STAGE] differs from [STAGE] in what it says",
     )
 
     sweep: Json | None = Field(
         default=None,
-        description=(
-            'keys and the values that each takes, such as "ppo.kl.coefficient" = [0.01, 0.05] or '
-            "seed = [0, 1, 2]; every combination is run"
-        ),
+        description='keys and the values that each takes, such as "ppo.kl.coefficient" = [0.01, 0.05] or '
+        "seed = [0, 1, 2]; every combination is run",
     )
 
     def section(self, name: str) -> Any:
@@ -112,6 +103,11 @@ class BaseRecipe(Config):
         if name not in arms:
             raise ConfigError(f"the recipe has no [{name}] section")
         return arms[name]
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """The names of the stages for people; of an arm its own."""
+        return {name: shown_name(name, dict(self.section(name))) for name in self.stages}
 
     @property
     def stages(self) -> list[str]:
@@ -318,8 +314,7 @@ def faults_on(model: ModelConfig, name: str, section: Any, shard: bool) -> Itera
     if model.quantize and lora is False:
         yield (
             f"{name}.lora = false trains the whole model, and model.quantize holds its weights "
-            "frozen in 4 bits. "
-            "Train an adapter, or leave model.quantize out"
+            "frozen in 4 bits. Train an adapter, or leave model.quantize out"
         )
     if model.quantize and values.get("offload"):
         yield (

@@ -7,12 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from tether.core.types import (
-    Demonstration,
-    Problem,
-    Prompt,
-    Sampling,
-)
+from tether.core.types import Demonstration, Problem, Prompt, Sampling
 from tether.settings.model import LoraConfig
 from tether.settings.needs import Needs
 from tether.settings.sampling import REWARD_KEYS, RewardedSection

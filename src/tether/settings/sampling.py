@@ -7,15 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from tether.core.types import (
-    Problem,
-    Prompt,
-)
+from tether.core.types import Problem, Prompt
 from tether.settings.config import Config
 from tether.settings.engine import EngineConfig
-from tether.settings.evaluation import (
-    EvaluateSection,
-)
+from tether.settings.evaluation import EvaluateSection
 from tether.settings.learner import OptimizerConfig, Rates
 from tether.settings.model import LoraConfig
 from tether.settings.needs import Needs
@@ -115,10 +110,8 @@ class RewardedSection(TimedSection):
     )
     reward_model: Annotated[str | None, Needs("reward_source = 'learned'")] = Field(
         default=None,
-        description=(
-            "of 'learned': a run with a reward stage, or a reward model's folder; unset: "
-            "this run's [reward]"
-        ),
+        description="of 'learned': a run with a reward stage, or a reward model's folder; unset: "
+        "this run's [reward]",
     )
     verifiable: VerifiableConfig | None = Field(default=None, description="how answers are checked")
     classifier: ClassifierConfig | None = Field(
@@ -129,9 +122,7 @@ class RewardedSection(TimedSection):
         default=0.5,
         ge=0,
         le=1,
-        description=(
-            "share of failed scores, of the last ten batches of answers, at which training stops"
-        ),
+        description="share of failed scores, of the last ten batches of answers, at which training stops",
     )
     process_aggregate: Annotated[
         Literal["min", "product", "last"], Needs("reward_source = 'process'")
@@ -149,10 +140,8 @@ class RewardedSection(TimedSection):
     uncertainty_weight: Annotated[float, Needs("reward_combine = 'uncertainty'")] = Field(
         default=0.1,
         ge=0,
-        description=(
-            "what is taken off the members' mean for their variance; "
-            "the paper has 0.5 for best-of-n"
-        ),
+        description="what is taken off the members' mean for their variance; "
+        "the paper has 0.5 for best-of-n",
     )
     objectives: Annotated[
         dict[Name, ObjectiveConfig] | None, Needs("reward_source = 'learned'")
@@ -366,9 +355,7 @@ class PolicySection(OnlineSection, PolicyConfig):
         ),
     ] = Field(
         default=False,
-        description=(
-            "with step_rewards: pay at each token what it changed of the reward model's score"
-        ),
+        description="with step_rewards: pay at each token what it changed of the reward model's score",
     )
 
     def faults(self) -> Iterator[str]:

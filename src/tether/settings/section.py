@@ -39,10 +39,8 @@ class DataConfig(Config):
     """
 
     path: str | tuple[str, ...] = Field(
-        description=(
-            "a file, a folder, hub:owner/name:split, tether:prompts and its like, or a "
-            "list of these"
-        )
+        description="a file, a folder, hub:owner/name:split, tether:prompts and its like, or a "
+        "list of these"
     )
     format: str = Field(
         default="auto", description="a name of docs/reference/data.md; auto finds out"

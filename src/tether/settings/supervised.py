@@ -71,15 +71,11 @@ class ProcessRewardConfig(SupervisedConfig):
     ] = Field(2, description="right or wrong, or PRM800K's ratings -1, 0, 1 in label_column")
     label_column: Annotated[str, Needs("target = 'process'", OUTCOME)] = Field(
         "",
-        description=(
-            "metadata column with a probability or a rating a step; empty: right or wrong"
-        ),
+        description="metadata column with a probability or a rating a step; empty: right or wrong",
     )
     problem_column: str = Field(
         "",
-        description=(
-            "metadata column that names the problem, which is never split; empty: the prompt"
-        ),
+        description="metadata column that names the problem, which is never split; empty: the prompt",
     )
     solutions_per_update: int = Field(default=16, ge=1, description="solutions an update")
     micro_batch_tokens: int = Field(
@@ -95,9 +91,7 @@ class ProcessRewardConfig(SupervisedConfig):
         default=0.1,
         ge=0,
         lt=1,
-        description=(
-            "share of the others that chooses thresholds and best weights; 0: those trained on"
-        ),
+        description="share of the others that chooses thresholds and best weights; 0: those trained on",
     )
     evaluate_every: Annotated[
         int,
@@ -135,9 +129,7 @@ class PairLossConfig(Config):
     beta: float | None = Field(
         default=None,
         gt=0,
-        description=(
-            "strength of the KL constraint (orpo: of the odds ratio); unset: 0.1, for simpo 2.5"
-        ),
+        description="strength of the KL constraint (orpo: of the odds ratio); unset: 0.1, for simpo 2.5",
     )
     label_smoothing: Annotated[
         float,

@@ -6,6 +6,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -28,6 +29,18 @@ METHODS: dict[str, tuple[str, str, str]] = {
     name: (row[0], row[1], row[2]) for name, row in _TABLES["methods"].items()
 }
 """A method that is a value in a section of another name: the section, the key, the value."""
+
+
+def shown_name(section: str, settings: Mapping[str, Any]) -> str:
+    """The name of a stage for people: that of the method that its settings make it (`dpo`)."""
+    own = (
+        name
+        for name, (of, key, value) in METHODS.items()
+        if of == section and settings.get(key) == value
+    )
+    return next(own, section)
+
+
 SECTIONS: dict[str, str] = _TABLES["sections"]
 """Other names of a section, and of its command."""
 COMMANDS: dict[str, str] = _TABLES["commands"]
@@ -40,3 +53,5 @@ NOTES = _by_word(_TABLES["notes"])
 """Words without a key, or whose values differ here, and the advice for each."""
 TRAINERS: dict[str, str] = _TABLES["trainers"]
 """TRL's trainers in small letters, and the section of each."""
+FOREIGN = _TABLES["foreign"]
+"""Arguments of TRL's trainers, and what they are here."""

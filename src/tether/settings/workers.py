@@ -25,9 +25,7 @@ class ServersConfig(Config):
     ] = Field(default=1, ge=1, description="how many are started; they end with the run")
     addresses: tuple[str, ...] = Field(
         default=(),
-        description=(
-            "servers that run already, such as http://10.0.0.5:8000; they must see the run's folder"
-        ),
+        description="servers that run already, such as http://10.0.0.5:8000; they must see the run's folder",
     )
     resources: Annotated[
         dict[str, float] | None,
@@ -37,10 +35,8 @@ class ServersConfig(Config):
         ),
     ] = Field(
         default=None,
-        description=(
-            "what a server needs of a machine of the cluster, { GPU = 2 }; unset: one "
-            "GPU, or one CPU"
-        ),
+        description="what a server needs of a machine of the cluster, { GPU = 2 }; unset: one "
+        "GPU, or one CPU",
     )
     request_seconds: float = Field(
         default=600.0,
@@ -53,10 +49,8 @@ class ServersConfig(Config):
     restarts: int = Field(
         default=5,
         ge=0,
-        description=(
-            "how often a server is started again within ten minutes; "
-            "then the run goes on without it"
-        ),
+        description="how often a server is started again within ten minutes; "
+        "then the run goes on without it",
     )
 
     @property

@@ -48,8 +48,7 @@ class FrozenStates:
         if not role.common_depth:
             raise ConfigError(
                 f"{OPTION} keeps what the layers below the first adapter compute, and there are "
-                "none. Set lora.last_layers, or "
-                f"leave {OPTION} out"
+                f"none. Set lora.last_layers, or leave {OPTION} out"
             )
         dim, total = role.causal_model.config.get_text_config().hidden_size, sum(map(len, distinct))
         needed = total * dim * dtype.itemsize / 1e9

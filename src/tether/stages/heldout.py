@@ -52,8 +52,7 @@ def held_out_split(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt],
     if len(order) <= count:
         raise DataError(
             f"of {len(order)} different prompts {count} cannot be held out with some left to "
-            "train on. "
-            "Set evaluate.prompts lower, or give more prompts"
+            "train on. Set evaluate.prompts lower, or give more prompts"
         )
     held_out = set(order[:count])
     return [p for p in prompts if p.messages not in held_out], [
@@ -116,13 +115,7 @@ class HeldOut:
                         if key.startswith(start)
                     },
                 }
-                self.run.hold_out(
-                    {
-                        "step": step,
-                        "name": self.name,
-                        **row,
-                    }
-                )
+                self.run.hold_out({"step": step, "name": self.name, **row})
 
     def choose(self) -> None:
         """Let the reward choose among answers of the start, where that is not done yet: the other
@@ -135,17 +128,8 @@ class HeldOut:
         for n in sizes:
             column = record["rows"][f"best_of_{n}"].values()
             scores = [score for score in column for _ in range(self.answers.samples)]
-            row = {
-                "best_of": n,
-                "scores": {"score": scores},
-            }
-            self.run.hold_out(
-                {
-                    "step": 0,
-                    "name": self.name,
-                    **row,
-                }
-            )
+            row = {"best_of": n, "scores": {"score": scores}}
+            self.run.hold_out({"step": 0, "name": self.name, **row})
 
     def _now(self) -> MeasuredPolicy:
         """The policy with the weights of now."""
@@ -324,10 +308,7 @@ class HeldOut:
         if "keep_by" in self.config.model_fields_set:
             result["kept_by"] = self.config.keep_by
         if premises := self._premises():
-            result["sycophancy"] = {
-                "before": premises[start],
-                "after": premises[end],
-            }
+            result["sycophancy"] = {"before": premises[start], "after": premises[end]}
         for key in measured[start].keys() & measured[end].keys():
             before = measured[start][key]
             after = [

@@ -207,9 +207,8 @@ class KTO:
         if not low - 1e-9 <= balance <= high + 1e-9:
             warnings.warn(
                 f"kto: λ_D n_D / λ_U n_U is {balance:.3g} with {good} desirable and {bad} "
-                "undesirable responses; the paper asks "
-                "for 1 to 4/3. Unset kto.desirable_weight or kto.undesirable_weight to have it "
-                "balanced.",
+                "undesirable responses; the paper asks for 1 to 4/3. Unset kto.desirable_weight "
+                "or kto.undesirable_weight to have it balanced.",
                 stacklevel=3,
             )
         return {

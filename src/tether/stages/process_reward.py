@@ -38,12 +38,7 @@ class ProcessRewardModeling:
     dropout = True
 
     def __init__(
-        self,
-        config: ProcessRewardConfig,
-        role: Role,
-        encoder: ChatEncoder,
-        *,
-        ranks: Ranks = ALONE,
+        self, config: ProcessRewardConfig, role: Role, encoder: ChatEncoder, *, ranks: Ranks = ALONE
     ) -> None:
         if role.head is None or role.head.outputs != config.outputs:
             raise ValueError(f"the role needs a head of {config.outputs} outputs")

@@ -69,9 +69,7 @@ class Likelihoods:
             return
         distinct = sorted(set(sequences), key=lambda s: (s.ids, s.trained))
         key = {
-            "reference model": (
-                f"{role_digest(role)} in {str(role.model.dtype).removeprefix('torch.')}"
-            ),
+            "reference model": f"{role_digest(role)} in {str(role.model.dtype).removeprefix('torch.')}",
             "chat template, system prompt or stop tokens": digest(self.encoder.describe()),
             "data": _responses_digest(distinct),
         }

@@ -237,8 +237,7 @@ class SupervisedLoop:
         if self.every and not self.best:
             raise TrainingError(
                 "eval_loss was never finite: what was learned is of no use. Lower "
-                "optimizer.learning_rate, in another run "
-                "directory."
+                "optimizer.learning_rate, in another run directory."
             )
         self.learner.put(self.best)
         objective.role.train_mode(False)

@@ -27,6 +27,10 @@ from rich.text import Text
 from tether.core.pace import Crowd, Expected, Forecast
 from tether.terminal.console import Terminal
 
+FINISHED = (
+    "finished already, nothing to do. To run it again, name another folder with run=PATH. To train "
+    "further, start there from an export of this run (tether export RUN FOLDER) as the model."
+)
 OnStep = Callable[[str, int, Mapping[str, Any]], None]
 """(stage, step, metrics): called after every step; what it raises ends the training, which goes on
 from its last checkpoint.
@@ -78,10 +82,11 @@ class Bar:
 
     def __init__(self, screen: Screen, phase: str, expected: Expected | None) -> None:
         self.screen, self.phase, self.forecast = screen, phase, Forecast(screen.now, expected)
+        self.title = screen.names.get(phase, phase)
         self.crowd, self.worked, self.stepped = Crowd(), time.process_time(), screen.now
         self.notes: dict[str, str] = {}
         self.alarms, self.written, self.what = 0, screen.now, ""
-        self.task = screen.progress.add_task(phase, total=None, note="", left=self.left)
+        self.task = screen.progress.add_task(self.title, total=None, note="", left=self.left)
         self.doing("loading")
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
@@ -115,7 +120,7 @@ class Bar:
             filter(
                 None,
                 (
-                    self.phase,
+                    self.title,
                     f"{done}/{total or '?'}",
                     _clock(passed),
                     self.left(),
@@ -134,14 +139,14 @@ class Bar:
         self.stepped = now
         if slower is not None:
             words = "times as long as before for the same work: other programs use this machine."
-            self.screen.note(f"{self.phase}: steps take {slower:.1f} {words}")
+            self.screen.note(f"{self.title}: steps take {slower:.1f} {words}")
 
     def _show(self, **fields: Any) -> None:
         self.screen.progress.update(self.task, **fields)
         self.screen.tick()
 
     def __call__(self, done: int, total: int, metrics: Any) -> None:
-        first = not self.forecast.pace.count
+        self.screen.worked, first = True, not self.forecast.pace.count
         before = self.forecast.expected
         self.forecast.step(self.screen.now, done, total, metrics.get("time/step"))
         whole = self.forecast.whole(self.screen.now)
@@ -156,7 +161,7 @@ class Bar:
             from tether.report.numbers import duration
 
             self.screen.note(
-                f"{self.phase}: about {duration(whole)} by its first step; "
+                f"{self.title}: about {duration(whole)} by its first step; "
                 f"{duration(before.seconds)} were expected."
             )
         self._look_around()
@@ -177,15 +182,19 @@ class Bar:
 class Screen:
     """Implements core.protocols.Announcer: a bar a phase where a screen can move, else a line every
     half minute and at its end.
+
+    names: of stages, for people, by their sections. worked: any stage has made a step.
     """
 
-    def __init__(self, console: Console, progress: Progress, on_step: OnStep | None) -> None:
-        self.console, self.progress, self.on_step, self.shows = (
-            console,
-            progress,
-            on_step,
-            not console.quiet,
-        )
+    def __init__(
+        self,
+        console: Console,
+        progress: Progress,
+        on_step: OnStep | None,
+        names: Mapping[str, str],
+    ) -> None:
+        self.console, self.progress, self.on_step = console, progress, on_step
+        self.names, self.worked, self.shows = names, False, not console.quiet
         self.expected: Mapping[str, Expected] = {}
         self.bar: Bar | None = None
         self._lock = threading.Lock()
@@ -245,9 +254,14 @@ class Screen:
 
 
 @contextlib.contextmanager
-def bars(console: Console, on_step: OnStep | None = None) -> Iterator[Screen]:
+def bars(
+    console: Console, on_step: OnStep | None = None, names: Mapping[str, str] | None = None
+) -> Iterator[Screen]:
     """Yields what opens a bar for a phase; on a quiet console nothing is drawn, and `on_step` alone
     is called.
+
+    Args:
+        names: see `Screen`.
     """
     columns = (
         TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True, min_width=15)),
@@ -260,7 +274,7 @@ def bars(console: Console, on_step: OnStep | None = None) -> Iterator[Screen]:
     with Progress(
         *columns, console=console, disable=console.quiet or not moves(console)
     ) as progress:
-        screen = Screen(console, progress, on_step)
+        screen = Screen(console, progress, on_step, names or {})
         ended = threading.Event()
         threading.Thread(target=_look, args=(screen, ended), daemon=True).start()
         try:

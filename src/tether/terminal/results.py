@@ -131,12 +131,16 @@ def to_judge(run: Path, given: Sequence[str] = (), *, in_python: bool = False) -
     return line if in_python else shlex.join(["python", "-c", f"import tether; {line}"])
 
 
+def verdict_of(run: Path) -> Conclusion:
+    """The verdict on a run that Python has started, in short lines."""
+    if loop := read_loop(run):
+        return loop_conclusion(loop)
+    return brief(read_journey(run), to_judge(run, in_python=True))
+
+
 def show_verdict(console: Console, run: Path) -> None:
     """The end of a call from Python: the verdict, and one line on where to look further."""
-    if loop := read_loop(run):
-        show_conclusion(console, loop_conclusion(loop))
-    else:
-        show_conclusion(console, brief(read_journey(run), to_judge(run, in_python=True)))
+    show_conclusion(console, verdict_of(run))
     console.print(
         f"Look further: tether report {run}; tether doctor {run}",
         markup=False,
@@ -160,15 +164,16 @@ def show_stage(console: Console, run: Path, summary: Facts, how: str = "") -> No
         ("peak memory", summary.get("peak_rss_bytes"), gigabytes),
         ("peak memory of the GPU", summary.get("peak_gpu_bytes"), gigabytes),
     )
+    stage = read_sub_run(run, [])
     rows = [
         *listing(summary),
         *((name, show(value)) for name, value, show in costs if value is not None),
     ]
-    show_table(console, run.name, rows)
-    show_table(console, "rounds", pair_rounds(read_sub_run(run, [])), ROUND_OF_PAIRS)
+    show_table(console, stage.title, rows)
+    show_table(console, "rounds", pair_rounds(stage), ROUND_OF_PAIRS)
     if not (run / "pairs.jsonl").is_file():
         show_conclusion(console, brief(read_journey(run), how))
-    point_to(console, run.name, run)
+    point_to(console, stage.title, run)
 
 
 def show_agreement(console: Console, name: str, result: Facts, *, warn: bool = True) -> None:

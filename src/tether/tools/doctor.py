@@ -71,9 +71,8 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
     if not names:
         raise ConfigError(
             f"the recipe has no stage that samples at every step ({', '.join(making('policy'))}), "
-            "and before training the doctor "
-            "examines no others: `tether data inspect` looks at its data, and `tether doctor "
-            f"{recipe.run}` at the run afterwards"
+            "and before training the doctor examines no others: `tether data inspect` looks at "
+            f"its data, and `tether doctor {recipe.run}` at the run afterwards"
         )
     results = {}
     for name in names:

@@ -150,8 +150,7 @@ def settle_padding(
         if not has_room and not may_grow:
             raise ModelError(
                 "every special token may end a turn, so none is left for padding, and an adapter "
-                "brings none of its own. "
-                "Export without --adapter."
+                "brings none of its own. Export without --adapter."
             )
         tokenizer.add_special_tokens({"pad_token": PAD})
         if not has_room:

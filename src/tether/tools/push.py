@@ -11,9 +11,7 @@ from tether.core.errors import ConfigError, RunError
 
 ADVICE = {
     401: "The hub does not take this token: `hf auth login` with a new one",
-    403: (
-        "This token may not write there: take one with the right to write, of the owner or a member"
-    ),
+    403: "This token may not write there: take one with the right to write, of the owner or a member",
 }
 """By the status of the hub's answer."""
 

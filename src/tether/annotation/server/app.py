@@ -20,9 +20,9 @@ from tether.annotation.store import Store
 from tether.core.errors import TetherError
 
 TITLES = {
-    400: "This cannot be read", 401: "You are not signed in", 403: ("Not "
-                                                                   "allowed"), 404: ("There is "
-                                                                                    "nothing here"),
+    400: "This cannot be read", 401: "You are not signed in", 403: "Not "
+                                                                   "allowed", 404: "There is "
+                                                                                    "nothing here",
     405: "This cannot be done here", 413: "Too large", 415: "This cannot be read",
 }  # fmt: skip
 

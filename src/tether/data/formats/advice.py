@@ -79,8 +79,7 @@ def _no_feedback(row: Row) -> str:
     if (scale := _named(row, _SCALE.fullmatch)) and _named(row, _has_response):
         return (
             f"Column {scale} is a scale and no verdict: add a column label, true for the "
-            "responses that are good enough "
-            "and false for the others."
+            "responses that are good enough and false for the others."
         )
     return ""
 

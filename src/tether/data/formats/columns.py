@@ -21,10 +21,9 @@ _NUMBERED = re.compile(
 )
 OPTIONAL = (
     "system tools images input context history output response completion solution answer "
-    "ground_truth final_answer "
-    "margin tie probability annotations group label kto_tag reward score score_chosen "
-    "score_rejected chosen_score rejected_score "
-    "models generator tests test kind metadata id task_id question_id prompt_id message_tree_id"
+    "ground_truth final_answer margin tie probability annotations group label kto_tag reward "
+    "score score_chosen score_rejected chosen_score rejected_score models generator tests test "
+    "kind metadata id task_id question_id prompt_id message_tree_id"
 )
 """Names that readers and rewards look for where no format needs them."""
 

@@ -34,9 +34,7 @@ _OTHER_KINDS = {
     ".xlsx .xls .ods .numbers": "is a spreadsheet. Export it as CSV",
     ".zip .tar .tgz .7z .rar .xz .bz2 .lz4": "is an archive. Unpack it",
     ".yaml .yml .toml .xml": "is no table of rows. Write a JSON object a line",
-    ".pkl .pickle .pt .pth .joblib .npy .npz .h5 .hdf5": (
-        "holds objects of a program. Save rows as JSON lines or Parquet"
-    ),
+    ".pkl .pickle .pt .pth .joblib .npy .npz .h5 .hdf5": "holds objects of a program. Save rows as JSON lines or Parquet",
     ".db .sqlite .sqlite3 .duckdb": "is a database. Export a table as CSV or Parquet",
     ".feather .orc .avro .tfrecord": "is a table of a kind that is not read. Save it as Parquet",
     ".docx .doc .pdf .rtf .html .htm": "is a document. Write a JSON object a line",

@@ -149,8 +149,7 @@ def other_count(name: str, *values: float) -> Callable[[Sequence[Row]], str]:
             return ""
         return (
             f"column {name} holds {other[0]:g}, where {values[0]:g} and {values[1]:g} are the two "
-            "answers. "
-            "Write the better and the worse answer into columns chosen and rejected"
+            "answers. Write the better and the worse answer into columns chosen and rejected"
         )
 
     return doubt
@@ -163,8 +162,7 @@ def half_a_scale(rows: Sequence[Row]) -> str:
     if {0, 1} <= (numbers := fields.cell_numbers(rows, "preference")) and max(numbers) <= 1:
         return (
             "column preference holds 0 and nothing above 1, where 1 and 2 are the two answers and "
-            "0 is a tie. "
-            "Write the better and the worse answer into columns chosen and rejected"
+            "0 is a tie. Write the better and the worse answer into columns chosen and rejected"
         )
     return ""
 

@@ -24,14 +24,10 @@ from tether.data.formats.values import as_text, json_value, missing, sequence
 
 _SPEAKERS: dict[ChatRole, str] = {
     "user": "user human prompter",
-    "assistant": (
-        "assistant gpt bot chatgpt chatbot model ai llm bard bing claude function_call tool_call"
-    ),
+    "assistant": "assistant gpt bot chatgpt chatbot model ai llm bard bing claude function_call tool_call",
     "system": "system developer",
-    "tool": (
-        "tool function observation ipython tool_response tool_result function_response "
-        "function_result"
-    ),
+    "tool": "tool function observation ipython tool_response tool_result function_response "
+    "function_result",
 }
 ROLES: dict[str, ChatRole] = {
     name: role for role, names in _SPEAKERS.items() for name in names.split()

@@ -121,7 +121,7 @@ _ANSWER = "|".join(solved.ANSWERS)
 _UNREADABLE = {
     "segments": "segments are pieces of a rendered text, which belong to one template. Write the "
     "conversation as messages, with "
-    "train: false at turns that are not to be learned.",
+    "train: false at turns that are not to be learned."
 }
 """Columns of published layouts that no reader takes, with the way out."""
 _TREE = {
@@ -446,10 +446,8 @@ def detect(rows: Sequence[Row], kind: type | None, where: str) -> Format:
     if not votes:
         raise DataError(
             f"{where}: no known format has the columns {_columns(rows[0])}. Name the columns as "
-            "one of them does, for example "
-            "prompt, chosen, rejected (preferences), messages (demonstrations) or prompt "
-            "(prompts). "
-            f"{way_out(kind or Prompt, rows[0])}"
+            "one of them does, for example prompt, chosen, rejected (preferences), messages "
+            f"(demonstrations) or prompt (prompts). {way_out(kind or Prompt, rows[0])}"
         )
     return format_named(votes.most_common(1)[0][0])
 

@@ -58,8 +58,7 @@ def final_answer(value: Any, name: str) -> str:
     if answer[0] not in "[{" and "\n" not in answer and len(answer.split()) > _LONGEST:
         raise DataError(
             f"no final answer: column {name} holds {len(answer.split())} words, and a checkable "
-            "answer is short. Put it into a "
-            "column of its own"
+            "answer is short. Put it into a column of its own"
         )
     return answer
 

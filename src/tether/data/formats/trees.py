@@ -13,8 +13,7 @@ from tether.data.formats.values import missing
 
 ORPHAN = (
     "orphan: the message that it answers is not among the neighbouring rows of its tree; sort the "
-    "rows by message_tree_id, "
-    "and keep whole trees"
+    "rows by message_tree_id, and keep whole trees"
 )
 
 

@@ -90,10 +90,8 @@ def _verdict(label: Any) -> bool:
         kind = "a probability" if 0 < value < 1 else "a rating"
         raise DataError(
             f"unreadable label: labels holds {value:g}, {kind} and no verdict. Put such numbers "
-            "into a column of their own and "
-            "name it by label_column (ratings -1, 0, 1 with classes = 3). In labels write true or "
-            "false, or null for an "
-            "unjudged step"
+            "into a column of their own and name it by label_column (ratings -1, 0, 1 with "
+            "classes = 3). In labels write true or false, or null for an unjudged step"
         )
     return fields.boolean(label, "labels")
 
