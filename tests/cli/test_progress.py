@@ -141,7 +141,7 @@ def test_a_thread_breaks_the_silence(monkeypatch):
         (10.0, None),
         (13.0, None),
         (25.0, "grpo: about 5 min by its first step; 2 min were expected."),
-        (4.0, "grpo: about 60 s by its first step; 2 min were expected."),
+        (4.0, "grpo: about 62 s by its first step; 2 min were expected."),
     ],
 )
 def test_the_first_step_corrects_the_price_in_one_line(step, line):
