@@ -23,12 +23,25 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 __version__ = "0.1.0"
 
 _HOMES = {
-    "run": "methods", "load": "methods", "recipes": "methods", "names": "methods",
-    "Run": "runs", "Policy": "runs", "RewardModel": "runs", "load_model": "workbench",
-}  # fmt: skip
+    "run": "methods",
+    "load": "methods",
+    "recipes": "methods",
+    "names": "methods",
+    "Run": "runs",
+    "Policy": "runs",
+    "RewardModel": "runs",
+    "load_model": "workbench",
+}
 _ERRORS = (
-    "TetherError", "ConfigError", "DataError", "MissingFileError", "ModelError", "RunError", "TrainingError", "RewardError",
-)  # fmt: skip
+    "TetherError",
+    "ConfigError",
+    "DataError",
+    "MissingFileError",
+    "ModelError",
+    "RunError",
+    "TrainingError",
+    "RewardError",
+)
 """Of `tether.core.errors`: what a caller may catch."""
 
 

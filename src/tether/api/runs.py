@@ -194,8 +194,8 @@ class Policy:
         top_k: int = 0,
         seed: int = 0,
     ) -> Any:
-        """Answers: a text for a prompt, a list for a list of prompts; with `samples` > 1 a list of
-        so many in a text's place.
+        """Answers: a text for a prompt, a list for a list of prompts. With `samples` > 1, each text
+        is replaced by a list of texts.
 
         Args:
             prompts: texts, or conversations (lists of messages).

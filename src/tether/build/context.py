@@ -137,8 +137,7 @@ def note_machine(run: RunDirectory, loaded: LoadedModel, **more: Any) -> None:
     if changes := [f"{new} after {old}" for old, new in pairs if old and old != new]:
         loaded.note(
             f"{run.path.name} goes on with {'; '.join(changes)}: numbers are rounded otherwise "
-            "from here on, and the end is not "
-            "that of a run in one go (docs/trust/determinism.md)"
+            "from here on, and the end is not that of a run in one go (docs/trust/determinism.md)"
         )
     run.update_manifest(**now, **more)
 

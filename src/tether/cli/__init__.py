@@ -66,10 +66,8 @@ class Commands(_Group):
 
 GROUPS = {"data": ("inspect",), "prefs": prefs.COMMANDS}
 PANELS = {
-    "Train": (
-        "quickstart sft reward process direct dpo kto ppo grpo reinforce rloo best-of-n "
-        "online-direct rounds"
-    ),
+    "Train": "quickstart sft reward process direct dpo kto ppo grpo reinforce rloo best-of-n "
+    "online-direct rounds",
     "Data": "data",
     "Preferences": "pairs prefs",
     "Judge": "evaluate judge constitution reward-bench",
@@ -172,11 +170,9 @@ ADVICE = {
     errno.EDQUOT: f". Free some space and {stopping.AGAIN}",
     errno.EROFS: ". Choose a run directory that can be written to, with run=PATH.",
     errno.EACCES: ". Change its permissions, or choose another path (of the run: run=PATH).",
-    errno.ENOMEM: (
-        "Lower the stage's micro_batch_tokens (rows_per_micro_batch), engine_rows or "
-        "max_new_tokens, or set model.recompute=true "
-        f"(`tether plan RECIPE` says what each saves) and {stopping.AGAIN}"
-    ),
+    errno.ENOMEM: "Lower the stage's micro_batch_tokens (rows_per_micro_batch), engine_rows or "
+    "max_new_tokens, or set model.recompute=true "
+    f"(`tether plan RECIPE` says what each saves) and {stopping.AGAIN}",
 }
 """Advice on errors of the operating system."""
 

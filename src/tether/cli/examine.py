@@ -295,10 +295,8 @@ def sycophancy(
     first: Annotated[
         Path | None,
         typer.Argument(
-            help=(
-                "Prompts in which one kind of person asks questions with "
-                "two options; unset: tether's."
-            )
+            help="Prompts in which one kind of person asks questions with "
+            "two options; unset: tether's."
         ),
     ] = None,
     second: Annotated[

@@ -332,9 +332,7 @@ def plan(
     shape: Annotated[
         str | None,
         typer.Option(
-            help=(
-                "Plan for another model: a well-known shape such as llama-2-7b, or a config.json."
-            )
+            help="Plan for another model: a well-known shape such as llama-2-7b, or a config.json."
         ),
     ] = None,
     prompt_tokens: Annotated[

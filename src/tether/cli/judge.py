@@ -26,10 +26,8 @@ class DuelOptions(options.Options):
     prompts: Annotated[
         list[str] | None,
         typer.Option(
-            help=(
-                "Compare two models on these prompts: tether judge A "
-                "B --prompts FILE --judge MODEL."
-            )
+            help="Compare two models on these prompts: tether judge A "
+            "B --prompts FILE --judge MODEL."
         ),
     ] = None
     judge: Annotated[

@@ -60,10 +60,8 @@ DryRun = Annotated[
 On = Annotated[
     str | None,
     typer.Option(
-        help=(
-            "Where: local; ray (this machine's cluster); ray://HOST:PORT; slurm, or "
-            "slurm:nodes=2,partition=gpu."
-        )
+        help="Where: local; ray (this machine's cluster); ray://HOST:PORT; slurm, or "
+        "slurm:nodes=2,partition=gpu."
     ),
 ]
 BudgetMinutes = Annotated[

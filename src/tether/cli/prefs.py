@@ -125,10 +125,8 @@ def import_(
     format: Annotated[
         str,
         typer.Option(
-            help=(
-                "answers, label-studio, argilla, or a format of `tether data "
-                "inspect`; auto finds out."
-            )
+            help="answers, label-studio, argilla, or a format of `tether data "
+            "inspect`; auto finds out."
         ),
     ] = "auto",
     cases: CaseOptions,
@@ -591,8 +589,8 @@ def _seconds(seconds: float | None) -> str:
 
 FIGURES = {
     "raw": "the same choice", "raw_verdict": "the same, both bad being a tie", "fleiss_kappa": "Fleiss's kappa",
-    "alpha_nominal": "Krippendorff's alpha", "alpha_ordinal": ("alpha, "
-                                                              "ordinal"), "alpha_interval": "alpha, interval",
+    "alpha_nominal": "Krippendorff's alpha", "alpha_ordinal": "alpha, "
+                                                              "ordinal", "alpha_interval": "alpha, interval",
 }  # fmt: skip
 
 

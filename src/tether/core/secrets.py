@@ -19,8 +19,10 @@ SHORTEST = 6
 than it hides.
 """
 
-_NAME = r"(?:api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key|secret|passwd|password|pwd|credentials?|bearer|auth|" \
-        r"(?:access|auth|api|hf|hub|id|refresh|session|bot)[_-]?token|token|sig|signature)"  # fmt: skip
+_NAME = (
+    r"(?:api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key|secret|passwd|password|pwd|credentials?|bearer|auth|"
+    r"(?:access|auth|api|hf|hub|id|refresh|session|bot)[_-]?token|token|sig|signature)"
+)
 _IS_NAME = re.compile(rf"(?:^|[_.-])(?:key|{_NAME})(?<!stop[_-]token)$", re.IGNORECASE)
 _ASSIGNED = re.compile(
     rf"((?:^|[?&;,\s'\"_.-])(?:key|{_NAME})['\"]?\s*(?:=|:\s?(?!//))\s*['\"]?)([^\s'\"&;,{{}}\[\]]+)",
@@ -28,8 +30,9 @@ _ASSIGNED = re.compile(
 )
 _QUOTED = re.compile(
     rf"((?:(?:^|[?&;,\s'\"_.-])(?:key|{_NAME})['\"]?\s*(?:=|:\s?(?!//))\s*|--?[\w-]*{_NAME}\s+)(?P<mark>['\"]))"
-    r"(?:\\.|(?!(?P=mark)).)+", re.IGNORECASE,
-)  # fmt: skip
+    r"(?:\\.|(?!(?P=mark)).)+",
+    re.IGNORECASE,
+)
 """A value in quotes, which may hold spaces."""
 _OPTION = re.compile(rf"(--?[\w-]*{_NAME}\s+['\"]?)(?!-)([^\s'\"]+)", re.IGNORECASE)
 _IN_ADDRESS = re.compile(

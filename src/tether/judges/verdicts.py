@@ -44,10 +44,8 @@ def soft_verdict(logprobs: Sequence[float], options: Sequence[str]) -> Verdict:
         )
         return Verdict(
             None,
-            reason=(
-                f"{NOT_A_NUMBER}: log-probabilities {numbers}. Mend the "
-                "weights, or name another model"
-            ),
+            reason=f"{NOT_A_NUMBER}: log-probabilities {numbers}. Mend the "
+            "weights, or name another model",
         )
     return Verdict(shares, mass)
 

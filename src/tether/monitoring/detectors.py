@@ -345,11 +345,27 @@ def _sycophancy(view: View) -> Reading:
     )
 
 
-_MEASURES: dict[str, Measure] = {measure.__name__.removeprefix("_"): measure for measure in (
-    _length_gaming, _length_advantage, _mode_collapse, _entropy_collapse, _kl_acceleration, _kl_stuck, _held_back,
-    _unmoved, _truncation, _cut_off, _exploit_tokens, _reward_disagreement, _reward_failures, _score_jump, _sharpening,
-    _sycophancy,
-)}  # fmt: skip
+_MEASURES: dict[str, Measure] = {
+    measure.__name__.removeprefix("_"): measure
+    for measure in (
+        _length_gaming,
+        _length_advantage,
+        _mode_collapse,
+        _entropy_collapse,
+        _kl_acceleration,
+        _kl_stuck,
+        _held_back,
+        _unmoved,
+        _truncation,
+        _cut_off,
+        _exploit_tokens,
+        _reward_disagreement,
+        _reward_failures,
+        _score_jump,
+        _sharpening,
+        _sycophancy,
+    )
+}
 
 
 def _detector(

@@ -231,11 +231,14 @@ def reliability_figures(reward: Mapping[str, Any]) -> list[Plot]:
         return []
     predicted, observed, counts = zip(*bins, strict=True)
     notes = [f"right in {percent(share)} of {thousands(count)} pairs" for _, share, count in bins]
-    return framed("reliability", [
-        Trace(predicted, counts, "pairs", MUTED, "both", right=True, silent=True),
-        Trace([0, 1], [0, 1], "honest", MUTED, dash="dot", size=1.2, silent=True),
-        Trace(predicted, observed, "reward model", BLUE, "both", notes=notes),
-    ])  # fmt: skip
+    return framed(
+        "reliability",
+        [
+            Trace(predicted, counts, "pairs", MUTED, "both", right=True, silent=True),
+            Trace([0, 1], [0, 1], "honest", MUTED, dash="dot", size=1.2, silent=True),
+            Trace(predicted, observed, "reward model", BLUE, "both", notes=notes),
+        ],
+    )
 
 
 def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Plot]:

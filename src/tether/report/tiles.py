@@ -84,51 +84,106 @@ def tiles(journey: Journey) -> list[Tile]:
     alike = "both at the temperature of training"
     moved = f"nats per response: {moved_in_words(kl.value)}" if kl else ""
     vague = kl is not None and (kl.value <= 0 or -math.inf < kl.low <= 0)
-    return _tiles((
-        ("best against best decoding", over.get("win_rate"), percent, "won against the model "
-                                                                      "before"),
-        ("gain, best against best", over, signed, ""),
-        ("gold win rate", summary.get("gold_win_rate"), percent, alike),
-        ("gold gain", gold_gain(policy), signed, alike),
-        (name, checked and checked.after, show, ("before "
-                                                f"{show(checked.before.value)}") if checked else ""),
-        (reward_gain[0], proxy_gain(policy), signed, reward_gain[1]),
-        ("KL spent", kl, decimal, "nats: indistinguishable from 0" if vague else moved),
-        ("reward model, held-out", reward.get("heldout_accuracy"), percent, ""),
-        ("reward model, gold", reward.get("gold_accuracy"), percent, ""),
-        ("held-out pairs, ranked right", journey.stage("direct", "rounds").summary.get("heldout_accuracy"), percent, ""),
-        ("preference pairs", journey.stage("pairs").summary.get("num_pairs"), thousands, ""),
-        ("SFT held-out loss", losses[-1] if losses else None, decimal, "nats per token"),
-        ("time", own.get("seconds"), duration, ""),
-        ("peak memory", own.get("peak_rss_bytes") or summary.get("peak_rss_bytes"), gigabytes, ""),
-        ("peak memory of the GPU", summary.get("peak_gpu_bytes"), gigabytes, ""),
-    ))  # fmt: skip
+    return _tiles(
+        (
+            (
+                "best against best decoding",
+                over.get("win_rate"),
+                percent,
+                "won against the model before",
+            ),
+            ("gain, best against best", over, signed, ""),
+            ("gold win rate", summary.get("gold_win_rate"), percent, alike),
+            ("gold gain", gold_gain(policy), signed, alike),
+            (
+                name,
+                checked and checked.after,
+                show,
+                (f"before {show(checked.before.value)}") if checked else "",
+            ),
+            (reward_gain[0], proxy_gain(policy), signed, reward_gain[1]),
+            ("KL spent", kl, decimal, "nats: indistinguishable from 0" if vague else moved),
+            ("reward model, held-out", reward.get("heldout_accuracy"), percent, ""),
+            ("reward model, gold", reward.get("gold_accuracy"), percent, ""),
+            (
+                "held-out pairs, ranked right",
+                journey.stage("direct", "rounds").summary.get("heldout_accuracy"),
+                percent,
+                "",
+            ),
+            ("preference pairs", journey.stage("pairs").summary.get("num_pairs"), thousands, ""),
+            ("SFT held-out loss", losses[-1] if losses else None, decimal, "nats per token"),
+            ("time", own.get("seconds"), duration, ""),
+            (
+                "peak memory",
+                own.get("peak_rss_bytes") or summary.get("peak_rss_bytes"),
+                gigabytes,
+                "",
+            ),
+            ("peak memory of the GPU", summary.get("peak_gpu_bytes"), gigabytes, ""),
+        )
+    )
 
 
 def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Tile]:
     """The reward model's numbers that need no figure."""
     length = mapping(reward.get("length_correlation"))
-    return _tiles((
-        ("held-out accuracy", reward.get("heldout_accuracy"), percent, "of pairs it never saw"),
-        ("accuracy against gold", reward.get("gold_accuracy"), percent, "of pairs labelled by gold"),
-        ("… where neither reads better", reward.get("gold_accuracy_equally_fluent"), percent, "of "
-                                                                                              "pairs that are equally fluent"),
-        ("calibration error", reward.get("calibration_error"), decimal, "mean distance from the "
-                                                                        "diagonal"),
-        ("score and length, Pearson", length.get("pearson"), decimal, "0: length does not matter"),
-        ("score and length, Spearman", length.get("spearman"), decimal, "the same by ranks"),
-        ("held-out loss", reward.get("heldout_loss"), decimal, "a coin has 0.693"),
-        ("held-out ties", reward.get("heldout_ties"), thousands, "pairs scored exactly alike"),
-        ("mean margin", reward.get("margin_mean"), decimal, "chosen − rejected"),
-        ("score mean", reward.get("score_mean"), decimal, ""),
-        ("score deviation", reward.get("score_std"), decimal, ""),
-        ("pairs", pairs.get("num_pairs"), thousands, "preferences collected"),
-        ("prompts", pairs.get("num_prompts"), thousands, "behind the pairs"),
-        ("annotators agree", pairs.get("annotator_agreement"), percent, "two annotators, same pair"),
-        ("annotator and gold", pairs.get("annotator_gold_agreement"), percent, "share that agrees"),
-        ("majority and gold", pairs.get("majority_gold_agreement"), percent, "share that agrees"),
-        ("dropped", pairs.get("dropped_no_majority"), thousands, "pairs without a majority"),
-    ))  # fmt: skip
+    return _tiles(
+        (
+            ("held-out accuracy", reward.get("heldout_accuracy"), percent, "of pairs it never saw"),
+            (
+                "accuracy against gold",
+                reward.get("gold_accuracy"),
+                percent,
+                "of pairs labelled by gold",
+            ),
+            (
+                "… where neither reads better",
+                reward.get("gold_accuracy_equally_fluent"),
+                percent,
+                "of pairs that are equally fluent",
+            ),
+            (
+                "calibration error",
+                reward.get("calibration_error"),
+                decimal,
+                "mean distance from the diagonal",
+            ),
+            (
+                "score and length, Pearson",
+                length.get("pearson"),
+                decimal,
+                "0: length does not matter",
+            ),
+            ("score and length, Spearman", length.get("spearman"), decimal, "the same by ranks"),
+            ("held-out loss", reward.get("heldout_loss"), decimal, "a coin has 0.693"),
+            ("held-out ties", reward.get("heldout_ties"), thousands, "pairs scored exactly alike"),
+            ("mean margin", reward.get("margin_mean"), decimal, "chosen − rejected"),
+            ("score mean", reward.get("score_mean"), decimal, ""),
+            ("score deviation", reward.get("score_std"), decimal, ""),
+            ("pairs", pairs.get("num_pairs"), thousands, "preferences collected"),
+            ("prompts", pairs.get("num_prompts"), thousands, "behind the pairs"),
+            (
+                "annotators agree",
+                pairs.get("annotator_agreement"),
+                percent,
+                "two annotators, same pair",
+            ),
+            (
+                "annotator and gold",
+                pairs.get("annotator_gold_agreement"),
+                percent,
+                "share that agrees",
+            ),
+            (
+                "majority and gold",
+                pairs.get("majority_gold_agreement"),
+                percent,
+                "share that agrees",
+            ),
+            ("dropped", pairs.get("dropped_no_majority"), thousands, "pairs without a majority"),
+        )
+    )
 
 
 ARM_COLUMNS = ("policy", "proxy gain", "gold gain", "gold win rate", "KL, nats")
@@ -148,10 +203,16 @@ def arm_table(arms: Sequence[SubRun]) -> list[list[str]]:
     return shown if len(shown) > 1 else []
 
 
-ROUND_OF_PAIRS = ("round", "pairs", "tied", "failed", "mean score of "
-                                                      "samples", "tokens of a "
-                                                                 "sample", "ended in time",
-                  "held-out pairs, ranked right")  # fmt: skip
+ROUND_OF_PAIRS = (
+    "round",
+    "pairs",
+    "tied",
+    "failed",
+    "mean score of samples",
+    "tokens of a sample",
+    "ended in time",
+    "held-out pairs, ranked right",
+)
 
 
 def pair_rounds(stage: SubRun) -> list[list[str]]:
@@ -208,9 +269,18 @@ def control_rows(control: Mapping[str, Any]) -> list[Sequence[str]]:
     return table + [(name, *texts) for name, texts in chosen if texts]
 
 
-ROUND_COLUMNS = ("round", "labels", "so far", "reward model: held-out "
-                                              "labels", "gold order", "gold", "gain of the round",
-                 "gold per 100 labels", "KL, nats", "alarms")  # fmt: skip
+ROUND_COLUMNS = (
+    "round",
+    "labels",
+    "so far",
+    "reward model: held-out labels",
+    "gold order",
+    "gold",
+    "gain of the round",
+    "gold per 100 labels",
+    "KL, nats",
+    "alarms",
+)
 
 
 def round_rows(loop: LoopRun) -> list[tuple[str, ...]]:

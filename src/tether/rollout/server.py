@@ -168,9 +168,7 @@ class EngineServer(JsonServer):
         longest = len(ids) if scores else len(ids) + given.max_tokens
         if longest > self.context:
             return 400, {
-                "error": (
-                    f"{len(ids)} + {longest - len(ids)} tokens; the context holds {self.context}"
-                )
+                "error": f"{len(ids)} + {longest - len(ids)} tokens; the context holds {self.context}"
             }
         if scores:
             self.asked.put(lambda: back.put(self._with_engine(words.model, partial(_scored, ids))))

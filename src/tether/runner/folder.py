@@ -59,8 +59,7 @@ def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
         return root, read_json(root / "command.json")
     raise RunError(
         f"{place} is not in a run directory that a command of tether made. Give such a folder; a "
-        "run that your own code opened "
-        "goes on when that code runs again."
+        "run that your own code opened goes on when that code runs again."
     )
 
 

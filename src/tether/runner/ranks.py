@@ -245,10 +245,14 @@ def started(
         )
     else:
         child = subprocess.Popen(
-            command, env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=tells is not None, pass_fds=() if tells is None else (tells,),
-        )  # fmt: skip
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=tells is not None,
+            pass_fds=() if tells is None else (tells,),
+        )
     try:
         yield child
     except BaseException:

@@ -54,9 +54,7 @@ class RewardConfig(PreferenceConfig):
     keep_states_gb: float = Field(
         default=0.0,
         ge=0,
-        description=(
-            "GB for the training rows' states below the first adapter; 0: computed in every epoch"
-        ),
+        description="GB for the training rows' states below the first adapter; 0: computed in every epoch",
     )
 
     @property
@@ -110,9 +108,7 @@ class RewardSection(TimedSection, RewardConfig):
         default=0.0,
         ge=0,
         lt=1,
-        description=(
-            "share of the prompts whose comparisons train a second model, which only judges"
-        ),
+        description="share of the prompts whose comparisons train a second model, which only judges",
     )
     lora: Lora = Field(
         default=LoraConfig(), description="the adapter that learns; false trains the whole model"
@@ -128,17 +124,13 @@ class RewardSection(TimedSection, RewardConfig):
         Needs("not distill", "and distill both make one model of the members: choose one"),
     ] = Field(
         default=False,
-        description=(
-            "make one model of the members by averaging their weights, "
-            "https://arxiv.org/abs/2401.12187"
-        ),
+        description="make one model of the members by averaging their weights, "
+        "https://arxiv.org/abs/2401.12187",
     )
     distill: Annotated[Combine | None, MEMBERS] = Field(
         default=None,
-        description=(
-            "train one more model, on the same base, on what the members "
-            "say together, and keep that one"
-        ),
+        description="train one more model, on the same base, on what the members "
+        "say together, and keep that one",
     )
     teacher: Annotated[
         str | None,
@@ -146,11 +138,9 @@ class RewardSection(TimedSection, RewardConfig):
         Needs("not objectives", "is learned by one model: leave members and objectives out"),
     ] = Field(
         default=None,
-        description=(
-            "a run or folder with a trained reward model, of any size and tokenizer, whose scores "
-            "of the rows' responses are learned in place of the labels; `distill` combines those "
-            "of an ensemble"
-        ),
+        description="a run or folder with a trained reward model, of any size and tokenizer, whose scores "
+        "of the rows' responses are learned in place of the labels; `distill` combines those "
+        "of an ensemble",
     )
 
     @property
@@ -192,8 +182,7 @@ class RewardSection(TimedSection, RewardConfig):
         if self.keep_states_gb and (self.lora is False or self.lora.last_layers is None):
             yield (
                 "keep_states_gb keeps what the layers below the first adapter compute, and here "
-                "every layer learns. Set "
-                "lora.last_layers, or leave keep_states_gb out"
+                "every layer learns. Set lora.last_layers, or leave keep_states_gb out"
             )
         if self.disentangle_length and self.lora is not False and self.lora.dropout:
             yield (

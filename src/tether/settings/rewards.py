@@ -33,19 +33,15 @@ class CallLimits(Config):
     batch: int = Field(
         default=8,
         ge=1,
-        description=(
-            "responses a call, or all answers to a prompt if these are more; those of a "
-            "call that fails are left out"
-        ),
+        description="responses a call, or all answers to a prompt if these are more; those of a "
+        "call that fails are left out",
     )
     time_limit: float = Field(default=60.0, gt=0, description="seconds a call")
     dump_after: float = Field(
         default=30.0,
         gt=0,
-        description=(
-            "seconds after which a call's stacks go to stacks.txt of "
-            "the run; at time_limit if later"
-        ),
+        description="seconds after which a call's stacks go to stacks.txt of "
+        "the run; at time_limit if later",
     )
 
     @property
@@ -58,20 +54,16 @@ class Functions(Config):
     """The places of one function or of several."""
 
     call: str | tuple[str, ...] = Field(
-        description=(
-            "module:name, or path/to/file.py:name; (prompts, responses) -> a number for "
-            "each; several are added up"
-        )
+        description="module:name, or path/to/file.py:name; (prompts, responses) -> a number for "
+        "each; several are added up"
     )
     weights: tuple[float, ...] | None = Field(
         default=None, description="of several functions; unset: 1 each"
     )
     completions: Shape = Field(
         default="texts",
-        description=(
-            "what a function in TRL's form gets: texts, or lists of "
-            "messages as of its conversations"
-        ),
+        description="what a function in TRL's form gets: texts, or lists of "
+        "messages as of its conversations",
     )
 
     @property
@@ -185,10 +177,8 @@ class ClassifierConfig(Config):
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
-        description=(
-            "type of its weights on a GPU: bfloat16 where the card "
-            "multiplies it; a CPU takes float32"
-        ),
+        description="type of its weights on a GPU: bfloat16 where the card "
+        "multiplies it; a CPU takes float32",
     )
     batch: int = Field(default=16, ge=1, description="conversations a forward")
     max_length: int = Field(

@@ -224,9 +224,8 @@ def _warnings(result: Facts) -> Iterator[str]:
     if cut_off:
         yield (
             f"{cut_off:,} pairs have no label because a reply was cut off at its greatest length: "
-            "give --reply-tokens a larger "
-            "number. A model that thinks before its verdict may need thousands, and a longer "
-            "--time-limit."
+            "give --reply-tokens a larger number. A model that thinks before its verdict may need "
+            "thousands, and a longer --time-limit."
         )
     if left := result["num_pairs"] - result["num_judged"] - lasting - cut_off:
         yield (

@@ -105,9 +105,13 @@ def _sandbox() -> str:
     if ended.returncode:
         return "cannot be put in place here"
     files, processes, space = json.loads(ended.stdout)
-    return "; ".join((
-        "files by Landlock" if files else "files by an audit hook",
-        "processes and sockets by seccomp" if processes else "processes and sockets by an audit hook",
-        "disk by a file system of its own" if space else "disk by measurement",
-        "memory by measurement",
-    ))  # fmt: skip
+    return "; ".join(
+        (
+            "files by Landlock" if files else "files by an audit hook",
+            "processes and sockets by seccomp"
+            if processes
+            else "processes and sockets by an audit hook",
+            "disk by a file system of its own" if space else "disk by measurement",
+            "memory by measurement",
+        )
+    )

@@ -20,11 +20,14 @@ from tether.annotation.store import Store
 from tether.core.errors import TetherError
 
 TITLES = {
-    400: "This cannot be read", 401: "You are not signed in", 403: "Not "
-                                                                   "allowed", 404: "There is "
-                                                                                    "nothing here",
-    405: "This cannot be done here", 413: "Too large", 415: "This cannot be read",
-}  # fmt: skip
+    400: "This cannot be read",
+    401: "You are not signed in",
+    403: "Not allowed",
+    404: "There is nothing here",
+    405: "This cannot be done here",
+    413: "Too large",
+    415: "This cannot be read",
+}
 
 
 def create_app(store: Store, settings: SiteConfig | None = None) -> FastAPI:
@@ -71,10 +74,15 @@ def run_server(store: Store, settings: SiteConfig, opened: socket.socket) -> Non
     # A connection outlasts the time for which a task is looked at: a verdict should not meet one
     # that is being closed.
     config = uvicorn.Config(
-        create_app(store, settings), log_level="info", server_header=False, timeout_graceful_shutdown=5, timeout_keep_alive=120,
-        proxy_headers=bool(settings.address), forwarded_allow_ips="127.0.0.1",
+        create_app(store, settings),
+        log_level="info",
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=120,
+        proxy_headers=bool(settings.address),
+        forwarded_allow_ips="127.0.0.1",
         http=bounded_protocol(None if settings.address else CONNECTIONS),
-    )  # fmt: skip
+    )
     uvicorn.Server(config).run(sockets=[opened])
 
 

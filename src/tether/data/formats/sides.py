@@ -118,9 +118,8 @@ def side_of(value: Any, name: str, two: Two, row: Row) -> tuple[float, dict[str,
     if isinstance(value, float) and not value.is_integer():
         raise DataError(
             f"ambiguous verdict: {name} {value:g} may be the probability of {one} or of {other}. "
-            "Write the likelier answer into "
-            "column chosen, the other into rejected, and the probability of the likelier one into "
-            "probability"
+            "Write the likelier answer into column chosen, the other into rejected, and the "
+            "probability of the likelier one into probability"
         )
     if (
         isinstance(value, bool | int | float)
