@@ -247,7 +247,7 @@ def _stages(
     unfinished = {job.name for job in expand(config) if not (job.folder / "summary.json").is_file()}
     left = [name for name in config.stages if config.repeat or name in unfinished]
     if not set(chosen) & set(left):
-        point_to(console, str(root), FINISHED)
+        point_to(console, f"{root}", FINISHED)
     if config.sweep is not None:
         _show_jobs(console, config, chosen)
         console.print("The times below are those of one combination.", highlight=False)
