@@ -62,8 +62,9 @@ class StagePrice:
     """A stage: its work in words, remaining steps, seconds of one and of other work, and bytes at
     the peak.
 
-    steps None: the rows are not counted. prompts: only of a stage that answers prompts. updates: of
-    each model that learns from rows. title: the name for people.
+    steps None: the rows are not counted. prompts: only of a stage that answers prompts.
+
+    updates: of each model that learns from rows. title: the name for people.
     """
 
     name: str
