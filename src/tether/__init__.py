@@ -32,7 +32,7 @@ _HOMES = {
     "RewardModel": "runs",
     "load_model": "workbench",
 }
-_ERRORS = (
+_ERRORS = [
     "TetherError",
     "ConfigError",
     "DataError",
@@ -41,7 +41,7 @@ _ERRORS = (
     "RunError",
     "TrainingError",
     "RewardError",
-)
+]
 """Of `tether.core.errors`: what a caller may catch."""
 
 

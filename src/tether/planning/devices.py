@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -61,17 +63,7 @@ class Device:
         return LAYER_TOKEN * ADAPTED**adapted if self.gpu else 500 * self.dispatch
 
 
-KINDS: dict[str, tuple[float, float, float]] = {
-    "a100": (312, 2.0, 80),
-    "h100": (989, 3.35, 80),
-    "h200": (989, 4.8, 141),
-    "b200": (2250, 8.0, 180),
-    "l40s": (362, 0.86, 48),
-    "l4": (121, 0.3, 24),
-    "a10": (125, 0.6, 24),
-    "rtx3090": (71, 0.94, 24),
-    "rtx4090": (165, 1.01, 24),
-}
+KINDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 """By kind: 10^12 operations and 10^12 bytes a second, and GB. bfloat16 without sparsity, from the
 makers' data sheets.
 """
