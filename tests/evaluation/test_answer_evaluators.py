@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason, user
+from tether.core.errors import DataError
+from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score, StopReason, user
 from tether.evaluation.diversity import Diversity, distinct_share
 from tether.evaluation.refusal import Refusal, refuses
 from tether.evaluation.short_answers import ShortAnswers, share_of_ones
@@ -65,6 +66,13 @@ def test_short_answers_are_right_as_the_check_says():
     assert figures.rows["accuracy"]["r1"] == 0.0 and figures.rows["accuracy"]["r3"] == 1.0
     assert measured.engine.sampling == Sampling(9, temperature=0.0), "answers are greedy"
     assert figures["finished"].value == 1.0 and math.isfinite(figures["finished"].low)
+
+
+def test_a_check_that_fails_for_every_answer_is_named():
+    check = SimpleNamespace(score=lambda answers: [Score(None, reason="no number")] * len(answers))
+    words = "short_answers: no answer can be checked: no number"
+    with pytest.raises(DataError, match=words):
+        ShortAnswers(saying(["a", "b"]), check)(policy(), 0)
 
 
 def test_failed_checks_count_neither_way():

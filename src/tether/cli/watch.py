@@ -19,7 +19,7 @@ from rich.text import Text
 
 from tether.core.errors import MissingFileError, RunError
 from tether.core.types import Json
-from tether.terminal.bars import SHOWN, moves
+from tether.terminal.bars import SHOWN, as_clock, moves
 from tether.terminal.console import Terminal, print_line
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _line(followed: FollowedRun, stage: Stage, row: Json) -> str:
     status = followed.status()
     words = [f"{stage.name or followed.name}  {row.get('step')}/{status['steps'] or '?'}"]
     if status["left"] is not None and row is stage.last:
-        words.append(f"{_clock(status['left'])} left")
+        words.append(f"{as_clock(status['left'])} left")
     if status["alarms"]:
         words.append(f"{status['alarms']} alarm(s)")
     return "  ".join((*words, *(text for _, text in _shown(row))))
@@ -116,12 +116,6 @@ def _shown(row: Json) -> list[tuple[str, str]]:
     return [(key, form.format(n)) for key, form in SHOWN if (n := finite(row.get(key))) is not None]
 
 
-def _clock(seconds: float) -> str:
-    """Hours, minutes and seconds, as 0:02:10."""
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}"
-
-
 def _screen(followed: FollowedRun, height: int) -> RenderableType:
     """The whole view, which fits into so many lines."""
     status = followed.status()
@@ -132,7 +126,7 @@ def _screen(followed: FollowedRun, height: int) -> RenderableType:
     parts: list[RenderableType] = [head]
     if stage is None:
         return Group(head, Text("no step has ended yet", style="dim"))
-    left = "" if status["left"] is None else f"   {_clock(status['left'])} left"
+    left = "" if status["left"] is None else f"   {as_clock(status['left'])} left"
     parts.append(Text(f"{status['stage']}   step {stage.step} of {status['steps'] or '?'}{left}"))
     numbers = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for key, text in _shown(stage.last):
@@ -157,6 +151,8 @@ def _one_line(text: str, style: str = "") -> Text:
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     """A small curve of characters: means of equal parts, from the lowest to the highest."""
+    # small enough that sums of the largest floats are finite
+    values = [value / 1e9 for value in values]
     count = min(width, len(values))
     cuts = [len(values) * i // count for i in range(count + 1)] if count else []
     means = [sum(values[start:end]) / (end - start) for start, end in pairwise(cuts)]

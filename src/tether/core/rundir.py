@@ -208,7 +208,7 @@ def stage_folder(root: Path, name: str) -> Path:
     the stage.
     """
     places = (root, *sorted(root.glob(ROUNDS), reverse=True))
-    return next((place / name for place in places if (place / name).is_dir()), root / name)
+    return next((place / name for place in places if os.path.isdir(place / name)), root / name)
 
 
 def is_control(row: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tether.core.errors import DataError
 from tether.core.protocols import RewardSource, count_of
 from tether.core.types import Prompt, Rollout, Sampling
 from tether.evaluation.suite import Figures, MeasuredPolicy
@@ -31,9 +32,12 @@ class ShortAnswers:
         self.max_new_tokens = max_new_tokens
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
-        """Raises: ValueError: every check failed."""
+        """Raises: DataError: every check failed."""
         answers = greedy_answers(policy, self.prompts, self.max_new_tokens)
-        scores = [score.value for score in self.check.score(answers)]
+        checked = self.check.score(answers)
+        scores = [score.value for score in checked]
+        if all(score is None for score in scores):
+            raise DataError(f"short_answers: no answer can be checked: {checked[0].reason}")
         finished = [float(answer.finished) for answer in answers]
         ids = [prompt.id for prompt in self.prompts]
         columns = {"accuracy": scores, "finished": finished}

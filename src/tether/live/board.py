@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
 import threading
 import time
@@ -11,8 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from tether.core.errors import RunError
+from tether.core.errors import RunError, error_words
 from tether.core.types import Json
+from tether.core.visible import visible
 from tether.live.condition import MEANS, runs_below
 from tether.live.followed import FollowedRun, Seen, Stage
 
@@ -61,10 +61,7 @@ class Board:
         """Look until `over` is set."""
         while True:
             began = time.thread_time()
-            try:
-                self.look()
-            except OSError as error:
-                logging.getLogger(__name__).warning("a look at the runs failed: %s", error)
+            self.look()
             wait = (time.thread_time() - began) / SHARE
             if self.over.wait(min(LONGEST_WAIT, max(LOOK_EVERY, wait))):
                 return
@@ -76,7 +73,7 @@ class Board:
                 self._find()
             now = self.tick + 1
             for run in (*self.runs.values(), *self.opened.values()):
-                run.look(now)
+                _look(run, now)
             self.tick = now
 
     def _find(self) -> None:
@@ -103,7 +100,7 @@ class Board:
                 return None
             if key not in self.opened:
                 self.opened[key] = FollowedRun(brief.folder, brief.name)
-                self.opened[key].look(self.tick)
+                _look(self.opened[key], self.tick)
             self.opened.move_to_end(key)
             while len(self.opened) > MOST_OPEN:
                 self.opened.popitem(last=False)
@@ -113,13 +110,14 @@ class Board:
         """The tick, and what has changed since another in the state and in one metric of each run;
         None: nothing.
         """
-        now = self.tick
-        runs = dict(self.runs)
-        changed = {
-            key: {**run.status(), "curves": _curves(run, (since, now), metric)}
-            for key, run in runs.items()
-            if run.changed > since
-        }
+        with self.lock:
+            now = self.tick
+            runs = dict(self.runs)
+            changed = {
+                key: {**run.status(), "curves": _curves(run, (since, now), metric)}
+                for key, run in runs.items()
+                if run.changed > since
+            }
         note = f"{self.left_out} more runs are not shown." if self.left_out else ""
         present = {"ids": list(runs), "note": note}
         return now, {"runs": changed, **present} if changed or since == 0 else present
@@ -146,6 +144,15 @@ class Board:
                 "rollouts": [_row(one) for one in run.rollouts if since < one.tick <= now],
                 "alarm_rows": [_row(one) for one in run.alarms if since < one.tick <= now],
             }
+
+
+def _look(run: FollowedRun, tick: int) -> None:
+    """Read what is new in a run. A folder that cannot be read is named, and hides no other run."""
+    try:
+        run.look(tick)
+    except Exception as error:  # noqa: BLE001 - a folder of somebody else may hold anything
+        run.fault = visible(f"This run cannot be read: {error_words(error)}", 300)
+        run.changed = tick
 
 
 def _curves(run: FollowedRun, between: tuple[int, int], metric: str | None = None) -> list[Json]:

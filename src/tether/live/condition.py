@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from enum import StrEnum
+from os.path import isfile
 from pathlib import Path
 
 import psutil
@@ -65,7 +66,7 @@ def json_inside(path: Path) -> Json:
 def is_run(folder: Path) -> bool:
     """True if a folder is a run directory: of a command, or of a single stage."""
     own = (folder / "config.json", folder / "manifest.json")
-    return (folder / "command.json").is_file() or all(map(os.path.isfile, own))
+    return isfile(folder / "command.json") or all(map(isfile, own))
 
 
 def folders_in(folder: Path) -> list[Path]:
@@ -88,7 +89,7 @@ def runs_below(folder: Path) -> Iterator[Path]:
         for place in level[:MOST_FOLDERS]:
             if is_run(place):
                 yield place
-                yield from folders_in(place / "sweep") if (place / SWEEP).is_file() else ()
+                yield from folders_in(place / "sweep") if isfile(place / SWEEP) else ()
             else:
                 below += folders_in(place)
         level = below
@@ -100,7 +101,7 @@ def condition(folder: Path, newest: float) -> Condition:
     A combination of a sweep whose stages are not all finished is in the condition of the sweep.
     """
     root = folder.parent.parent
-    if folder.parent.name == "sweep" and (root / SWEEP).is_file():
+    if folder.parent.name == "sweep" and isfile(root / SWEEP):
         return Condition.ENDED if _swept(root, folder) else condition(root, newest)
     lock = folder / ".lock"
     handle = open_inside(lock)
@@ -108,14 +109,14 @@ def condition(folder: Path, newest: float) -> Condition:
         with os.fdopen(handle, "rb") as file:
             words = file.read(200).decode("utf-8", "replace").split()
             written = os.fstat(handle)
-        if words and words[0].isdigit() and words[1:] in ([], [socket.gethostname()]):
+        if words and words[0].isdecimal() and words[1:] in ([], [socket.gethostname()]):
             if _is_alive(int(words[0]), written.st_mtime):
                 return Condition.RUNNING
             return Condition.ENDED if _is_finished(folder) else Condition.CRASHED
         return _by_age(newest)
     if _is_finished(folder):
         return Condition.ENDED
-    if (folder / "command.json").is_file():
+    if isfile(folder / "command.json"):
         return Condition.STOPPED
     return _by_age(newest)
 
@@ -131,14 +132,14 @@ def _is_alive(number: int, since: float) -> bool:
 
 def _is_finished(folder: Path) -> bool:
     """True if the run, or each stage that its command named, has its summary."""
-    if (folder / "summary.json").is_file():
+    if isfile(folder / "summary.json"):
         return True
-    if (folder / SWEEP).is_file():
+    if isfile(folder / SWEEP):
         return _swept(folder, folder)
     stages = json_inside(folder / "command.json").get("stages")
-    names = [name for name in stages if isinstance(name, str)] if isinstance(stages, list) else []
+    names = {name for name in stages if isinstance(name, str)} if isinstance(stages, list) else ()
     return bool(names) and all(
-        (stage_folder(folder, name) / "summary.json").is_file() for name in names
+        isfile(stage_folder(folder, name) / "summary.json") for name in names
     )
 
 
@@ -151,7 +152,7 @@ def _swept(root: Path, inside: Path) -> bool:
         for path in mapping(mapping(row).get("stages")).values()
     ]
     own = [path for path in paths if path.is_relative_to(inside)]
-    return bool(own) and all((path / "summary.json").is_file() for path in own)
+    return bool(own) and all(isfile(path / "summary.json") for path in own)
 
 
 def _by_age(newest: float) -> Condition:

@@ -7,7 +7,6 @@ import stat
 from array import array
 from bisect import bisect_right
 from pathlib import Path
-from typing import BinaryIO
 
 from pydantic_core import from_json
 
@@ -15,6 +14,8 @@ from tether.core.types import Json
 
 CHUNK = 16 << 20
 """Bytes that are read at once: a longer line is left out, and counted."""
+FAR = 8
+"""Chunks without a row that are read at a time: a file may have a hole of terabytes."""
 MOST = 4000
 """Points of a curve. Beyond them every second one of the older half goes."""
 
@@ -41,6 +42,8 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path, self.place, self.file = path, 0, 0
         self.writing = self.left_out = 0
+        self.is_inside = False
+        """The place is within a line that is too long."""
 
     def read(self) -> list[Json]:
         """The next rows; empty: there are no more now."""
@@ -52,33 +55,32 @@ class Lines:
             if status.st_ino != self.file or status.st_size < self.place:
                 self.writing += self.file != 0
                 self.place, self.file, self.left_out = 0, status.st_ino, 0
-            while status.st_size > self.place:
+                self.is_inside = False
+            for _ in range(FAR):
                 file.seek(self.place)
-                whole, end, rest = file.read(CHUNK).rpartition(b"\n")
-                if not end and len(rest) < CHUNK:
-                    break
+                text = file.read(CHUNK)
+                if self.is_inside:
+                    past = text.find(b"\n") + 1
+                    self.place += past or len(text)
+                    self.is_inside = not past
+                    continue
+                whole, end, rest = text.rpartition(b"\n")
                 if not end:
-                    self._pass_over(file)
+                    if len(rest) < CHUNK:
+                        break
+                    self.is_inside = True
+                    self.left_out += 1
                     continue
                 self.place += len(whole) + 1
                 if rows := self._rows(whole):
                     return rows
         return []
 
-    def _pass_over(self, file: BinaryIO) -> None:
-        """Go to the end of a line that is too long, or to the end of the file so far."""
-        self.left_out += 1
-        while text := file.read(CHUNK):
-            if (end := text.find(b"\n")) >= 0:
-                self.place = file.tell() - len(text) + end + 1
-                return
-        self.place = file.tell()
-
     def _rows(self, text: bytes) -> list[Json]:
         rows = []
         for line in text.split(b"\n"):
             try:
-                row = from_json(line)
+                row = from_json(line) if line else None
             except ValueError:
                 row = None
             if isinstance(row, dict):

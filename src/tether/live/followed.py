@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
+from os.path import isfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,6 +109,8 @@ class FollowedRun:
         self.alarms: deque[Seen] = deque(maxlen=MOST_ALARMS)
         self.condition = Condition.STOPPED
         self.changed = 0
+        self.fault = ""
+        """The sentence on a folder that cannot be read."""
         self.fresh: list[tuple[Stage, Json]] = []
         """The rows of metrics that the last look has read."""
         self._totals: tuple[str, int, int | None] = ("", -1, None)
@@ -115,6 +118,7 @@ class FollowedRun:
     def look(self, tick: int) -> bool:
         """Read what is new; True if anything has changed."""
         with self.lock:
+            self.fault = ""
             self._find_stages(tick)
             self.fresh = []
             before = (self.condition, len(self.stages), *self._sizes())
@@ -138,8 +142,8 @@ class FollowedRun:
         for folder in (self.folder, *inside, *deeper)[: 20 * MOST_STAGES]:
             name = "" if folder == self.folder else folder.relative_to(self.folder).as_posix()
             is_new = name not in self.stages and len(self.stages) < MOST_STAGES
-            if is_new and (folder / "metrics.jsonl").is_file():
-                self.stages[name] = Stage(name, folder, self.keys, self.texts)
+            if is_new and isfile(folder / "metrics.jsonl"):
+                self.stages[name] = Stage(visible(name), folder, self.keys, self.texts)
                 self.stages[name].begun = tick
 
     def _look_at_texts(self, stage: Stage, tick: int) -> None:
@@ -183,7 +187,7 @@ class FollowedRun:
         left = None
         if stage and steps and pace and self.condition is Condition.RUNNING:
             since = time.time() - stage.newest
-            left = max(0.0, (steps - stage.step) * pace - min(since, pace))
+            left = finite((float(steps) - stage.step) * pace - min(since, pace))
         lines = [
             (s.name, f) for s in self.stages.values() for f in (s.metrics, s.alarms, s.samples)
         ]
@@ -193,14 +197,17 @@ class FollowedRun:
             "stage": visible(stage.name or self.folder.name, 80) if stage else "",
             "step": stage.step if stage else 0,
             "steps": steps,
-            "left": left,
+            "left": left and max(0.0, left),
             "newest": stage.newest if stage else 0.0,
             "alarms": sum(one.num_alarms for one in self.stages.values()),
             "notes": [
-                f"{visible(name, 80)}/{file.path.name}: {file.left_out} line(s) cannot be read, or "
-                "are too long, and are left out."
-                for name, file in lines
-                if file is not None and file.left_out
+                *filter(None, [self.fault]),
+                *(
+                    f"{visible(name, 80)}/{file.path.name}: {file.left_out} line(s) cannot be read, "
+                    "or are too long, and are left out."
+                    for name, file in lines
+                    if file is not None and file.left_out
+                ),
             ],
         }
 

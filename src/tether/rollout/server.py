@@ -79,7 +79,6 @@ class EngineServer(JsonServer):
                 partial(self.adapt, "unload"), body
             ),
         }
-        super().__init__(address, {"/v1/models": self.models}, post, token)
         self.base, self.load, self.unload = base, load, unload
         self.context, self.vocabulary, self.alone = context, vocabulary, alone
         self.begun: float | None = None
@@ -87,6 +86,8 @@ class EngineServer(JsonServer):
         self.asked: queue.Queue[Asked | Callable[[], None] | None] = queue.Queue()
         self.worker = threading.Thread(target=self._work, daemon=True)
         self.worker.start()
+        # at the end, because an address that cannot be had closes all of it
+        super().__init__(address, {"/v1/models": self.models}, post, token)
 
     def server_close(self) -> None:
         """Close the port, and end the thread that samples."""

@@ -89,14 +89,13 @@ def build(
             _apply_override(merged, override)
         words = json.dumps(merged, ensure_ascii=False)
         words.encode()
+        if _NUL.search(words):
+            raise ConfigError(f"{where}: a text holds a NUL character. Take it out.")
+        return kind.model_validate(merged, context=RECIPE)
     except RecursionError:
         raise ConfigError(f"{where}: lists or tables are nested too deeply. Mend that.") from None
     except UnicodeEncodeError:
         raise ConfigError(f"{where}: a text is not UTF-8. Write it in UTF-8.") from None
-    if _NUL.search(words):
-        raise ConfigError(f"{where}: a text holds a NUL character. Take it out.")
-    try:
-        return kind.model_validate(merged, context=RECIPE)
     except ValidationError as error:
         given = f" with {' '.join(overrides)!r:.200}" if overrides else ""
         raise ConfigError(

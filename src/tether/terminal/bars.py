@@ -7,7 +7,6 @@ import importlib.util
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -105,7 +104,7 @@ class Bar:
                 if self.forecast.expected and self.forecast.done < (self.forecast.total or 1)
                 else ""
             )
-        return f"{_clock(seconds)} left" + (f", all {_clock(seconds + later)}" if later else "")
+        return f"{as_clock(seconds)} left" + (f", all {as_clock(seconds + later)}" if later else "")
 
     @property
     def line(self) -> str:
@@ -122,7 +121,7 @@ class Bar:
                 (
                     self.title,
                     f"{done}/{total or '?'}",
-                    _clock(passed),
+                    as_clock(passed),
                     self.left(),
                     self.what,
                     noted,
@@ -299,6 +298,7 @@ def moves(console: Console) -> bool:
     )
 
 
-def _clock(seconds: float) -> str:
+def as_clock(seconds: float) -> str:
     """Hours, minutes and seconds, as 0:02:10."""
-    return str(timedelta(seconds=round(seconds)))
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}"

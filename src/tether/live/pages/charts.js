@@ -25,7 +25,7 @@ const ticks = (low, high, count) => {
   const power = 10 ** Math.floor(Math.log10(rough));
   const unit = [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
   const values = [];
-  for (let i = Math.ceil(low / unit); i * unit <= high + unit * 1e-9; i++) values.push(Number((i * unit).toPrecision(12)));
+  for (let i = Math.ceil(low / unit); i * unit <= high + unit * 1e-9 && i + 1 > i; i++) values.push(Number((i * unit).toPrecision(12)));
   return values;
 };
 
