@@ -2,7 +2,8 @@
 
 A run in a pretended terminal, whose screen becomes an SVG, and a sweep. A Chromium photographs the
 report of the run, the page of the sweep and the dashboard. The pictures are written into
-docs/guides. Nothing of use is learned in these runs; the pages are those of any run.
+docs/guides. Nothing of use is learned in these runs; the pages are those of any run. `--smoke`
+draws the terminal of `tether --version`, and writes no file.
 """
 
 from __future__ import annotations
@@ -188,7 +189,14 @@ def main() -> None:
     parser.add_argument("--chromium", default=shutil.which("chromium") or "", help="its path")
     parser.add_argument("--into", type=Path, default=GUIDES, help="the folder of the pictures")
     parser.add_argument("--keep", type=Path, help="a folder for the runs; those in it are used")
+    parser.add_argument("--smoke", action="store_true", help="a terminal alone, and no file")
     words = parser.parse_args()
+    if words.smoke:
+        *_, written = screens(tether("--version"), Path.cwd())
+        print(f"{len(drawn(lines_of(written), 'tether')):,} characters")
+        return
+    if not words.chromium:
+        raise SystemExit("The pictures need Chromium. Name it by --chromium PATH.")
     with tempfile.TemporaryDirectory() as folder:
         make(words.chromium, words.into, words.keep or Path(folder))
 
