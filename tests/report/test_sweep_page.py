@@ -19,10 +19,11 @@ from tests.report.synthetic_sweep import BETAS, KEY, LARGE, write_answers, write
 
 from tether.core.errors import RunError
 from tether.core.rundir import read_json
+from tether.report.numbers import bracketed, signed
 from tether.report.page import write_report
 from tether.report.sweep_answers import packed_answers
 from tether.report.sweep_figures import frontier
-from tether.report.sweeps import loosest, measures_of, read_sweep
+from tether.report.sweeps import FIGURE_KEY, loosest, measures_of, read_sweep
 from tether.stats import normal_mean
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu"]
@@ -175,6 +176,37 @@ def test_control_arms_stand_on_the_frontier_once(tmp_path):
     assert shown["control: majority reward"] == [(4.0 + n, 0.1) for n in range(4)]
     (own,) = frontier(sweep, by_key["proxy"], by_key["kl"])
     assert not any(trace.name.startswith("control:") for trace in own.traces)
+
+
+def test_evaluators_are_shown_by_setting_as_changes_above_the_start(tmp_path):
+    """The seeds' changes by hand; the last line of a training counts, and four figures are three."""
+    run = write_sweep(tmp_path / "run", {KEY: BETAS[:2], "seed": (0, 1, 2)})
+    changes = {}
+    for place, path in enumerate(sorted(run.glob("sweep/*/ppo"))):
+        names = ("distinct_1", "distinct_2", "adjusted_distinct", "length")
+        value = changes.setdefault(path.parent.name.split(",")[0], [])
+        value.append(place / 100)
+        lines = [
+            {"evaluator": name, "moment": moment, "step": step, "figures": {}, "rows": {},
+             "change": {one: {"difference": estimate(shift, -1, 1), "paired": True} for one in figures}}
+            for name, figures in (("diversity", names), ("kl", ("kl",)), ("my_own", ("share",)))
+            for moment, step, shift in (("along", 5, 9.0), ("after", 9, value[-1]))
+        ]  # fmt: skip
+        write_lines(path / "evaluations.jsonl", lines)
+    shown = [one for one in measures_of(read_sweep(run)) if one.key.startswith(FIGURE_KEY)]
+    assert [one.name for one in shown] == [
+        "change, diversity, different words",
+        "change, diversity, different word pairs",
+        "change, diversity, different tokens, adjusted",
+        "change, my_own, share",
+    ]
+    for one in shown:
+        assert [[value.value for _, value in some] for some in one.values] == [*changes.values()]
+    text = write_report(run).read_text()
+    mean = normal_mean([0.0, 0.01, 0.02])
+    assert bracketed(mean._replace(count=0), signed) in text
+    assert "Of each evaluator the first three figures are here" in text
+    assert ">change, diversity, different words</h3>" in text
 
 
 def opened(driver, chromium, path, problems, **context):

@@ -15,6 +15,8 @@ from tether.stats import Estimate
 COLUMNS = ("figure", "before", "along", "after", "change")
 MOST_CURVES = 3
 """Curves of one evaluator; its table has all figures."""
+SHOWN_ELSEWHERE = "held_out", "kl", "decoding", "best_of_n"
+"""Evaluators whose figures a sweep's page shows as gains, KL and controls."""
 FIGURE_NAMES = SENTENCES["evaluated"]
 
 
@@ -140,3 +142,21 @@ def _with_intervals(points: dict[float, Estimate], name: str, colour: str) -> li
     ]
     strokes = Trace([x for x, _ in ends], [y for _, y in ends], "", colour, size=1.6, silent=True)
     return [*([strokes] if ends else []), line]
+
+
+def changes_of(policy: SubRun, stages: Sequence[SubRun]) -> dict[tuple[str, str], Estimate]:
+    """By evaluator and figure the last change of a policy above the start: at the end of its
+    training, or else at that of its recipe.
+    """
+    ends = [
+        (record, policy.name if stage.path != policy.path else None)
+        for stage in (*(one for one in stages if one.path != policy.path), policy)
+        for record in stage.evaluations
+    ]
+    return {
+        (str(record.get("evaluator")), name): value
+        for record, owner in ends
+        if owner is None or record.get("policy") == owner
+        for name, change in mapping(record.get("change")).items()
+        if (value := estimate(mapping(change).get("difference"))) is not None
+    }

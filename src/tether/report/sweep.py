@@ -13,7 +13,7 @@ from tether.report.reading import Row
 from tether.report.rollouts import packed, packed_rollouts
 from tether.report.sweep_answers import packed_answers, worst_beside
 from tether.report.sweep_figures import by_setting, curves, frontier
-from tether.report.sweeps import GAINS, Measured, Sweep, loosest, measures_of
+from tether.report.sweeps import FIGURE_KEY, GAINS, Measured, Sweep, loosest, measures_of
 from tether.report.tiles import Tile, estimate_tile
 from tether.report.wording import Wording, wording_of
 
@@ -59,7 +59,12 @@ def sweep_page(sweep: Sweep) -> str:
     stages = [replace(member.policy, name=member.label) for member in sweep.members]
     drawn = {
         "frontier": frontier(sweep, gain, by_key["kl"]) if gain and "kl" in by_key else [],
-        "settings": [plot for one in measures[:FIRST] for plot in by_setting(sweep, one)],
+        "settings": [
+            plot
+            for number, one in enumerate(measures)
+            if number < FIRST or one.key.startswith(FIGURE_KEY)
+            for plot in by_setting(sweep, one)
+        ],
     }
     values = sweep.settings[start].values
     return fill_template(
@@ -88,6 +93,7 @@ def sweep_page(sweep: Sweep) -> str:
         data=packed(_data(sweep)),
         answers=answers,
         table_of=_table(sweep, measures),
+        evaluated=any(one.key.startswith(FIGURE_KEY) for one in measures),
         aloud=_aloud(sweep, gain, measures, judge),
         judge=judge,
         rollouts=packed_rollouts(stages, MOST_ROLLOUTS),

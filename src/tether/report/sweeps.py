@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tether.core.errors import RunError
 from tether.core.rundir import SWEEP
+from tether.report.evaluators import MOST_CURVES, SHOWN_ELSEWHERE, changes_of, figure_words
 from tether.report.narrative import control_of, gold_gain, heldout_gain, proxy_gain, spent_kl
 from tether.report.numbers import Show, decimal, percent, signed
 from tether.report.reading import (
@@ -135,6 +136,8 @@ MEASURES = (
 )
 """In the order in which the first that a sweep has is its gain."""
 GAINS = ("gold", "heldout", "proxy", "right")
+FIGURE_KEY = "evaluated-"
+"""Begins the key of a figure of an evaluator."""
 
 
 def control_gain(policy: SubRun) -> tuple[float, float] | None:
@@ -273,7 +276,31 @@ def measures_of(sweep: Sweep) -> list[Measured]:
             for setting in sweep.settings
         ]
         made += [Measured(*one[:3], one.show, values)] * any(values)
-    return made
+    return [*made, *_evaluated(sweep)]
+
+
+def _evaluated(sweep: Sweep) -> list[Measured]:
+    """Changes of the first figures of each evaluator with rows of its own."""
+    read = {m.label: changes_of(m.policy, m.journey.stages) for m in sweep.members}
+    names = dict.fromkeys(name for one in read.values() for name in one)
+    chosen: list[tuple[str, str]] = []
+    for evaluator, figure in names:
+        count = sum(name == evaluator for name, _ in chosen)
+        if evaluator not in SHOWN_ELSEWHERE and count < MOST_CURVES:
+            chosen.append((evaluator, figure))
+    return [
+        Measured(
+            f"{FIGURE_KEY}{number}",
+            printable(f"change, {', '.join(figure_words(*name))}", 80),
+            printable(": ".join(figure_words(*name)), 80),
+            signed,
+            [
+                [(m, read[m.label][name]) for m in setting.members if name in read[m.label]]
+                for setting in sweep.settings
+            ],
+        )
+        for number, name in enumerate(chosen)
+    ]
 
 
 def loosest(sweep: Sweep, measures: Sequence[Measured]) -> int | None:
