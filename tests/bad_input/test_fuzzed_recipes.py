@@ -251,3 +251,20 @@ def test_sixty_accepted_recipes_train_a_step_or_say_why_not(tmp_path):
             assert (Path(built.run) / built.stages[0] / "summary.json").is_file(), number
             trained += 1
     assert trained > 30
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (
+            {"kl": {"mode": "adaptive", "horizon": 0.5}},
+            "kl.horizon = 0.5 is too short for steps of 4",
+        ),
+        ({"evaluate": {"judge": {"model": "x" * 4000}}}, "model source 'x"),
+    ],
+)
+def test_what_only_the_fuzz_had_met_is_refused_by_name(tmp_path, table, words):
+    own = {"data": {"path": "tether:prompts"}, "prompts_per_step": 2, "samples_per_prompt": 2}
+    values = {"run": str(tmp_path / "run"), "model": {"source": "tiny"}}
+    values["ppo"] = {**own, "reward_source": "random", **table}
+    assert words in str(outcome(values, tmp_path))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from itertools import islice
+from os.path import exists, expanduser
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def _check_judge(judge: Any, *, scores: bool) -> None:
     if judge.server is not None:
         require("openai", "asking a server", "judge")
         judge.server.key()
-    elif not Path(str(judge.model)).expanduser().exists():
+    elif not exists(expanduser(str(judge.model))):
         check_model_source(build(ModelConfig, {"source": judge.model}, where="judge.model"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import exists
 from pathlib import Path
 
 from tether.core.errors import ConfigError, MissingFileError
@@ -16,7 +17,7 @@ def check_model_source(config: ModelConfig) -> None:
         ConfigError: the source is neither a folder nor the name of a model.
     """
     source, folder = config.source, Path(config.source).expanduser()
-    looks_local = source.startswith((".", "/", "~")) or Path(source).exists()
+    looks_local = source.startswith((".", "/", "~")) or exists(source)
     is_gguf = folder.suffix == ".gguf" and folder.is_file()
     names = ("config.json", ADAPTER_FILE)
     if looks_local and not is_gguf and not any((folder / name).is_file() for name in names):

@@ -398,7 +398,13 @@ class PolicyConfig(SampledConfig):
                 "not have (its ratios would be of another policy). Train with top_p = 1; use "
                 "temperature to sharpen, and top_p when generating afterwards"
             )
-        if self.minibatches > self.prompts_per_step * self.samples_per_prompt:
+        answers = self.prompts_per_step * self.samples_per_prompt
+        if self.kl.mode == "adaptive" and answers >= 5 * self.kl.horizon:
+            yield (
+                f"kl.horizon = {self.kl.horizon:g} is too short for steps of {answers} answers: set "
+                f"it above {answers / 5:g}"
+            )
+        if self.minibatches > answers:
             yield (
                 "minibatches is above prompts_per_step x samples_per_prompt, the answers of a "
                 "step: a minibatch needs at least one"
