@@ -177,6 +177,7 @@ def test_layouts_are_read_and_faults_named(tmp_path):
         {"question": "Is it?", "choices": ["yes", "yes"], "answer": 0},
         {"question": "Is it?", "choices": ["yes", "no"], "answer": 2},
         {"question": "Is it?", "choices": ["yes", "no"], "answer": "perhaps"},
+        {"question": "Is it?", "choices": ["yes", "no"], "answer": "9" * 5000},
         {"question": "Is it?", "choices": ["yes", ""], "answer": 0},
         {"text": "nothing of the kind"},
     ]
@@ -188,7 +189,7 @@ def test_layouts_are_read_and_faults_named(tmp_path):
         "too few choices": 1,
         "equal choices": 1,
         "answer out of range": 1,
-        "unknown answer": 1,
+        "unknown answer": 2,
         "empty choice": 1,
         "no multiple-choice question": 1,
     }

@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from tether.cli import app, labs
+from tether.core.errors import ConfigError
 
 
 def test_the_list_names_every_lab():
@@ -25,8 +27,24 @@ def test_a_lab_runs_by_number_and_gives_the_path_of_its_page(tmp_path, monkeypat
     assert "lab.finish()" in Path(code).read_text()
 
 
-def test_an_unknown_lab_is_refused_with_the_names(tmp_path):
-    result = CliRunner().invoke(app, ["lab", "bandwagon"])
-    assert result.exit_code != 0
-    assert "0 labs are called 'bandwagon'" in str(result.exception)
+@pytest.mark.parametrize("name", ["bandwagon", "²", "9" * 5000, "0", "../01", "1_clip"])
+def test_an_unknown_lab_is_refused_with_the_names(name):
+    result = CliRunner().invoke(app, ["lab", name])
+    assert isinstance(result.exception, ConfigError)
+    assert f"0 labs are called {name!r}" in str(result.exception)
     assert "01_bandit_and_clip" in str(result.exception)
+
+
+def test_a_folder_without_room_for_pages_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("a file")
+    monkeypatch.setattr(labs, "_run", None)
+    result = CliRunner().invoke(app, ["lab", "1"])
+    assert isinstance(result.exception, OSError) and result.exception.filename == "runs/labs"
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"), [("1", "01_"), ("01", "01_"), ("0010", "10_"), ("7-hundred", "07_")]
+)
+def test_a_lab_is_named_by_its_number_or_its_beginning(name, stem):
+    assert labs._lab(name).stem.startswith(stem)

@@ -233,6 +233,17 @@ def test_a_file_of_another_kind_is_refused_before_any_model(tmp_path, questions)
         run_recipe(journey(tmp_path, evaluators=wrong))
 
 
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("name", ["refusal", "sycophancy"])
+def test_what_reads_two_files_is_given_two(tmp_path, name, number):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    words = rf"{name} reads two files.*{number} is named by --data {name}=PATH. Name two"
+    with pytest.raises(ConfigError, match=words):
+        chosen_evaluators(name, [f"{name}={path}"] * number)
+    assert len(chosen_evaluators(name, [f"{name}={path}"] * 2)[name]) == 2
+
+
 @pytest.mark.parametrize(
     ("suite", "data", "sentence"),
     [

@@ -19,7 +19,7 @@ from tether.settings.stages import STAGES
 
 MODEL = {"source": "tiny"}
 PROMPTS = {"path": "tether:prompts", "limit": 16}
-JUDGE = {"call": "tether.quickstart.judges:friendly"}
+JUDGE = {"call": "tether.quickstart.judges:letters"}
 WHOLE = {
     "model": MODEL,
     "sft": {"data": {"path": "tether:demonstrations", "limit": 16}},
@@ -232,7 +232,7 @@ repeat = 2
 source = "tiny"
 [pairs]
 data = {{ path = "tether:prompts", limit = 16 }}
-judge = {{ call = "tether.quickstart.judges:friendly" }}
+judge = {{ call = "tether.quickstart.judges:letters" }}
 [direct]
 [reward]
 members = 2

@@ -122,6 +122,8 @@ def test_one_stage_of_a_sweep_depends_on_what_the_others_share(tmp_path):
         ({"run": ["a", "b"]}, "belongs to the whole run"),
         ({"learner.ranks": [1, 2]}, "belongs to the whole run"),
         ({}, "names no key"),
+        ({"seed": [*range(10_001)]}, "more than 10,000 combinations"),
+        ({"seed": [*range(101)], "ppo.steps": [*range(1, 101)]}, "more than 10,000 combinations"),
     ],
 )
 def test_a_sweep_that_cannot_be_run_is_refused_in_one_sentence(tmp_path, sweep, message):

@@ -16,7 +16,7 @@ from tether.build.prompts import (
     usable_prompts,
     without,
 )
-from tether.core.errors import ConfigError, DataError
+from tether.core.errors import DataError
 from tether.core.types import Problem, Prompt, Sampling
 from tether.data.sources import Quarantine, detect_format, look, read
 from tether.evaluation.best_of_n import BestOfStart
@@ -100,6 +100,7 @@ class EvaluatorKind:
 
     Args:
         data: what its files hold; empty: it measures a recipe's held-out answers.
+        pair: it reads exactly two files.
         named: instead of a file a name will do.
         look: raises DataError where a file holds something else.
         moments: when a training runs it.
@@ -108,6 +109,7 @@ class EvaluatorKind:
     help: str
     make: Callable[[Material], PolicyEvaluator]
     data: str = ""
+    pair: bool = False
     files: tuple[str, ...] = ()
     named: bool = False
     look: Callable[[Sequence[str]], object] = _look_at_prompts
@@ -179,11 +181,6 @@ def _short_answers(material: Material) -> PolicyEvaluator:
 
 
 def _refusal(material: Material) -> PolicyEvaluator:
-    if len(material.files) != 2:
-        raise ConfigError(
-            "refusal reads two files: requests that do harm, then harmless ones. Give both, as "
-            "--data refusal=HARMFUL --data refusal=HARMLESS"
-        )
     sides = [
         _fitting(material, _rows(material, (file,), Prompt), 64, "refusal")
         for file in material.files
@@ -245,7 +242,8 @@ EVALUATORS: dict[str, EvaluatorKind] = {
     "refusal": EvaluatorKind(
         help="refusals of harmful and of harmless requests, by their words",
         make=_refusal,
-        data="two files of prompts",
+        data="two files: requests that do harm, then harmless ones",
+        pair=True,
         files=("tether:refusal_harmful", "tether:refusal_harmless"),
     ),
     "diversity": EvaluatorKind(
@@ -258,6 +256,7 @@ EVALUATORS: dict[str, EvaluatorKind] = {
         help="dependence of answers on who asks",
         make=_sycophancy,
         data="two files of prompts whose rows go together",
+        pair=True,
         files=("tether:sycophancy_one", "tether:sycophancy_two"),
         look=read_premise_pairs,
     ),

@@ -61,10 +61,15 @@ def with_files(chosen: Chosen, key: str, remedy: str) -> Chosen:
                 f"{name} measures a recipe's held-out answers, and runs wherever the recipe has "
                 f"[evaluate] or [STAGE.evaluate]. Take {name} out here"
             )
-        if not (files := data.files or row.files):
-            name_it = key.replace("NAME", name)
+        files = data.files or row.files
+        name_it = key.replace("NAME", name)
+        if not files:
             noun = "tasks" if row.named else "files"
             raise ConfigError(f"{name} needs {noun} ({row.data}): {name_it}, or {remedy}")
+        if row.pair and len(files) != 2:
+            raise ConfigError(
+                f"{name} reads {row.data}, and {len(files)} is named by {name_it}. Name two"
+            )
         source = DataConfig(path=files)
         if not row.named:
             check_data_paths(source)

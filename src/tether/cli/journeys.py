@@ -100,7 +100,9 @@ def sweep(
     words: SweptWords = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="So many seeds, from the recipe's own on: seed=0,1,2 for 3."),
+        typer.Option(
+            min=1, max=10_000, help="So many seeds, from the recipe's own on: seed=0,1,2 for 3."
+        ),
     ] = None,
     at_once: Annotated[
         int,

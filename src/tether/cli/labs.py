@@ -38,7 +38,8 @@ def _complete_lab(incomplete: str) -> list[str]:
 def _lab(name: str) -> Path:
     """The lab of a number, a name or the beginning of either."""
     number, _, rest = name.replace("-", "_").removesuffix(".py").partition("_")
-    wanted = f"{int(number):02d}_{rest}" if number.isdigit() else name.replace("-", "_")
+    padded = f"{number.lstrip('0').zfill(2)}_{rest}"
+    wanted = padded if number.isdecimal() else name.replace("-", "_")
     matching = [
         path for path in _labs() if path.stem.startswith(wanted) or path.stem[3:].startswith(wanted)
     ]
@@ -53,7 +54,9 @@ def lab(
         str | None,
         typer.Argument(help="A lab's number or name, or all.", autocompletion=_complete_lab),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed for everything random.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=(1 << 32) - 1, help="Another seed for everything random.")
+    ] = 0,
 ) -> None:
     """List the labs, or run one: its numbers, their bands, and a page with its plots."""
     if name is None:
@@ -64,6 +67,7 @@ def lab(
         )
         return
     chosen = _labs() if name == "all" else [_lab(name)]
+    Path("runs", "labs").mkdir(parents=True, exist_ok=True)
     results = [(path.stem, *_run(path, seed)) for path in chosen]
     if name == "all":
         rows = [(stem, f"{seconds:.0f} s", result) for stem, seconds, result in results]

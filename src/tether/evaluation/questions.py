@@ -172,7 +172,7 @@ def _place(answer: object, choices: Sequence[str], labels: Sequence[str]) -> int
     named = str(answer).strip()
     if named in labels and not isinstance(answer, int):
         return labels.index(named)
-    if named.isdecimal() and not isinstance(answer, bool):
+    if named.isdecimal() and len(named) < 10 and not isinstance(answer, bool):
         place = int(named)
         if place < len(choices):
             return place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from tether.core.types import Json
 
 PER_RUN = ("run", "sweep", "track", "on", "learner", "budget")
 """Keys of the whole run, which a sweep cannot vary."""
+MOST = 10_000
+"""Combinations of a sweep."""
 _PLAIN = re.compile(r"[\w.=,+-]{1,100}")
 
 
@@ -49,6 +52,9 @@ def sweep_faults(
         )
     if not keys:
         yield "sweep names no key: write one with its values, such as seed = [0, 1, 2]"
+    if math.prod(len(values) for values in keys.values() if isinstance(values, list)) > MOST:
+        yield f"sweep has more than {MOST:,} combinations: give fewer values"
+        return
     for key, values in keys.items():
         if names.count(key) > 1:
             yield f"sweep has {key!r} twice: write all of its values in one list"

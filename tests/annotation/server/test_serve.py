@@ -184,6 +184,12 @@ def test_guidelines_and_criteria_are_put_in_force_once(path: Path) -> None:
         store.close()
 
 
+@pytest.mark.parametrize("host", ["a..b", "ä" * 70, "no such host"])
+def test_a_host_that_no_address_has_is_an_error_of_ours(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot listen at {host} port 0: .* --host"):
+        listen(SiteConfig(host=host, port=0))
+
+
 def test_a_port_in_use_is_an_error_of_ours() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import Field, HttpUrl, ValidationError
 
-from tether.core.errors import ConfigError
+from tether.core.errors import ConfigError, one_line
 from tether.settings.config import Config
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -74,10 +74,10 @@ def listen(settings: Where) -> tuple[socket.socket, Where]:
     try:
         opened.bind((settings.host, settings.port))
         opened.listen(512)
-    except OSError as error:
+    except (OSError, UnicodeError, TypeError) as error:
         opened.close()
         where = f"{settings.host} port {settings.port}"
         raise ConfigError(
-            f"cannot listen at {where}: {error.strerror or error}. Choose another --port or --host"
+            f"cannot listen at {where}: {one_line(error)}. Choose another --port or --host"
         ) from error
     return opened, settings.model_copy(update={"port": opened.getsockname()[1]})
