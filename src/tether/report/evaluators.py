@@ -145,8 +145,8 @@ def _with_intervals(points: dict[float, Estimate], name: str, colour: str) -> li
 
 
 def changes_of(policy: SubRun, stages: Sequence[SubRun]) -> dict[tuple[str, str], Estimate]:
-    """By evaluator and figure the last change of a policy above the start: at the end of its
-    training, or else at that of its recipe.
+    """The last change of a policy above the start, by evaluator and figure. The lines of its training
+    come first, then those of the recipe's end.
     """
     ends = [
         (record, policy.name if stage.path != policy.path else None)
