@@ -150,7 +150,7 @@ model = {{ source = "tiny", dtype = "float32" }}
 data = {{ path = "tether:demonstrations", limit = 12 }}
 epochs = 1
 """
-PRICED = r"sft: 12 rows × 1 pass in 1 updates; about \d+ s, \d\.\d\d GB at the peak"
+PRICED = r"sft: 12 rows × 1 pass in 1 update; about \d+ s, \d\.\d\d GB at the peak"
 
 
 @pytest.mark.parametrize("way", ["run", "stage", "resume", "python", "recipe in python"])

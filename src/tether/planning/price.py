@@ -25,7 +25,7 @@ from tether.planning.plan import Plan, plan, shape_config
 from tether.planning.sizes import row_sizes
 from tether.planning.speeds import RowSizes
 from tether.report.narrative import ENOUGH_UPDATES, few_updates
-from tether.report.numbers import duration, gigabytes
+from tether.report.numbers import duration, gigabytes, plural
 from tether.settings.evaluation import EvaluationSection
 from tether.settings.pairs import PairsSection
 from tether.settings.parts import parts_of
@@ -340,16 +340,16 @@ def _work(
     """
     if isinstance(section, OnlineSection):
         settings = dict(section)
-        work = (
-            f"{settings['steps']} steps × {settings['prompts_per_step']} prompts × "
-            f"{_answers(settings)}"
-        )
+        steps = plural(settings["steps"], "step")
+        prompts = plural(settings["prompts_per_step"], "prompt")
+        work = f"{steps} × {prompts} × {_answers(settings)}"
         return work, settings["steps"], None
     if isinstance(section, PairsSection | EvaluationSection):
         return _answering(recipe, name, section, rows)
     if isinstance(section, RoundsSection):
         size = section.prompts_per_round or rows.count
-        work = f"{section.rounds} rounds × {size or 'all'} prompts × {_answers(dict(section))}"
+        rounds = plural(section.rounds, "round")
+        work = f"{rounds} × {size or 'all'} prompts × {_answers(dict(section))}"
         if size is None:
             return work, None, 0.0
         updates = max(
@@ -376,14 +376,15 @@ def _work(
     passes = f"{section.epochs} passes" if section.epochs > 1 else "1 pass"
     return (
         f"{rows.count:,} rows × {passes}{f' × {times} models' if times > 1 else ''} in "
-        f"{updates:,} updates",
+        f"{plural(updates, 'update')}",
         updates,
         None,
     )
 
 
 def _answers(settings: Mapping[str, Any]) -> str:
-    return f"{settings['samples_per_prompt']} answers × up to {settings['max_new_tokens']} tokens"
+    answers = plural(settings["samples_per_prompt"], "answer")
+    return f"{answers} × up to {settings['max_new_tokens']} tokens"
 
 
 def _answering(
@@ -398,7 +399,7 @@ def _answering(
         models = 1 + len(recipe.policies)
     prompts = _prompts(section, rows)
     of = f" of {models} models" if models > 1 else ""
-    work = f"{prompts or 'all'} prompts × {answers} answers{of}"
+    work = f"{prompts or 'all'} prompts × {plural(answers, 'answer')}{of}"
     return (
         work,
         None if prompts is None else models * ceil(prompts * answers / section.engine_rows),

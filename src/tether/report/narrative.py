@@ -20,6 +20,7 @@ from tether.report.numbers import (
     interval,
     moved_in_words,
     percent,
+    plural,
     side,
     signed,
 )
@@ -474,11 +475,6 @@ def _rounds(stage: SubRun) -> Iterator[str]:
 def few_updates(stage: str, updates: float) -> str:
     """The warning that a training from rows has too few updates."""
     return WARNS["few-updates"].format(stage=stage, updates=plural(updates, "update"))
-
-
-def plural(count: float, what: str) -> str:
-    """`1 round`, `2 rounds`."""
-    return f"{count:,.0f} {what}{'s' if count != 1 else ''}"
 
 
 def _losses(stage: SubRun, name: str, method: str = "") -> list[str]:

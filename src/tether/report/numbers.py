@@ -178,3 +178,8 @@ def listing(
             yield name, "{} to {}; gain {}; win rate {}".format(*compared)
         elif isinstance(value, Mapping) and "value" not in value and depth < 2:
             yield from listing(value, f"{name}: ", depth + 1)
+
+
+def plural(count: float, what: str) -> str:
+    """`1 round`, `2 rounds`."""
+    return f"{count:,.0f} {what}{'s' if count != 1 else ''}"
