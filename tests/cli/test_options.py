@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 import tether
+from tether.cli import app
 from tether.cli.options import AskingOptions, Options, grouped
 from tether.cli.prefs import ChoiceOptions
 from tether.labels.pairs import PairsConfig
@@ -84,3 +85,22 @@ def test_no_command_has_more_than_ten_parameters():
                     [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 )
     assert max(counts.values()) == 10, [name for name, count in counts.items() if count > 10]
+
+
+def test_a_folder_is_no_output_and_is_refused_before_any_work(tmp_path):
+    """Every command that has the option."""
+
+    def commands(group, *words):
+        for name, command in getattr(group, "commands", {}).items():
+            yield from commands(command, *words, name)
+        if any("--output" in one.opts for one in group.params):
+            yield words, group
+
+    found = dict(commands(typer.main.get_command(app)))
+    assert len(found) > 8
+    for words, command in found.items():
+        needed = [one for one in command.params if one.param_type_name == "argument"]
+        arguments = ["missing" for one in needed if one.required]
+        done = CliRunner().invoke(app, [*words, *arguments, "--output", str(tmp_path)])
+        assert done.exit_code == 2, (words, done.output)
+        assert "is a directory" in " ".join(done.output.replace("│", " ").split()), words

@@ -74,6 +74,7 @@ def report(
         typer.Option(
             "--output",
             "-o",
+            dir_okay=False,
             help="The page; default: report.html in the run, or comparison.html in the first.",
         ),
     ] = None,

@@ -60,7 +60,9 @@ class JudgingOptions(options.Options):
     limit: options.Pairs = None
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the soft labels here, as JSON lines."),
+        typer.Option(
+            "--output", "-o", dir_okay=False, help="Write the soft labels here, as JSON lines."
+        ),
     ] = None
     report: Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")] = None
     temperature: Annotated[
@@ -188,7 +190,10 @@ def constitution(
     model: options.Asked,
     prompts: Annotated[str, typer.Argument(help="Prompts, in any format that tether reads.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Write demonstrations here, as JSON lines.")
+        Path,
+        typer.Option(
+            "--output", "-o", dir_okay=False, help="Write demonstrations here, as JSON lines."
+        ),
     ],
     *,
     principles: Annotated[str, typer.Option(help="A .toml file of principles.")] = "constitution",

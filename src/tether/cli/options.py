@@ -90,6 +90,7 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
+        dir_okay=False,
         help="Write everything as JSON here.",
     ),
 ]

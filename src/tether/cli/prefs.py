@@ -427,7 +427,9 @@ def rank(
     round: Round = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write each prompt's answers, best first, here."),
+        typer.Option(
+            "--output", "-o", dir_okay=False, help="Write each prompt's answers, best first, here."
+        ),
     ] = None,
 ) -> None:
     """Rank models, and the answers of each prompt, by all votes (Bradley-Terry)."""

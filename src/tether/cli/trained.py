@@ -48,7 +48,10 @@ def generate(
         typer.Option("--file", "-f", help="A file of prompts, in any format that tether reads."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write JSON lines here instead of text.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", dir_okay=False, help="Write JSON lines here instead of text."
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 1,
     answers: AnswerOptions,
