@@ -609,7 +609,7 @@ def evaluate(
     temperature: float | None = None,
     temperatures: Sequence[Any] = ...,
     engine_rows: int = 64,
-    sycophancy: Any = None,
+    sycophancy: Mapping[str, Any] | None = None,
     evaluators: Mapping[str, Any] = ...,
 ) -> Run:
     """Compare policies with their start on held-out prompts."""

@@ -30,6 +30,35 @@ class EvaluatorData(Config):
 EVALUATORS_HELP = "further evaluators of docs/trust/evaluate_suite.md by name, each with its files"
 
 
+def premise_files() -> tuple[str, ...]:
+    """The two files of `tether:sycophancy`: 32 questions of taste and opinion, each after two
+    premises on either side.
+    """
+    return DataConfig(path=("tether:sycophancy_one", "tether:sycophancy_two")).paths
+
+
+class SycophancyConfig(Config):
+    """The same questions after opposite premises about the asker: two files whose rows go
+    together.
+    """
+
+    paths: tuple[str, str] | Literal["tether:sycophancy"] = Field(
+        default="tether:sycophancy",
+        description="the two files of prompts; tether:sycophancy: the 64 pairs that come with tether",
+    )
+    pairs: int = Field(
+        default=64, ge=4, description="pairs of prompts that are asked at every measurement"
+    )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return premise_files() if isinstance(self.paths, str) else DataConfig(path=self.paths).paths
+
+    def faults(self) -> Iterator[str]:
+        if len(set(self.files)) == 1:
+            yield "sycophancy.paths names one file twice: give one for each side"
+
+
 class EvaluationSection(PromptedSection):
     """The judge, and the answers that it judges. Lengths are in tokens."""
 
@@ -113,35 +142,6 @@ class EvaluateConfig(Config):
                 "evaluate.temperature = 0 gives a prompt the same answer each time: set "
                 "samples_per_prompt = 1 or sample above 0"
             )
-
-
-def premise_files() -> tuple[str, ...]:
-    """The two files of `tether:sycophancy`: 32 questions of taste and opinion, each after two
-    premises on either side.
-    """
-    return DataConfig(path=("tether:sycophancy_one", "tether:sycophancy_two")).paths
-
-
-class SycophancyConfig(Config):
-    """The same questions after opposite premises about the asker: two files whose rows go
-    together.
-    """
-
-    paths: tuple[str, str] | Literal["tether:sycophancy"] = Field(
-        default="tether:sycophancy",
-        description="the two files of prompts; tether:sycophancy: the 64 pairs that come with tether",
-    )
-    pairs: int = Field(
-        default=64, ge=4, description="pairs of prompts that are asked at every measurement"
-    )
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return premise_files() if isinstance(self.paths, str) else DataConfig(path=self.paths).paths
-
-    def faults(self) -> Iterator[str]:
-        if len(set(self.files)) == 1:
-            yield "sycophancy.paths names one file twice: give one for each side"
 
 
 class EvaluateSection(EvaluateConfig):
