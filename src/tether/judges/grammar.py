@@ -124,7 +124,7 @@ class _Grammar:
         )
 
     def marked(self, text: str, start: int) -> Iterator[Statement]:
-        """Verdicts in marks that models are told to use: [[A]], \\boxed{A}, <answer>A</answer>,
+        """Verdicts in the marks of usual instructions: [[A]], \\boxed{A}, <answer>A</answer>,
         {"winner": "A"}.
         """
         for match in self._marked.finditer(text, start):
