@@ -16,7 +16,7 @@ from tests.run.test_sweep import BETAS, PLACES, RECIPE, values
 
 from tether.core.errors import ConfigError, RunError
 from tether.core.stopping import Interrupted
-from tether.planning.price import Price, StagePrice
+from tether.planning.shares import Price, StagePrice
 from tether.runner import at_once
 from tether.runner.jobs import expand
 from tether.settings.reading import build

@@ -1,6 +1,7 @@
 """Budgets by a clock that is set by hand: a step takes ten seconds, everything else none."""
 
 import json
+import re
 import time
 
 import pytest
@@ -8,14 +9,17 @@ from benchmarks.every_stage import differences, results
 from tests.run.journeys import FEW, Killed, journey, numbered_prompts
 
 import tether
+from tether.build.fitting import has_time
 from tether.cli import app
 from tether.core.budget import TimeLimit
 from tether.core.errors import ConfigError
-from tether.planning.price import Price, StagePrice, budget_lines
+from tether.monitoring.doctor import Finding
+from tether.planning.shares import Need, Price, StagePrice, budget_lines, share_out
 from tether.runner.budgets import Budgets
 from tether.runner.run import run_recipe
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
+from tether.tools.doctor import examine_run
 
 PAIRS = [
     {"prompt": f"number {n}", "chosen": "yes" * (1 + n % 3), "rejected": "no"} for n in range(24)
@@ -146,6 +150,56 @@ def test_a_larger_budget_gives_what_it_would_have_given_from_the_start(tmp_path)
     assert differences(results(whole / "direct"), results(cut / "direct")) == []
 
 
+def measured(folder, root, prompts, **changes):
+    """Six steps of ten seconds, measured on held-out prompts before and after."""
+    evaluate = {"prompts": prompts, "best_of": (2,), "temperatures": (0.5,), "every": 4}
+    path = folder / "many.txt"
+    path.write_text("".join(f"Tell me about number {n}.\n" for n in range(24)), encoding="utf-8")
+    changes = {"data": {"path": str(path)}, "steps": 6, "optimizer": STEADY, **changes}
+    return grpo(folder, root, evaluate=evaluate, **changes)
+
+
+@pytest.mark.parametrize(("minutes", "steps"), [(0.5, 4), (0.4, 3)])
+def test_a_measured_policy_goes_on_as_if_its_budget_had_been_larger(minutes, steps, tmp_path):
+    """Ended at a step that is measured anyway, and at one that is not."""
+    before = started(measured(tmp_path, tmp_path / "cut", 4, budget=minutes), Clock())["grpo"]
+    assert before["steps"] == before["budget"]["ended_at"] == steps
+    after = started(measured(tmp_path, tmp_path / "cut", 4, budget=2), Clock())["grpo"]
+    started(measured(tmp_path, tmp_path / "whole", 4, budget=2), Clock())
+    assert after["steps"] == 6 and "budget" not in after
+    assert (
+        differences(results(tmp_path / "whole" / "grpo"), results(tmp_path / "cut" / "grpo")) == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompts", "why"),
+    [
+        (16, "the best answers of its start are not measured"),
+        (18, "it is measured on 16 of 18 held-out prompts"),
+    ],
+)
+def test_fewer_measurements_stay_and_a_sentence_says_so(
+    prompts, why, tmp_path, monkeypatch, caplog
+):
+    """Forty of sixty seconds are expected after the last step."""
+
+    def priced(recipe, names):
+        price = StagePrice(
+            name="grpo", work="work", steps=6, step=10.0, before=0.0, after=40.0, memory=0
+        )
+        return Price([price])
+
+    monkeypatch.setattr("tether.planning.price.priced", priced)
+    before = started(measured(tmp_path, tmp_path / "run", prompts, budget=1), Clock())["grpo"]
+    assert before["budget"]["ended_at"] == 3
+    assert "the best of 2 answers of the start is not measured" in caplog.text
+    caplog.clear()
+    after = started(measured(tmp_path, tmp_path / "run", prompts), Clock())["grpo"]
+    assert (after["steps"], after["budget"]) == (3, before["budget"])
+    assert f"keeps its budget: {why}. To train longer" in caplog.text
+
+
 def test_the_learning_rate_is_drawn_over_the_steps_that_fit(tmp_path):
     """At the third step 20 of 60 seconds are spent, so four more fit: linear from the first of
     seven to 0 after the last.
@@ -239,7 +293,9 @@ def test_rounds_end_whole_and_go_on(tmp_path):
 
 
 def test_a_budget_of_the_whole_run_is_shared_by_expected_times(tmp_path):
-    """600 s, of which 30 for the page: 570, of which each has its share of the 660 s expected."""
+    """600 s, of which 30 for the page: 570 of the 660 s expected. Each has one and a half times its
+    first ten steps, or its first 32 prompts, and a part of the rest by what it lacks then.
+    """
     sections = {
         "sft": {"data": FEW["demonstrations"]},
         "grpo": {"data": FEW["prompts"], "function": {"call": "a:b"}},
@@ -255,19 +311,124 @@ def test_a_budget_of_the_whole_run_is_shared_by_expected_times(tmp_path):
     expected = {"sft": 100.0, "direct": 200.0, "grpo": 300.0, "evaluate": 60.0}
     price = Price(
         [
-            StagePrice(name=name, work="", steps=1, step=seconds, before=0.0, after=0.0, memory=0)
+            StagePrice(
+                name=name,
+                work="",
+                steps=100,
+                step=seconds / 100,
+                before=0.0,
+                after=0.0,
+                memory=0,
+                prompts=64 if name == "evaluate" else None,
+            )
             for name, seconds in expected.items()
         ],
         closing=30.0,
     )
     clock = Clock()
     budgets = Budgets(made, [(name, None) for name in expected], price, clock, clock.now)
-    assert budgets.limit("sft", None).seconds == pytest.approx(570 * 100 / 660)
-    clock.now += 10.0  # it needed less: the others have more
+    least = {"sft": 15.0, "direct": 30.0, "grpo": 45.0, "evaluate": 45.0}
+    rest = (570 - sum(least.values())) / (660 - sum(least.values()))
+    assert budgets.limit("sft", None).seconds == pytest.approx(15 + 85 * rest)
+    clock.now += 10.0  # it needed less: the others have all that they need
     assert budgets.limit("direct", None).seconds == pytest.approx(200.0)
     clock.now += 300.0  # and it took more
-    assert budgets.limit("grpo", None).seconds == pytest.approx(260 * 300 / 360)
+    assert budgets.limit("grpo", None).seconds == pytest.approx(45 + 255 * (260 - 90) / (360 - 90))
     assert budgets.limit("evaluate", None).seconds == pytest.approx(260.0)
+
+
+def test_a_cheap_stage_is_not_starved_by_an_expensive_one(tmp_path):
+    """Three minutes, of which a proportional share would leave the reward model one of its seven
+    updates of three seconds; its loading and its evaluation take 15 s.
+    """
+    made = journey(tmp_path / "run", "budget=3")
+    reward = {"steps": 7, "step": 3.0, "before": 10.0, "after": 5.0}
+    ppo = {"steps": 30, "step": 10.0, "before": 20.0, "after": 10.0}
+    others = {"pairs": 60.0, "evaluate": 60.0}
+    stages = [
+        *(
+            StagePrice(
+                name=n, work="", steps=32, step=s / 32, before=0, after=0, memory=0, prompts=32
+            )
+            for n, s in others.items()
+        ),
+        StagePrice(name="reward", work="", memory=0, **reward),
+        StagePrice(name="ppo", work="", memory=0, **ppo),
+    ]
+    order = [(name, None) for name in ("pairs", "reward", "ppo", "evaluate")]
+    clock = Clock()
+    budgets = Budgets(made, order, Price(stages), clock, clock.now)
+    clock.now += budgets.limit("pairs", None).seconds
+    share = budgets.limit("reward", None).seconds
+    assert 180 * 36 / 486 < 15 < 36 <= share  # by expected times it would not even be loaded
+    (line,) = (one for one in budget_lines(made, Price(stages)) if "enough for" in one)
+    assert "reward all 7 updates" in line and re.search(r"ppo about \d of 30 steps", line)
+    assert line.endswith("For all of it, start with budget = 9 or without a budget.")
+
+
+def test_shares_by_hand():
+    """The least of the cheapest first; what is left goes by what is missing."""
+    needs = [Need(300.0, 900.0), Need(10.0, 100.0), Need(40.0, 50.0)]
+    assert share_out(needs, 120.0) == [70.0, 10.0, 40.0]
+    assert share_out(needs, 420.0) == pytest.approx([300 + 70 * 60 / 70, 10 + 9.0, 40 + 1.0])
+    assert share_out([Need(1.0, 1.0), Need(3.0, 3.0)], 8.0) == [2.0, 6.0]
+
+
+def test_a_control_leaves_half_of_the_time_to_the_training(tmp_path):
+    limit = TimeLimit(100.0, after=10.0, clock=(clock := Clock()))
+    clock.now += 20.0
+    assert has_time(limit, 20.0, tmp_path / "a") and not has_time(limit, 21.0, tmp_path / "b")
+    limit.measured = 25.0
+    assert has_time(limit, 5.0, tmp_path / "c") and not has_time(limit, 6.0, tmp_path / "d")
+    endless = TimeLimit(clock=clock)
+    assert has_time(endless, 1e9, tmp_path / "e") and not has_time(endless, 1.0, tmp_path / "d")
+
+
+def test_a_busy_machine_needs_more_of_what_is_left():
+    """Steps take twice as long as expected."""
+    limit = TimeLimit(100.0, each=2.0, clock=(clock := Clock()))
+    limit.begin(0, 9)
+    assert limit.slowness == 1.0
+    for done in range(1, 4):
+        clock.now += 4.0
+        limit.step(done)
+    assert limit.slowness == 2.0
+
+
+@pytest.mark.parametrize(
+    ("section", "minutes", "says"),
+    [
+        ("grpo", 3, "enough for about 6 of 40 steps. For all of it, start with grpo.budget = 9 "),
+        ("grpo", 9, "enough for all 40 steps."),
+        ("direct", 1, "enough for about 1 of 12 updates. For all of it, start with direct.budget"),
+    ],
+)
+def test_the_price_says_what_a_budget_is_enough_for(section, minutes, says, tmp_path):
+    """90 s and 30 s beside the steps of 10 s each; a budget of the stage's own."""
+    made = {"grpo": grpo, "direct": direct}[section](tmp_path, tmp_path / "run", budget=minutes)
+    steps = 40 if section == "grpo" else 12
+    price = StagePrice(
+        name=section, work="", steps=steps, step=10.0, before=90.0, after=30.0, memory=0
+    )
+    line, *longer = budget_lines(made, Price([price]))
+    assert says.rstrip() in line
+    # loading, one step and the evaluation take 130 s
+    assert [one[:38] for one in longer] == ["It will take longer than that, about 2"] * (
+        minutes == 1
+    )
+
+
+@pytest.mark.parametrize(("minutes", "steps"), [(1, 6), (2.5, 15)])
+def test_the_doctor_names_the_key_of_a_budget_that_was_too_small(minutes, steps, tmp_path):
+    """16 steps of ten seconds: three minutes are enough."""
+    root = tmp_path / "run"
+    summary = started(direct(tmp_path, root, budget=minutes), Clock())["direct"]["budget"]
+    assert (summary["ended_at"], summary["total"]) == (steps, 16)
+    (result,) = (one for one in examine_run(root)["dpo"] if one.check == "budget")
+    assert isinstance(result, Finding) == (steps < 10)
+    if steps < 10:
+        assert "after 6 of 16 steps" in result.message
+        assert "set direct.budget to 3 minutes" in result.message
 
 
 def test_a_limit_by_hand():

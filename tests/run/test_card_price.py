@@ -5,7 +5,8 @@ import pytest
 from tether.planning.devices import gpu
 from tether.planning.memory import Planner
 from tether.planning.plan import plan, shape_config
-from tether.planning.price import CLOSING, Price, costs
+from tether.planning.price import CLOSING, costs
+from tether.planning.shares import Price
 from tether.planning.sizes import row_sizes
 from tether.planning.speeds import RowSizes
 from tether.settings.recipe import read_recipe

@@ -9,7 +9,7 @@ from tether.build.fitting import Fitting, measured_prompts, seconds_an_answer
 from tether.core.budget import TimeLimit
 from tether.core.errors import RewardError
 from tether.core.types import Score
-from tether.planning.price import Price, StagePrice, budget_lines
+from tether.planning.shares import Price, StagePrice, budget_lines
 from tether.runner.run import run_recipe
 
 CLOCK = Clock()
@@ -166,10 +166,11 @@ def test_the_price_says_what_a_budget_does_to_prompts(tmp_path):
     ]
     lines = list(budget_lines(made, Price(stages, closing=2.0)))
     assert lines == [
-        "The budget ends the whole run after 1 min, each training at a whole step; pairs and "
-        "evaluate answer as many prompts as fit.",
-        "It will take longer than that, about 76 s: each training makes one step at least, and "
-        "pairs and evaluate answer 32 prompts.",
+        "The budget of 1 min for the whole run is enough for: pairs about 32 of 120 prompts, "
+        "direct about 1 of 5 updates, evaluate about 32 of 120 prompts. For all of it, start with "
+        "budget = 5 or without a budget.",
+        "It will take longer than that, about 76 s: each training makes one step and its "
+        "measurements, and a stage that answers prompts answers 32.",
     ]
 
 

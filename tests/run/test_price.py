@@ -15,7 +15,8 @@ from tether.core.pace import Forecast
 from tether.planning.devices import Device
 from tether.planning.memory import Phase, Planner, StagePlan
 from tether.planning.plan import Plan, shape_config
-from tether.planning.price import Price, StagePrice, costs, priced
+from tether.planning.price import costs, priced
+from tether.planning.shares import Price, StagePrice
 from tether.planning.sizes import row_sizes
 from tether.planning.speeds import RowSizes
 from tether.settings.reading import build
@@ -82,6 +83,55 @@ def test_updates_and_their_time_by_hand(tmp_path):
     assert cost.seconds == pytest.approx(5.0 + 90.0 + 2.0 + 30.0 / 9 * 0.4)
 
 
+@pytest.mark.parametrize(
+    ("sections", "before", "after"),
+    [
+        # 64 of 80 prompts are learned from in eight updates of 10 s; 16 are read, and 32 to centre
+        ({"reward": {"data": {"path": "tether:comparisons"}}}, 0.0, 0.25 + 0.5),
+        (
+            {"reward": {"data": {"path": "tether:comparisons"}, "evaluate_every": 4}},
+            0.0,
+            0.25 * 3 + 0.5,
+        ),
+        # pairs whose true order the judge's scores give are ranked once more
+        ({"reward": {}, "pairs": {"data": FEW["prompts"], "judge": {"call": "a:b"}}}, 0.0, 1.0),
+        # demonstrations: held-out rows before the first update and after each of two passes
+        ({"sft": {"data": FEW["demonstrations"], "epochs": 2}}, 0.25, 0.5),
+    ],
+)
+def test_what_a_training_reads_again_by_hand(sections, before, after, tmp_path):
+    """In units of one pass over the rows that are learned from; reading takes 0.4 of learning."""
+    (name, section), *others = sections.items()
+    section = {"heldout_fraction": 0.2, **section}
+    section["batch_size" if name == "sft" else "prompts_per_update"] = 8
+    made = recipe(tmp_path, **{name: section}, **dict(others))
+    plan = Plan(FAST, 1, [StagePlan(name=name, phases=[Phase("update", {}, 10.0)])])
+    (cost,) = costs(made, plan, {name: RowSizes(count=80, groups=80)})
+    assert cost.steps == 8 * section.get("epochs", 1)
+    assert (cost.before, cost.after) == pytest.approx((0.4 * 80 * before, 0.4 * 80 * after))
+
+
+def test_the_gold_judge_is_loaded_once_and_embeds_what_it_reads(tmp_path):
+    """The first stage that has it pays for its start: after its answers, or before its steps."""
+    gold = {"call": "tether.quickstart.judges:gold"}
+    pairs = {"data": {"path": "tether:prompts"}, "prompts": 8, "judge": gold}
+    ppo = {"data": {"path": "tether:prompts"}, "evaluate": {"prompts": 4, "judge": gold}}
+    ppo |= {"function": {"call": "a:b"}, "reward_source": "function"}
+    whole = recipe(tmp_path, pairs=pairs, ppo=ppo)
+    config = shape_config(whole.model)
+    planner = Planner(whole, FAST, config, RowSizes(), row_sizes(whole, ["pairs", "ppo"]))
+    opening = planner.speeds.opening + 2 * 10.6e6 * 12_000 / 1e12
+    assert planner.speeds.gold_opening == pytest.approx(opening)
+    both, alone = planner.stages(), planner.stages(["ppo"])
+    assert both[0].after == pytest.approx(planner.speeds.saving + opening)
+    assert alone[0].before - both[1].before == pytest.approx(opening)
+    read, judged = (
+        planner.speeds.reading(6, 50, 20),
+        planner.speeds.judging(whole.section("pairs").judge, 6, 50, 20),
+    )
+    assert judged - read == pytest.approx(2 * 10.6e6 * 6 * 30 / 1e12)
+
+
 def test_a_stage_that_goes_on_costs_what_is_left(tmp_path):
     made = recipe(tmp_path, grpo={"data": FEW["prompts"], "function": {"call": "a:b"}, "steps": 10})
     folder = tmp_path / "run" / "grpo" / "checkpoints" / "step-000007"
@@ -98,6 +148,35 @@ def test_rows_of_the_hub_have_no_time(tmp_path):
     assert price.seconds is None and ("time not known before its rows are counted") in next(
         price.lines()
     )
+
+
+@pytest.mark.parametrize("section", ["sft", "reward", "ppo", "online_direct", "rounds", "pairs"])
+def test_a_price_that_ran_out_of_time_has_the_same_time_and_the_least_memory(section, tmp_path):
+    """The planner measures no memory any more, and one sentence says so."""
+    gold = {"call": "tether.quickstart.judges:gold"}
+    settings = {
+        "sft": {"data": FEW["demonstrations"]},
+        "reward": {"data": {"path": "tether:comparisons"}},
+        "ppo": {"data": FEW["prompts"], "reward_source": "function", "function": {"call": "a:b"}},
+        "online_direct": {"data": FEW["prompts"], "function": {"call": "a:b"}, "lora": False},
+        "rounds": {"data": FEW["prompts"], "function": {"call": "a:b"}},
+        "pairs": {"data": FEW["prompts"], "judge": gold},
+    }
+    made = recipe(tmp_path, **{section: settings[section]})
+    config, sizes = shape_config(made.model), row_sizes(made, [section])
+    whole, cut = (
+        costs(
+            made,
+            Plan(FAST, 0, Planner(made, FAST, config, RowSizes(), sizes, **how).stages()),
+            sizes,
+        )
+        for how in ({}, {"until": 0.0})
+    )
+    assert cut[0].seconds == pytest.approx(whole[0].seconds)
+    assert whole[0].whole and " at the peak" in next(Price(whole).lines())
+    if section != "pairs":  # it learns nothing: all of its memory is known
+        assert 0 < cut[0].memory < whole[0].memory
+        assert "at least 0." in next(Price(cut).lines()) and not cut[0].whole
 
 
 def test_more_than_an_hour_names_two_keys_that_shorten_it(tmp_path):

@@ -18,6 +18,8 @@ from tether.core.rundir import read_json, write_json
 from tether.core.types import Json, Prompt
 
 _LOG = logging.getLogger("tether.budget")
+MEASURED = "measured_prompts.json"
+"""The file of the number of held-out prompts, in the stage's folder."""
 LEAST = 32
 """Prompts that a stage answers however short the time is."""
 AT_MOST_MEASURING = 0.15
@@ -147,16 +149,43 @@ def measured_prompts(limit: TimeLimit, note: Path, count: int) -> int:
     """The number of held-out prompts of a training with a budget, at least 16. As many are taken as
     fit into a part of its time, by the price. The number is noted, and the same in every start.
     """
+    words = "%s: its measurements take %d of %d held-out prompts, since its time is limited."
     if note.is_file():
-        return int(read_json(note)["count"])
+        if (fits := int(read_json(note)["count"])) < count:
+            _LOG.warning(words, note.parent.name, fits, count)
+        return fits
+    if not limit.bounded or (note.parent / "heldout.jsonl").is_file():
+        return count  # as the start before
     share = AT_MOST_MEASURING * (limit.seconds - limit.spent) / limit.after if limit.after else 1.0
-    fits = min(count, max(LEAST // 2, math.floor(count * share))) if limit.bounded else count
-    if limit.bounded:
-        write_json(note, {"count": fits})
+    fits = min(count, max(LEAST // 2, math.floor(count * share)))
+    write_json(note, {"count": fits})
     if fits < count:
-        words = "%s: its measurements take %d of %d held-out prompts, since its time is limited."
         _LOG.warning(words, note.parent.name, fits, count)
     return fits
+
+
+def has_time(limit: TimeLimit, seconds: float, note: Path) -> bool:
+    """True if a control of so many seconds before the first step leaves half of the time to the
+    training. The answer is noted, and the same in every start.
+    """
+    noted = read_json(note) if note.is_file() else {}
+    if not limit.bounded or noted.get("control"):
+        return noted.get("control", True)
+    fits = limit.spent + seconds + limit.reserve <= limit.seconds / 2
+    write_json(note, {**noted, "control": fits})
+    return fits
+
+
+def measurements_cut(note: Path, prompts: int) -> str:
+    """The measurements that the time of a training has left out, in words; empty: none.
+
+    Args:
+        prompts: held-out prompts that its settings have.
+    """
+    noted = read_json(note) if note.is_file() else {}
+    if noted.get("count", prompts) < prompts:
+        return f"it is measured on {noted['count']} of {prompts} held-out prompts"
+    return "" if noted.get("control", True) else "the best answers of its start are not measured"
 
 
 def seconds_an_answer(

@@ -350,7 +350,8 @@ def plan(
         from tether.methods.overlaps import overlap_of
         from tether.planning import devices
         from tether.planning import plan as planner
-        from tether.planning.price import Price, costs
+        from tether.planning.price import CLOSING, costs
+        from tether.planning.shares import Price, budget_lines
         from tether.planning.sizes import row_sizes
         from tether.runner.by_device import sized
         from tether.runner.run import check_all
@@ -388,7 +389,8 @@ def plan(
     show_table(
         console, title, rows, ("stage", "learning rate", "phase", "GB", "most of it", "s/update")
     )
-    for line in Price(costs(config, made, sizes)).lines():
+    price = Price(costs(config, made, sizes), CLOSING * device.dispatch)
+    for line in (*price.lines(), *budget_lines(config, price)):
         console.print(line, highlight=False, markup=False)
     if shared := overlap_of(config):
         console.print(shared, highlight=False, markup=False)

@@ -60,6 +60,8 @@ class TimeLimit:
         self.began, self.closing = clock() if began is None else began, closing
         self.before = self.measured = 0.0
         """Seconds of earlier starts; and of what follows the last step, where that was measured."""
+        self.left_out = 0.0
+        """Seconds of the steps that the end has left out, as far as they are known."""
         self.drawn: int | None = None
         """Steps over which the schedules are drawn; None: over all."""
         self.done, self.total, self.ended = 0, 0, False
@@ -71,14 +73,15 @@ class TimeLimit:
         return self.before + self.clock() - self.began
 
     @property
+    def slowness(self) -> float:
+        """The measured seconds of a step over the expected ones; 1 before the second step."""
+        step = self.pace.step if self.pace.count > 1 else None
+        return step / self.each if step and self.each else 1.0
+
+    @property
     def reserve(self) -> float:
         """Seconds to keep for what follows the last step."""
-        slowness = (
-            self.pace.step / self.each
-            if self.pace.count > 1 and self.pace.step and self.each
-            else 1.0
-        )
-        return max(self.measured, self.after * slowness) + self.closing
+        return max(self.measured, self.after * self.slowness) + self.closing
 
     @property
     def bounded(self) -> bool:
@@ -118,6 +121,7 @@ class TimeLimit:
         """True if the next step would end after the time. At least one step is made."""
         more = self.spent + (self.pace.step or 0.0) + self.reserve
         self.ended = self.bounded and 0 < self.done < self.total and more > self.seconds
+        self.left_out = (self.total - self.done) * (self.pace.step or 0.0) if self.ended else 0.0
         return self.ended
 
     def state(self) -> Json:
@@ -153,7 +157,7 @@ class TimeLimit:
         """The entry of the stage's summary: empty unless time ended it."""
         if not self.ended:
             return {}
-        return {"budget": {**self.state(), "ended_at": self.done}}
+        return {"budget": {**self.state(), "ended_at": self.done, "left_out": self.left_out}}
 
 
 def is_short(values: Mapping[str, Any]) -> bool:
@@ -205,3 +209,4 @@ def shared_time(number: int, count: int) -> Iterator[None]:
         yield
     if part.ended:
         whole.ended, whole.done, whole.total, whole.drawn = True, part.done, part.total, part.drawn
+        whole.left_out += part.left_out

@@ -17,7 +17,7 @@ import torch
 from tether.build.context import Context, note_machine
 from tether.build.engines import served_engine
 from tether.build.evaluators import JudgedAnswers, Material
-from tether.build.fitting import measured_prompts
+from tether.build.fitting import MEASURED, has_time, measured_prompts
 from tether.build.judges import described, score_judge
 from tether.build.models import open_model
 from tether.build.prompts import usable_in
@@ -32,7 +32,7 @@ from tether.build.roles import (
     value_of,
 )
 from tether.build.suites import recipe_evaluators, suite_of
-from tether.core.budget import time_limit
+from tether.core.budget import TimeLimit, time_limit
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource, doing
 from tether.core.rundir import RunDirectory
@@ -125,15 +125,8 @@ def train(
                 evaluation.at(step, stage.config.steps) if evaluation is not None else {}
             )
 
-        limit = time_limit()
-        begun = limit.clock()
-        if evaluation is not None and not run.held_out():
-            doing(progress, "measuring held-out answers")
-            evaluation.measure(0)
-        if evaluation is not None and max(run.held_out()) == 0:
-            evaluation.decode(0)
-            limit.measured = limit.clock() - begun  # as long as the measurement after the last step
-            evaluation.choose()
+        if evaluation is not None:
+            _measure_start(evaluation, context, run, time_limit())
         guard = Guard(section.watch, stage, run)
 
         ended = partial(_ended, guard, evaluation, stage.config.steps)
@@ -155,6 +148,29 @@ def train(
         summary["failed_rewards_by_reason"] = dict(stage.reward.reasons.most_common(10))
     save_trained(stage.policy, loaded, run.path / "policy", kind="policy")
     return loaded.noted(summary)
+
+
+def _measure_start(
+    evaluation: HeldOut, context: Context, run: RunDirectory, limit: TimeLimit
+) -> None:
+    """Make the measurements that belong before the first step, where that is not done yet."""
+    begun = limit.clock()
+    if not run.held_out():
+        doing(context.progress, "measuring held-out answers")
+        evaluation.measure(0)
+    if max(run.held_out()):
+        return
+    evaluation.decode(0)
+    limit.measured = limit.clock() - begun  # as long as the measurement after the last step
+    answers = max(evaluation.config.best_of, default=0)
+    drawn = 1 + len(evaluation.config.temperatures)
+    seconds = limit.measured * answers / drawn
+    note = context.folder / MEASURED
+    if not answers or context.ranks.once(lambda: has_time(limit, seconds, note)):
+        evaluation.choose()
+    else:
+        words = "%s: the best of %d answers of the start is not measured: its time is limited."
+        _LOG.warning(words, context.name, answers)
 
 
 def online_stage(
@@ -375,7 +391,7 @@ def _held_out(
     from the training's.
     """
     assert section.evaluate is not None
-    note = context.folder / "measured_prompts.json"
+    note = context.folder / MEASURED
     most = section.evaluate.prompts
     count = context.ranks.once(lambda: measured_prompts(time_limit(), note, most))
     if section.evaluate.data is None:

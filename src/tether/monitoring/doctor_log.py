@@ -19,6 +19,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tether.core.budget import BUDGET
 from tether.monitoring.doctor import Finding, Result, Unexamined, diagnose, kl_scale
 from tether.monitoring.trends import HELD_KL, HELD_PRICE, KL, TRENDS, near_reference, still
 from tether.settings.supervised import REFERENCE_FREE
@@ -204,6 +205,41 @@ def kl_weight(log: StageLog) -> Result:
     if in_loss or reached < 0.5:
         return Unexamined("KL scale", "the KL is in the loss, or below 0.5 nats: nothing to weigh")
     return kl_scale(paid[-1], reached, unit)
+
+
+def seconds_left_out(summary: Mapping[str, Any]) -> float:
+    """Seconds of the steps that a budget has left out of a training. Those of prompts are not
+    known.
+    """
+    ended = summary.get(BUDGET) or {}
+    return float(ended.get("left_out", 0.0))
+
+
+def check_time(
+    section: str, settings: Mapping[str, Any], summary: Mapping[str, Any], missing: float
+) -> list[Result]:
+    """The check of a training that a budget has ended: it had some steps to learn from.
+
+    Args:
+        section: the name of the stage's section in the recipe, which has these settings.
+        missing: the seconds that budgets have left out of the whole run.
+    """
+    ended = summary.get(BUDGET)
+    if not ended or section == "rounds" or "left_out" not in ended:
+        return []
+    done, total, minutes = ended["ended_at"], ended["total"], ended["minutes"]
+    own = bool(settings.get(BUDGET))
+    enough = minutes + (seconds_left_out(summary) if own else missing) / 60
+    evidence = f"{done} of {total} steps in a budget of {minutes:g} minutes"
+    words = {
+        "done": str(done),
+        "total": str(total),
+        "key": f"{section}.{BUDGET}" if own else BUDGET,
+        "minutes": str(math.ceil(enough)),
+    }
+    return [
+        diagnose("budget", evidence, {"ended-too-soon": done < min(LEAST_STEPS, total)}, **words)
+    ]
 
 
 MOVEMENT = ("policy/clip_fraction", "policy/approximate_kl")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatchmethod
@@ -23,7 +25,7 @@ from tether.models.trunk import GROUPED, Role
 from tether.planning import shape_batches
 from tether.planning.devices import Device
 from tether.planning.engine_shapes import prefill_bytes, sampler_bytes
-from tether.planning.speeds import DISK, LOADING, RowSizes, Speeds, reads_answers
+from tether.planning.speeds import DISK, LOADING, RowSizes, Speeds, is_gold, reads_answers
 from tether.rewards.learned import MICRO_BATCH_TOKENS
 from tether.rollout.cache import share_of
 from tether.settings.evaluation import EvaluationSection
@@ -32,6 +34,7 @@ from tether.settings.recipe import BaseRecipe
 from tether.settings.reward import RewardSection
 from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import OnlineSection, PolicySection
+from tether.settings.section import PromptedSection
 from tether.settings.supervised import (
     DirectSection,
     KTOSection,
@@ -65,6 +68,8 @@ class Phase:
 class StagePlan:
     """Phases of one step, and seconds beside them: before the first step, with each step on
     average, after the last.
+
+    whole: all of its memory is measured.
     """
 
     name: str
@@ -73,6 +78,7 @@ class StagePlan:
     before: float = 0.0
     each: float = 0.0
     after: float = 0.0
+    whole: bool = True
 
     @property
     def peak(self) -> int:
@@ -86,8 +92,22 @@ def own_models(section: Any) -> bool:
     return isinstance(section, OnlineSection) and section.roles == "separate"
 
 
+def _judge(section: Any) -> Any:
+    """The judge of a stage's answers, or of those held out."""
+    if isinstance(section, PromptedSection):
+        return dict(section).get("judge")
+    evaluate = section.evaluate if isinstance(section, OnlineSection) else None
+    return evaluate and evaluate.judge
+
+
 class Planner:
-    """One recipe on one device; `usual` are the rows of stages whose own `sizes` were not measured."""
+    """One recipe on one device.
+
+    Args:
+        usual: the rows of stages whose own `sizes` were not measured.
+        until: the time (`time.monotonic`) after which memory is no longer measured: that of
+            adapters, optimizers and activations is then left out.
+    """
 
     def __init__(
         self,
@@ -96,8 +116,11 @@ class Planner:
         config: Any,
         usual: RowSizes,
         sizes: Mapping[str, RowSizes] | None = None,
+        *,
+        until: float = math.inf,
     ) -> None:
         self.recipe, self.device, self.config = recipe, device, config
+        self.until, self.whole = until, True
         self.rows, self.usual, self.sizes = usual, usual, sizes or {}
         place = torch.device("cuda" if device.gpu else "cpu")
         assumed = "bfloat16" if device.gpu and recipe.model.dtype == "auto" else recipe.model.dtype
@@ -110,7 +133,7 @@ class Planner:
         )
         self.tied = text.tie_word_embeddings
         self.head = text.vocab_size * text.hidden_size
-        base = planner.shape_model(config, self.dtype, "eager")
+        base = self.base = planner.shape_model(config, self.dtype, "eager")
         self.attention = plain_attention(recipe.model.attention, place, base)
         if recipe.model.cpu_kernels:
             self.attention = pick_attention(recipe.model.attention, place, base)
@@ -134,12 +157,13 @@ class Planner:
         """Of these stages (None: all), those that are known here. A stage that a user added to the
         table is left out.
         """
-        plans = []
+        plans, opened = [], False
         for name in self.recipe.stages if names is None else names:
             section = self.recipe.section(name)
             self.rows = self.sizes.get(name, self.usual)
             learning = section.direct if isinstance(section, RoundsSection) else section
             rate = learning.optimizer.learning_rate if isinstance(section, Learning) else None
+            self.whole = True
             if phases := self.phases(section):
                 once, decoded, chosen, each = 0.0, 0.0, 0.0, 0.0
                 if isinstance(section, OnlineSection) and section.evaluate is not None:
@@ -147,6 +171,10 @@ class Planner:
                     each = once / section.evaluate.every
                 before = self.speeds.opening + once + decoded + chosen
                 after = self.speeds.saving + decoded
+                if not opened and is_gold(_judge(section)):
+                    opened, seconds = True, self.speeds.gold_opening
+                    before += seconds * isinstance(section, OnlineSection)
+                    after += seconds * isinstance(section, PromptedSection)
                 plans.append(
                     StagePlan(
                         name=name,
@@ -155,6 +183,7 @@ class Planner:
                         before=before,
                         each=each,
                         after=after,
+                        whole=self.whole,
                     )
                 )
         return plans
@@ -261,7 +290,8 @@ class Planner:
             seconds += comparing / (1 + len(section.temperatures))
         phases = [Phase("rollout", {**held, **engine}, seconds)]
         if not isinstance(section, RoundsSection) and reads_answers(section.judge, section):
-            phases.append(Phase("judge", held, self.speeds.reading(rows, self.prompt, tokens)))
+            seconds = self.speeds.judging(section.judge, rows, self.prompt, tokens)
+            phases.append(Phase("judge", held, seconds))
         return phases
 
     @phases.register(OnlineSection)
@@ -312,7 +342,7 @@ class Planner:
         if section.scorer is not None:
             scoring = shape_batches.sample_batch(self.rows, section, MICRO_BATCH_TOKENS, policy)
             seconds = scoring_pass + moved / MICRO_BATCH_TOKENS
-            passes = _activations(value, lambda: value.scores(scoring))
+            passes = self._activations(value, lambda: value.scores(scoring))
             if section.reward_servers is None:
                 phases.append(Phase("reward", held | passes, seconds))
             else:
@@ -323,7 +353,9 @@ class Planner:
                 phases += [Phase("reward", {**held}, seconds / there), server]
         if evaluations:
             seconds = evaluations * forward_pass + moved / section.micro_batch_tokens
-            phases.append(Phase("evaluate", held | common | _activations(value, forward), seconds))
+            phases.append(
+                Phase("evaluate", held | common | self._activations(value, forward), seconds)
+            )
         seconds = (1 if gradient is None else gradient.epochs) * backward * forward_pass
         return [
             *phases,
@@ -393,9 +425,12 @@ class Planner:
         self, section: Any, name: str, head: ScalarHead | None = None
     ) -> tuple[Role, dict[str, int]]:
         """A role that learns, on a model of shapes, and what that holds."""
+        held = {"process": self.process, "trunk": self.trunk - self.elsewhere}
+        if self._is_late():
+            learned = ("optimizer",) if section.lora is False else ("adapter", "optimizer")
+            return Role(self.base), held | {f"{name} {part}": 0 for part in learned}
         model = planner.shape_model(self.config, self.dtype, self._attention)
         model.recompute = self.recipe.model.recompute
-        held = {"process": self.process, "trunk": self.trunk - self.elsewhere}
         role = (
             Role(model)
             if section.lora is False
@@ -427,8 +462,25 @@ class Planner:
     def _learning(self, role: Role, work: Callable[[], Any], cuts: int) -> dict[str, int]:
         """The most that is alive beside weights while a role learns from so many micro-batches."""
         model, learned = role.model, role.parameters()
-        peak = planner.measure_learning(model, learned, work, cuts, self.device.gpu)
-        return {"activations": peak}
+        return self._measured(
+            lambda: planner.measure_learning(model, learned, work, cuts, self.device.gpu)
+        )
+
+    @torch.no_grad()
+    def _activations(self, role: Role, work: Callable[[], Any]) -> dict[str, int]:
+        """The most that is alive beside weights while a role does something and learns nothing."""
+        extra = role.head.parameters() if role.head else ()
+        return self._measured(lambda: planner.measure_pass(role.model, work, extra=extra))
+
+    def _measured(self, peak: Callable[[], int]) -> dict[str, int]:
+        """The result of a measurement, while there is time for one."""
+        return {} if self._is_late() else {"activations": peak()}
+
+    def _is_late(self) -> bool:
+        """True after the time for measurements: what is not counted then is noted."""
+        late = time.monotonic() > self.until
+        self.whole = self.whole and not late
+        return late
 
     @property
     def _attention(self) -> str:
@@ -465,7 +517,9 @@ class Planner:
             **cache,
             # what all prompts begin with, at most all of one
             "common prefix": cache_bytes(self.config, 1, longest, size) if prompts > 1 else 0,
-            "prefill and draw": max(drawing, prefill_bytes(role, prompts, longest)),
+            "prefill and draw": drawing
+            if self._is_late()
+            else max(drawing, prefill_bytes(role, prompts, longest)),
         }
 
     def _tokens(self, section: Any, policy: Role) -> tuple[int, int]:
@@ -480,10 +534,3 @@ class Planner:
         return samples * (
             self.prompt + answers * section.max_new_tokens
         ) // answers, samples * section.max_new_tokens
-
-
-@torch.no_grad()
-def _activations(role: Role, work: Callable[[], Any]) -> dict[str, int]:
-    """The most that is alive beside weights while a role does something and learns nothing."""
-    extra = role.head.parameters() if role.head else ()
-    return {"activations": planner.measure_pass(role.model, work, extra=extra)}

@@ -4,6 +4,7 @@ recipe fit.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,7 +81,8 @@ def plan(
     prompt_tokens: int = 128,
     sizes: Mapping[str, RowSizes] | None = None,
     stages: Sequence[str] | None = None,
-    advise: bool = False,
+    advise: bool | None = None,
+    until: float = math.inf,
 ) -> Plan:
     """Predict every stage of a recipe. If it does not fit, try changes that make it fit.
 
@@ -89,14 +91,15 @@ def plan(
         prompt_tokens: length of the prompts of stages whose rows were not measured.
         sizes: the measurements of the rows, by stage (run.price.row_sizes).
         stages: only these.
-        advise: also try changes if it fits.
+        advise: True: also try changes if it fits; False: try none.
+        until: see `Planner`.
     """
     check_scorers(recipe)
     config = shape_config(recipe.model, shape)
     usual = RowSizes(prompt=prompt_tokens)
-    base = Planner(recipe, device, config, usual, sizes)
+    base = Planner(recipe, device, config, usual, sizes, until=until)
     made = Plan(device, base.parameters, base.stages(stages))
-    if advise or not made.fits:
+    if advise or (advise is None and not made.fits):
         for what, changed in _changes(recipe, device.gpu):
             made.advice.append(
                 (

@@ -5,40 +5,42 @@ takes here, by the planner.
 from __future__ import annotations
 
 import contextlib
-import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from tether.build.fitting import LEAST
 from tether.core.errors import one_line
-from tether.core.pace import Expected
 from tether.core.protocols import Announcer, doing
 from tether.learner.checkpoint import complete_checkpoints
 from tether.planning.devices import Device, machine_for
 from tether.planning.memory import Planner
 from tether.planning.plan import Plan, plan, shape_config
+from tether.planning.shares import Price, StagePrice, budget_lines, ends_of, own_budget
 from tether.planning.sizes import row_sizes
 from tether.planning.speeds import RowSizes
-from tether.report.narrative import ENOUGH_UPDATES, few_updates
-from tether.report.numbers import duration, gigabytes, plural
+from tether.report.narrative import ENOUGH_UPDATES
+from tether.report.numbers import plural
 from tether.settings.evaluation import EvaluationSection
+from tether.settings.judges import FunctionJudge
 from tether.settings.pairs import PairsSection
 from tether.settings.parts import parts_of
 from tether.settings.recipe import BaseRecipe
 from tether.settings.reward import RewardSection
 from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import OnlineSection
-from tether.settings.section import PromptedSection, Section, TimedSection
+from tether.settings.section import PromptedSection, Section
 from tether.settings.stages import STAGES
-from tether.settings.supervised import SupervisedSection
+from tether.settings.supervised import SFTSection, SupervisedSection
+from tether.stages.reward import CENTERED
 
 CLOSING = 2e5
 """Small operations' worth of time of writing the report."""
+MEASURING = 10.0
+"""Seconds after which a price measures no more memory: it is about time first of all."""
 LONG = 3600.0
 """Seconds above which the price also names what would shorten the work."""
 READING = 0.4
@@ -57,92 +59,6 @@ SHORTER = (
 """Keys of which half takes less time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StagePrice:
-    """A stage: its work in words, remaining steps, seconds of one and of other work, and bytes at
-    the peak.
-
-    steps None: the rows are not counted. prompts: only of a stage that answers prompts.
-
-    updates: of each model that learns from rows. title: the name for people.
-    """
-
-    name: str
-    work: str
-    steps: int | None
-    step: float
-    before: float
-    after: float
-    memory: int
-    rounds: int = 1
-    prompts: int | None = None
-    updates: int = ENOUGH_UPDATES
-    title: str = ""
-
-    @property
-    def seconds(self) -> float | None:
-        """All that is left of it; None where that is not known."""
-        return (
-            None
-            if self.steps is None
-            else self.rounds * (self.before + self.steps * self.step + self.after)
-        )
-
-    @property
-    def expected(self) -> Expected:
-        """The same for the display of the progress."""
-        return Expected(
-            self.before, 0.0 if self.steps is None else self.steps * self.step, self.after
-        )
-
-
-@dataclass
-class Price:
-    """Stages that are not done yet, in order.
-
-    closing: seconds of the report.
-    shorter: the changes that shorten a long run most: key=value, and seconds then.
-    """
-
-    stages: list[StagePrice]
-    closing: float = 0.0
-    shorter: list[tuple[str, float]] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float | None:
-        """Of all stages whose time is known; None where none is."""
-        times = [stage.seconds for stage in self.stages if stage.seconds is not None]
-        return sum(times) if times else None
-
-    def lines(self) -> Iterator[str]:
-        """Sentences for people."""
-        for stage in self.stages:
-            time = (
-                "time not known before its rows are counted"
-                if stage.seconds is None
-                else f"about {duration(stage.seconds)}"
-            )
-            work = f"{stage.rounds} times {stage.work}" if stage.rounds > 1 else stage.work
-            title = stage.title or stage.name
-            yield f"{title}: {work}; {time}, {gigabytes(stage.memory)} at the peak"
-            if stage.updates < ENOUGH_UPDATES:
-                yield few_updates(title, stage.updates)
-        if len(self.stages) > 1 and self.seconds is not None:
-            memory = max(stage.memory for stage in self.stages)
-            yield (
-                f"All {len(self.stages)} stages: about {duration(self.seconds)}, "
-                f"{gigabytes(memory)} at the peak"
-            )
-        if self.shorter and self.seconds is not None:
-            changes = " and ".join(
-                f"{change} (about {duration(seconds)})" for change, seconds in self.shorter
-            )
-            yield (
-                f"To shorten these {duration(self.seconds)} most, change one of these keys: "
-                f"{changes}."
-            )
-
-
 def priced(recipe: BaseRecipe, stages: Sequence[str], device: Device | None = None) -> Price:
     """The price of what is left of these stages, here or on another device."""
     left = [
@@ -152,12 +68,11 @@ def priced(recipe: BaseRecipe, stages: Sequence[str], device: Device | None = No
     ]
     if not left:
         return Price([])
+    until = time.monotonic() + MEASURING
     device = device or machine_for(recipe.model.device)
     sizes = row_sizes(recipe, left)
-    price = Price(
-        costs(recipe, plan(recipe, device, sizes=sizes, stages=left), sizes),
-        CLOSING * device.dispatch,
-    )
+    made = plan(recipe, device, sizes=sizes, stages=left, advise=False, until=until)
+    price = Price(costs(recipe, made, sizes), CLOSING * device.dispatch)
     if price.seconds is not None and price.seconds > LONG:
         price.shorter = _shorter(recipe, price, device, sizes)
     return price
@@ -171,7 +86,7 @@ def show_price(recipe: BaseRecipe, names: Sequence[str], progress: object) -> Pr
     if (
         shown is None
         and recipe.budget is None
-        and not any(_own_budget(recipe, name) for name in names)
+        and not any(own_budget(recipe, name) for name in names)
     ):
         return Price([])  # nobody wants to know
     if shown is not None:
@@ -186,67 +101,10 @@ def show_price(recipe: BaseRecipe, names: Sequence[str], progress: object) -> Pr
             )
         return Price([])
     if shown is not None:
-        whole = math.inf if recipe.budget is None else 60 * recipe.budget.minutes
-        ends = {
-            s.name: min(whole * _part(price, s), 60 * (_own_budget(recipe, s.name) or math.inf))
-            for s in price.stages
-        }
-        expected = {stage.name: stage.expected.within(ends[stage.name]) for stage in price.stages}
+        ends = ends_of(recipe, price)
+        expected = {s.name: s.expected.within(ends[s.name] / s.rounds) for s in price.stages}
         shown.price([*price.lines(), *budget_lines(recipe, price)], expected)
     return price
-
-
-def _part(price: Price, stage: StagePrice) -> float:
-    """The share of a stage in the time of all."""
-    return (stage.seconds or 0.0) / price.seconds if price.seconds else 1.0
-
-
-def _own_budget(recipe: BaseRecipe, name: str) -> float | None:
-    """Minutes of a stage's own budget."""
-    section = recipe.section(name)
-    return (
-        section.budget.minutes
-        if isinstance(section, TimedSection) and section.budget is not None
-        else None
-    )
-
-
-def budget_lines(recipe: BaseRecipe, price: Price) -> Iterator[str]:
-    """Sentences on the effect of time budgets."""
-    for stage in price.stages:
-        if minutes := _own_budget(recipe, stage.name):
-            yield f"{stage.name}: its budget ends it after {minutes:g} min, at a whole step."
-    if recipe.budget is not None:
-        names = " and ".join(
-            stage.name
-            for stage in price.stages
-            if isinstance(recipe.section(stage.name), PromptedSection)
-        )
-        fewer = f"; {names} answer as many prompts as fit" if names else ""
-        yield (
-            f"The budget ends the whole run after {recipe.budget.minutes:g} min, each training "
-            f"at a whole step{fewer}."
-        )
-        least = sum(_least(recipe, stage) for stage in price.stages) + price.closing
-        if least > 60 * recipe.budget.minutes:
-            answered = f", and {names} answer {LEAST} prompts" if names else ""
-            yield (
-                f"It will take longer than that, about {duration(least)}: each training makes "
-                f"one step at least{answered}."
-            )
-
-
-def _least(recipe: BaseRecipe, stage: StagePrice) -> float:
-    """Seconds below which no budget brings a stage."""
-    if stage.seconds is None:
-        return 0.0
-    section = recipe.section(stage.name)
-    steps = stage.steps or 0
-    if isinstance(section, PromptedSection):
-        share = min(1.0, LEAST / stage.prompts) if stage.prompts else 1.0
-        return stage.rounds * (stage.before + share * (steps * stage.step + stage.after))
-    steps = min(1, steps) if isinstance(section, TimedSection) else steps
-    return stage.rounds * (stage.before + steps * stage.step + stage.after)
 
 
 def _shorter(
@@ -265,7 +123,8 @@ def _shorter(
     for stage in longest[:2]:
         for text, section in _halved(stage.name, recipe.section(stage.name)):
             changed = recipe.model_copy(update={stage.name: section})
-            plans = Planner(changed, device, config, RowSizes(), sizes).stages([stage.name])
+            planner = Planner(changed, device, config, RowSizes(), sizes, until=0.0)
+            plans = planner.stages([stage.name])
             (cost,) = costs(changed, Plan(device, 0, plans), sizes)
             assert cost.seconds is not None and stage.seconds is not None
             tried.append((text, price.seconds - stage.seconds + cost.seconds))
@@ -301,11 +160,14 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
             judging = seconds.get("judge", 0.0)
             step -= judging
             after += judging * steps
-        if steps and isinstance(section, SupervisedSection | RewardSection):
-            fraction = section.heldout_fraction
-            after += step * steps / section.epochs * fraction / (1 - fraction) * READING
+        before = stage.before
         learns = not isinstance(section, OnlineSection | PromptedSection)
         updates = steps // _trainings(section) if steps and learns else ENOUGH_UPDATES
+        if steps and isinstance(section, SupervisedSection | RewardSection):
+            once = READING * step * steps / section.epochs
+            first, last = _read_again(recipe, section, rows, updates)
+            before += first * once
+            after += last * once
         if steps is not None and rounds == 1:
             steps = max(0, steps - steps_done(Path(recipe.run) / stage.name))
         prices.append(
@@ -314,9 +176,10 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
                 work=work,
                 steps=steps,
                 step=step + stage.each,
-                before=stage.before,
+                before=before,
                 after=after,
                 memory=stage.peak,
+                whole=stage.whole,
                 rounds=rounds,
                 prompts=_prompts(section, rows),
                 updates=updates,
@@ -324,6 +187,27 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
             )
         )
     return prices
+
+
+def _read_again(
+    recipe: BaseRecipe, section: SupervisedSection | RewardSection, rows: RowSizes, updates: int
+) -> tuple[float, float]:
+    """Rows that a training only reads, before its first update and afterwards.
+
+    The unit is one pass over the rows that it learns from.
+    """
+    held = section.heldout_fraction / (1 - section.heldout_fraction)
+    every = section.evaluate_every
+    evaluated = ceil(updates / every) if every else 0
+    if isinstance(section, SFTSection):
+        return held, held * (evaluated or section.epochs)
+    if not isinstance(section, RewardSection):
+        return 0.0, held * (evaluated + 1)
+    pairs = recipe.section("pairs")
+    # a judge that scores knows the true order of held-out pairs: they are ranked once more
+    scored = section.data is None and pairs is not None and isinstance(pairs.judge, FunctionJudge)
+    learned = (rows.groups or rows.count or CENTERED) * (1 - section.heldout_fraction)
+    return 0.0, held * (evaluated + 1 + scored) + min(1.0, CENTERED / learned)
 
 
 def steps_done(folder: Path) -> int:

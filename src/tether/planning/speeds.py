@@ -23,6 +23,10 @@ GOLD = "tether.quickstart.judges:gold"
 """The packaged judge that reads each answer with a model; of a user's function nothing is known
 before it is called.
 """
+EMBEDDER = 10.6e6
+"""Weights of that judge's sentence embedder that multiply each token."""
+BACKGROUND = 12_000
+"""Tokens of the texts that it embeds at its start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +100,15 @@ class Speeds:
         return OPENING * self.device.dispatch + self.saving
 
     @property
+    def gold_opening(self) -> float:
+        """The start of the gold judge: its models are loaded, and texts are embedded."""
+        return self.opening + self.embedding(BACKGROUND)
+
+    def embedding(self, tokens: float) -> float:
+        """The gold judge's embedder reads so many tokens."""
+        return 2 * EMBEDDER * tokens / self.device.products
+
+    @property
     def saving(self) -> float:
         """The weights are written, or read."""
         return self.trunk / DISK
@@ -104,6 +117,11 @@ class Speeds:
         """A model reads answers, as a reward model does."""
         read = answers * (prompt + tokens)
         return self.passes(read, answers * tokens, 1.0, ceil(read / MICRO_BATCH_TOKENS))
+
+    def judging(self, judge: Any, answers: int, prompt: int, tokens: int) -> float:
+        """A judge reads answers; the gold judge also embeds each, and the sentence that ends it."""
+        embedded = self.embedding(answers * 1.5 * tokens) if is_gold(judge) else 0.0
+        return self.reading(answers, prompt, tokens) + embedded
 
     def measurement(self, section: Any, prompt: int) -> tuple[float, float, float]:
         """One measurement of a stage on held-out prompts; and the controls: other decoding, before
@@ -118,9 +136,8 @@ class Speeds:
         def answered(answers: int) -> float:
             rows = min(answers, section.engine_rows)
             turns = ceil(answers / section.engine_rows) if answers else 0
-            return turns * tokens * self.decoding(rows) + reads * self.reading(
-                answers, prompt, tokens
-            )
+            judging = reads * self.judging(evaluate.judge, answers, prompt, tokens)
+            return turns * tokens * self.decoding(rows) + judging
 
         once = answered(evaluate.prompts * evaluate.samples_per_prompt)
         others = {*evaluate.temperatures} - {evaluate.temperature or section.temperature}
@@ -131,5 +148,10 @@ class Speeds:
 def reads_answers(judge: Any, section: Any) -> bool:
     """True if a model of known time reads each answer. The time of a user's function is unknown."""
     if isinstance(judge, FunctionJudge):
-        return judge.call == GOLD
+        return is_gold(judge)
     return section.scorer is not None if judge == "reward" else judge != "people"
+
+
+def is_gold(judge: Any) -> bool:
+    """True of the packaged judge."""
+    return isinstance(judge, FunctionJudge) and judge.call == GOLD

@@ -25,7 +25,7 @@ from tether.core.types import Json
 from tether.learner.loop import Progress
 from tether.models.loading import pick_device
 from tether.planning.devices import machine_for
-from tether.planning.price import Price
+from tether.planning.shares import Price
 from tether.runner.jobs import Job, expand
 from tether.servers.launch import end_group, start_bound
 from tether.settings.recipe import BaseRecipe

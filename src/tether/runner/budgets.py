@@ -6,14 +6,13 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from tether.build.fitting import FITTING
+from tether.build.fitting import MEASURED, measurements_cut
 from tether.core.budget import BUDGET, TimeLimit, is_short, logger, stays_short
-from tether.core.rundir import RunDirectory, is_control, read_json, read_jsonl, write_jsonl
+from tether.core.rundir import EVALUATIONS, RunDirectory, is_control, read_jsonl, write_jsonl
 from tether.learner.checkpoint import complete_checkpoints
-from tether.planning.price import Price, StagePrice
+from tether.planning.shares import Price, StagePrice, need, seconds_of, share_out
 from tether.runner.folder import round_folder
 from tether.settings.recipe import BaseRecipe
 from tether.settings.rounds import RoundsSection
@@ -51,6 +50,7 @@ class Budgets:
             for planned, folder in folders.items()
             if not (folder / "summary.json").is_file()
         ]
+        self.limits: list[TimeLimit] = []
         self.first = True
 
     def limit(self, name: str, number: int | None) -> TimeLimit:
@@ -75,7 +75,7 @@ class Budgets:
             began, closing = self.clock(), 0.0
         self._done((name, number))
         minutes = min(given.minutes for given in (own, budget) if given is not None)
-        return TimeLimit(
+        limit = TimeLimit(
             seconds,
             minutes=minutes,
             after=cost.after if cost else 0.0,
@@ -84,59 +84,27 @@ class Budgets:
             clock=self.clock,
             began=began,
         )
+        self.limits.append(limit)
+        return limit
 
     def _done(self, planned: Planned) -> None:
         self.left = [other for other in self.left if other != planned]
 
     def _share(self, planned: Planned, whole: float) -> float:
-        """Seconds of a stage: what is left of the whole, shared by the expected times."""
+        """Seconds of a stage: its share of what is left of the whole, by the speed of the last
+        steps that were measured.
+        """
         left = whole - sum(self.before.values()) - (self.clock() - self.began) - self.price.closing
-        later = [other for other in self.left if other != planned]
-        fixed = sum(
-            self._seconds(name)
-            for name, _ in later
-            if not isinstance(self.recipe.section(name), TimedSection)
-        )
-        own = self._seconds(planned[0])
-        others = sum(
-            self._seconds(name)
-            for name, _ in later
-            if isinstance(self.recipe.section(name), TimedSection)
-        )
-        return max(1.0, left - fixed) * own / (own + others)
-
-    def _seconds(self, name: str) -> float:
-        """The expected time of a stage in one round, at most its own budget."""
-        times = [
-            cost.seconds / cost.rounds for cost in self.price.stages if cost.seconds is not None
+        names = [planned[0], *(other[0] for other in self.left if other != planned)]
+        slow = next((last.slowness for last in reversed(self.limits) if last.pace.count > 1), 1.0)
+        needs = [
+            need(self.recipe.section(one), self._price(one), self.price.usual).times(slow)
+            for one in names
         ]
-        cost = self._price(name)
-        section = self.recipe.section(name)
-        seconds = (
-            cost.seconds / cost.rounds
-            if cost and cost.seconds is not None
-            else fmean(times)
-            if times
-            else 1.0
-        )
-        own = section.budget if isinstance(section, TimedSection) else None
-        return seconds if own is None else min(seconds, own.minutes * 60)
+        return share_out(needs, left)[0]
 
     def _price(self, name: str) -> StagePrice | None:
         return next((cost for cost in self.price.stages if cost.name == name), None)
-
-
-def seconds_of(folder: Path) -> float:
-    """The time that a stage has taken in earlier starts, as far as its summary or its newest
-    checkpoint has it.
-    """
-    if (folder / "summary.json").is_file():
-        return float(read_json(folder / "summary.json").get("seconds", 0.0))
-    if (folder / FITTING).is_file():
-        return float(read_json(folder / FITTING)["spent"])
-    whole = complete_checkpoints(folder / "checkpoints")
-    values = read_json(whole[-1] / "state.json") if whole else {}
-    return float(values.get(BUDGET, {}).get("spent", 0.0))
 
 
 def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
@@ -159,8 +127,12 @@ def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
     if optimizer is not None and optimizer.counts_updates and is_short(before):
         logger.warning("%s", stays_short(run.path, before))
         return False
-    if not again or _stood_on(run.path):
-        why = "later stages stand on it" if again else "its models have no checkpoint"
+    evaluate: Any = dict(section).get("evaluate")
+    cut = measurements_cut(run.path / MEASURED, evaluate.prompts) if evaluate else ""
+    if evaluate and evaluate.keep == "best" and before["ended_at"] % evaluate.every:
+        cut = "its best weights were chosen at its end"
+    if cut or not again or _stood_on(run.path):
+        why = cut or ("later stages stand on it" if again else "its models have no checkpoint")
         logger.warning(
             "%s keeps its budget: %s. To train longer, start anew with run=PATH.", run.path, why
         )
@@ -201,14 +173,17 @@ def _forget_end(run: RunDirectory, section: Section, step: int) -> None:
     """
     for name in ("policy", "model"):
         shutil.rmtree(run.path / name, ignore_errors=True)
-    path = run.path / "heldout.jsonl"
-    if isinstance(section, OnlineSection) and section.evaluate is not None and path.is_file():
-        due = step % section.evaluate.every == 0
-        write_jsonl(
-            path,
-            [
-                row
-                for row in read_jsonl(path)
-                if row["step"] < step or (due and not is_control(row))
-            ],
-        )
+    if not isinstance(section, OnlineSection) or section.evaluate is None:
+        return
+    due = step % section.evaluate.every == 0
+    for name, is_extra in (("heldout.jsonl", is_control), (EVALUATIONS, _is_last)):
+        path = run.path / name
+        rows = read_jsonl(path) if path.is_file() else []
+        keep = [row for row in rows if row["step"] < step or (due and not is_extra(row))]
+        if rows:
+            write_jsonl(path, keep)
+
+
+def _is_last(record: Mapping[str, Any]) -> bool:
+    """True of a measurement that only the end of a training makes."""
+    return record["moment"] == "after"

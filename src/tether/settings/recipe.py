@@ -56,7 +56,7 @@ class BaseRecipe(Config):
     )
     budget: Budget = Field(
         default=None,
-        description="minutes of the whole run, which its trainings share by their expected times; "
+        description="minutes of the whole run, shared by expected times, ten steps of each stage first; "
         "may change from start to start",
     )
     repeat: int | None = Field(

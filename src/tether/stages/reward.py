@@ -48,6 +48,9 @@ from tether.settings.rewards import Combine
 from tether.stages.frozen_layers import FrozenStates
 from tether.stages.supervised import SupervisedLoop, Update
 
+CENTERED = 32
+"""Training prompts whose responses centre the scores."""
+
 
 class RewardModeling:
     """Trains a role with a scalar head; afterwards its scores have mean zero on responses of the
@@ -253,7 +256,7 @@ class RewardModeling:
 
     def center(self, rankings: Sequence[Ranking]) -> None:
         """Set the head's offset so that the mean score of (some of) these responses is zero."""
-        self._shift(rankings[:32])
+        self._shift(rankings[:CENTERED])
 
     def standardize(self, rankings: Sequence[Ranking]) -> None:
         """Set the head's offset and scale so that scores of (some of) these responses have mean 0

@@ -33,7 +33,13 @@ from tether.models.saving import member_folders, read_role
 from tether.models.trunk import Role
 from tether.monitoring import doctor
 from tether.monitoring.doctor import Finding, Healthy, Result, Unexamined
-from tether.monitoring.doctor_log import check_movement, check_rows, check_samples
+from tether.monitoring.doctor_log import (
+    check_movement,
+    check_rows,
+    check_samples,
+    check_time,
+    seconds_left_out,
+)
 from tether.monitoring.trends import HELD_PRICE
 from tether.report.reading import SubRun, finite, mapping, read_journey
 from tether.rewards.control import CheckedControl, RandomReward
@@ -412,9 +418,11 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
     """
     journey = read_journey(folder)
     results = {}
+    missing = sum(seconds_left_out(stage.summary) for stage in journey.stages)
     for stage in journey.supervised:
         if stage.metrics:
-            results[stage.name] = [
+            results[stage.title] = [
+                *check_time(stage.section, stage.settings, stage.summary, missing),
                 *_rounds_checks(stage),
                 check_movement(_numbers(stage.metrics), stage.learning, stage.summary),
             ]
@@ -427,7 +435,8 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
             if arm.settings.get("reward_source", "learned") == "learned"
             else None
         )
-        results[arm.name] = [
+        results[arm.title] = [
+            *check_time(arm.section, arm.settings, arm.summary, missing),
             *check_rows(_numbers(arm.metrics), arm.settings),
             _saved_encoding(own, reward),
         ]
