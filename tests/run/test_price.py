@@ -158,7 +158,10 @@ def test_a_price_that_ran_out_of_time_has_the_same_time_and_the_least_memory(sec
         "sft": {"data": FEW["demonstrations"]},
         "reward": {"data": {"path": "tether:comparisons"}},
         "ppo": {"data": FEW["prompts"], "reward_source": "function", "function": {"call": "a:b"}},
-        "online_direct": {"data": FEW["prompts"], "function": {"call": "a:b"}, "lora": False},
+        "online_direct": {
+            **{"data": FEW["prompts"], "function": {"call": "a:b"}},
+            **{"lora": False, "roles": "separate"},
+        },
         "rounds": {"data": FEW["prompts"], "function": {"call": "a:b"}},
         "pairs": {"data": FEW["prompts"], "judge": gold},
     }
