@@ -158,8 +158,8 @@ def need(section: Section, stage: StagePrice | None, usual: float) -> Need:
 
 
 def share_out(needs: Sequence[Need], seconds: float) -> list[float]:
-    """Seconds of each of several stages: the least of all, where that is too much of the cheapest
-    first, and of the rest a part by what is then missing.
+    """Seconds of each of several stages. Each has its least, the cheapest first. What is left goes
+    by what is then missing.
     """
     shares = [0.0] * len(needs)
     seconds = max(1.0, seconds)
