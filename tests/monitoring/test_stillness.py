@@ -257,7 +257,7 @@ def test_a_real_run_at_a_dead_rate_is_told_of_and_one_that_learns_is_not(section
         told = {alarm["detector"] for alarm in summary["alarms"]} & {"unmoved", "kl_stuck"}
         found = [
             r
-            for r in examine_run(folder / "run")[section]
+            for r in examine_run(folder / "run")[{"direct": "dpo"}.get(section, section)]
             if isinstance(r, Finding) and r.check == "movement"
         ]
         assert bool(told) == bool(found) == (name == "dead"), (name, summary["alarms"], found)
