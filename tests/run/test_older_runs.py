@@ -77,13 +77,16 @@ def test_only_a_run_of_other_code_notes_that_its_end_may_differ(begun, older):
     assert left == (["summary.json"] if older else [])
 
 
-def test_a_default_that_has_changed_is_named_with_the_words_to_go_on(begun):
-    """The same recipe is refused; with the words of the message, `tether resume` goes on."""
+def test_a_key_that_the_recipe_lost_is_named_with_the_words_to_go_on(begun):
+    """A recipe that once named a key and no longer does is refused; with the words of the message,
+    `tether resume` goes on.
+    """
     root, values, whole = begun
     today = build(Recipe, values).reinforce.gamma
     assert "gamma" not in values["reinforce"] and today != 0.5
     with_setting(root / "reinforce", "reinforce", "gamma", 0.5)
-    remember(root, build(Recipe, values), ["sft", "reinforce"])
+    once = build(Recipe, values, ["reinforce.gamma=0.5"])
+    remember(root, once, ["sft", "reinforce"])
     release(root)
     expected = (
         rf"reinforce\.gamma was 0\.5 and is now {today} by default\. To go on with former "

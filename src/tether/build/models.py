@@ -40,7 +40,7 @@ def open_model(
 def on_folder(model: ModelConfig, folder: Path) -> ModelConfig:
     """The same settings on a model that training left, which carries its own template."""
     own = {"source": str(folder), "fallback": None, "chat_template": None}
-    return ModelConfig.model_validate({**model.model_dump(), **own})
+    return model.model_copy(update=own)
 
 
 def check_libraries(model: ModelConfig, name: str, section: Any) -> None:

@@ -41,6 +41,8 @@ result.
 """
 MAY_CHANGE = (ENGINE, "budget")
 """Keys of a section that may change from one start to the next."""
+FORMER_DEFAULTS = "former_defaults"
+"""The entry of manifest and summary with the defaults of a former version that are in force."""
 FORMER = "To go on with former defaults, add to the command: {}. Otherwise choose"
 Change = tuple[str, Any, Any, bool]
 """A setting that differs from the first start's: key, former value, new value. The last entry is
@@ -230,7 +232,7 @@ class RunDirectory:
 
         Args:
             config: plain values or config objects. A setting that an older tether did not have
-                counts as equal if it has its default.
+                counts as equal if it has its default, or if the recipe does not name it.
 
         Raises:
             RunError: the folder holds a run of another config; the differing keys are named.
@@ -423,7 +425,8 @@ def _differences(
     """
     if isinstance(old, dict) and isinstance(new, dict):
         parts = [part if isinstance(part, dict) else {} for part in (chosen, given)]
-        for key in (key for key in old | parts[0] if key not in MAY_CHANGE):
+        later = {key: None for key in parts[0] if key in parts[1]}
+        for key in (key for key in old | later if key not in MAY_CHANGE):
             picked, own = (part.get(key) for part in parts)
             yield from _differences(
                 old.get(key), new.get(key), picked, own, folders, f"{prefix}{key}."

@@ -18,7 +18,7 @@ from tether.core.errors import RunError
 from tether.core.locks import hold, release
 from tether.core.protocols import showing
 from tether.core.records import CHANGED
-from tether.core.rundir import RunDirectory, file_digest, read_json
+from tether.core.rundir import FORMER_DEFAULTS, RunDirectory, file_digest, read_json
 from tether.core.types import Alarm, Comparison, Json
 from tether.cpu.memory import free_memory, peak_memory
 from tether.data.formats.containers import left_out
@@ -138,8 +138,8 @@ def _finished(run: RunDirectory, section: Section, summary: Json, quarantine: Qu
     summary["quarantine"] = quarantine.summary()
     if quarantine.unused:
         summary["columns_not_used"] = dict(quarantine.unused)
-    if changed := read_json(run.path / "manifest.json").get(CHANGED):
-        summary[CHANGED] = changed
+    manifest = read_json(run.path / "manifest.json")
+    summary |= {name: manifest[name] for name in (CHANGED, FORMER_DEFAULTS) if manifest.get(name)}
     if skipped := len(list((run.path / "skipped").glob("step-*.json"))):
         summary["steps_left_out"] = skipped
     summary |= peak_memory()

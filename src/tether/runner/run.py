@@ -33,6 +33,7 @@ from tether.runner.at_once import job_slots, run_at_once
 from tether.runner.budgets import Budgets, reopen
 from tether.runner.by_device import by_device
 from tether.runner.folder import check_base
+from tether.runner.former import going_on, note_former, with_former_defaults
 from tether.runner.jobs import Job, expand, from_pairs, sweep_table, variants
 from tether.runner.ranks import is_other, placement_of, together
 from tether.runner.restarts import watched, watches
@@ -75,8 +76,8 @@ def run_recipe(
         for variant in variants(recipe):
             if "evaluate" in names and not _is_finished(Path(variant.run) / "evaluate"):
                 warn_of_overlap(variant)
-    recipe = by_device(recipe, names)
-    jobs = [job for job in expand(recipe, names) if only in (None, job.folder)]
+    recipe = with_former_defaults(by_device(recipe, names))
+    jobs = going_on(job for job in expand(recipe, names) if only in (None, job.folder))
     root.mkdir(parents=True, exist_ok=True)
     if recipe.sweep is not None and only is None and not is_other():
         write_json(root / SWEEP, {"combinations": sweep_table(recipe)})
@@ -159,6 +160,8 @@ def _run(job: Job, progress: Callable[[str], Progress] | None, ranks: Ranks) -> 
     if job.start is not None:
         check_base(job.start.parent, job.folder)
     context = context_of(job, progress(job.title) if progress else None, ranks)
+    if ranks.first:
+        note_former(job)
     verdict = job.folder / "summary.json"
     if context.policies and verdict.is_file() and _has_changed(context, read_json(verdict)):
         verdict.unlink()  # all are compared again, by the answers that still hold

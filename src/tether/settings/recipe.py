@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Self
 
-from pydantic import Field, ValidationError, create_model, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, create_model, model_validator
 
 from tether.core.errors import ConfigError
 from tether.core.types import Json
 from tether.settings.budget import Budget
 from tether.settings.config import Config
+from tether.settings.former import FormerDefaults, put_former_defaults
 from tether.settings.learner import LearnerConfig
 from tether.settings.messages import explain
 from tether.settings.model import ModelConfig
@@ -75,6 +76,21 @@ class BaseRecipe(Config):
         "seed = [0, 1, 2]; every combination is run",
     )
 
+    _former: dict[str, FormerDefaults] = PrivateAttr(default_factory=dict)
+
+    @property
+    def former(self) -> Mapping[str, FormerDefaults]:
+        """Former defaults that are in force, by stage or arm; by "model" those of the model."""
+        return self._former
+
+    def continued(self, former: Mapping[str, FormerDefaults]) -> Self:
+        """The recipe with former defaults in force, too."""
+        own = {name: getattr(self, name) for name in former if name in STAGES or name == "model"}
+        sections = {name: put_former_defaults(one, former[name]) for name, one in own.items()}
+        recipe = self.model_copy(update=sections)
+        recipe._former = {**self._former, **former}
+        return recipe
+
     def section(self, name: str) -> Any:
         """The section of a stage, or of an arm by the name of its folder; None where the recipe has
         none.
@@ -87,7 +103,9 @@ class BaseRecipe(Config):
             {} if self.lora is None or "lora" not in section.model_fields else {"lora": self.lora}
         )
         given = common if base is None else base.model_dump(exclude_unset=True)
-        return section.model_validate(overlaid(given, self.arms[arm][stage]))
+        own = section.model_validate(overlaid(given, self.arms[arm][stage]))
+        former = self._former.get(name) or self._former.get(stage)
+        return put_former_defaults(own, former) if former else own
 
     def arm_of(self, name: str) -> tuple[str, str]:
         """Stage and arm of a folder's name.
