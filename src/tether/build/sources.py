@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import MissingFileError
+from tether.core.rundir import check_folder
 from tether.models.sources import check_model_source
 from tether.settings.config import Config
 from tether.settings.model import ModelConfig
@@ -15,12 +16,15 @@ from tether.settings.section import DataConfig
 
 
 def check_sources(recipe: BaseRecipe) -> None:
-    """Look for the data and the models that a recipe names, those of its arms included.
+    """Look for the data and the models that a recipe names, those of its arms included, and for a
+    place for its run.
 
     Raises:
         MissingFileError: one of them is not there.
+        RunError: the run's folder can neither be found nor made.
         ConfigError: a source of a model is neither a folder nor a name.
     """
+    check_folder(Path(recipe.run))
     for part in (recipe, *map(recipe.section, recipe.stages)):
         for settings in _sources(part):
             if isinstance(settings, ModelConfig):

@@ -98,6 +98,36 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_folder(path: Path) -> None:
+    """Look whether a folder for a run is there or can be made; nothing is written.
+
+    Raises:
+        RunError: a file is in its place or above it, or the system refuses the path.
+    """
+    try:
+        place = next(one for one in (path, *path.parents) if one.exists() or one.is_symlink())
+        fault = "" if place.is_dir() else f"{place} is no folder"
+    except StopIteration:  # the working directory was removed
+        fault = "the working directory is gone"
+    except OSError as error:
+        fault = error.strerror or str(error)
+    if fault:
+        raise RunError(
+            f"{path} cannot be a run directory: {fault}. Choose another path with run=PATH."
+        )
+
+
+def made_folder(path: Path) -> Path:
+    """The folder of a run, made with those above it where it is not there.
+
+    Raises:
+        RunError: see `check_folder`.
+    """
+    check_folder(path)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 @cache
 def _umask() -> int:
     """The bits that new files of this process lack; asked for once, for asking means setting."""

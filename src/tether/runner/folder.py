@@ -9,7 +9,7 @@ from typing import Any
 from tether.core.budget import BUDGET
 from tether.core.errors import MissingFileError, RunError
 from tether.core.locks import hold
-from tether.core.rundir import RunDirectory, read_json, write_json
+from tether.core.rundir import RunDirectory, made_folder, read_json, write_json
 from tether.core.stopping import run_of
 from tether.settings.config import Config
 
@@ -20,8 +20,7 @@ def remember(root: Path, recipe: Config, stages: Sequence[str]) -> None:
     From here on no other process works in `root`, until `release`. A start that contradicts a run
     in the folder is not noted: the run reports the difference, and the note stays right.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    hold(root)
+    hold(made_folder(root))
     path = root / "command.json"
     settings = recipe.model_dump(mode="json", exclude_unset=True)
     before = read_json(path) if path.is_file() else {"stages": (), "config": settings}
@@ -54,7 +53,7 @@ def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
         RunError: nothing was, by tether's command line.
     """
     if not place.exists():
-        raise MissingFileError(f"{place} does not exist. Give the folder of a run")
+        raise MissingFileError(f"{place} does not exist. Give the folder of a run.")
     if (root := run_of(place)) is not None:
         return root, read_json(root / "command.json")
     raise RunError(

@@ -17,7 +17,7 @@ from tether.build.roles import newest_policy
 from tether.build.rows import check_data, load_rows
 from tether.core.budget import limited_by, time_limit
 from tether.core.errors import MissingFileError
-from tether.core.rundir import SWEEP, RunDirectory, read_json, write_json
+from tether.core.rundir import SWEEP, RunDirectory, made_folder, read_json, write_json
 from tether.core.types import Comparison, Json, Prompt, Sampling
 from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine
@@ -78,7 +78,7 @@ def run_recipe(
                 warn_of_overlap(variant)
     recipe = with_former_defaults(by_device(recipe, names))
     jobs = going_on(job for job in expand(recipe, names) if only in (None, job.folder))
-    root.mkdir(parents=True, exist_ok=True)
+    made_folder(root)
     if recipe.sweep is not None and only is None and not is_other():
         write_json(root / SWEEP, {"combinations": sweep_table(recipe)})
     price = show_price(recipe, names, progress)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tether.core.errors import ConfigError
+from tether.core.rundir import made_folder
 
 SCRIPT = """#!/bin/bash
 # Made by tether; `sbatch {script}` starts the same run again, which goes on from its last checkpoint.
@@ -41,7 +42,7 @@ def submit_job(run: Path, command: Sequence[str], options: str, ranks: int) -> i
         ConfigError: sbatch is not there, or the ranks cannot be shared out.
     """
     script = run / "slurm.sh"
-    run.mkdir(parents=True, exist_ok=True)
+    made_folder(run)
     script.write_text(job_script(script, command, options, ranks), encoding="utf-8")
     try:
         return subprocess.run(["sbatch", str(script)], check=False).returncode

@@ -20,6 +20,7 @@ from tether.build.prompts import prompt_faults, usable_prompts
 from tether.build.rewards import reward_model_of, task_prompts
 from tether.build.roles import is_scorer
 from tether.build.rows import load_rows, named
+from tether.build.sources import check_sources
 from tether.core.errors import ConfigError, RunError
 from tether.core.protocols import RewardSource
 from tether.core.rundir import noted_path, read_json
@@ -72,6 +73,7 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
 
     Raises:
         ConfigError: no stage of the recipe samples.
+        MissingFileError, RunError: see `check_sources`.
     """
     names = [name for name in recipe.stages if isinstance(recipe.section(name), OnlineSection)]
     if not names:
@@ -80,6 +82,7 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
             "and before training the doctor examines no others: `tether data inspect` looks at "
             f"its data, and `tether doctor {recipe.run}` at the run afterwards"
         )
+    check_sources(recipe)
     results = {}
     for name in names:
         section, model, folder, notes = _standing(recipe, name)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tether.build.context import Context
 from tether.build.sources import check_sources
 from tether.core.errors import ConfigError
-from tether.core.rundir import RECORDS, read_json, read_jsonl
+from tether.core.rundir import RECORDS, made_folder, read_json, read_jsonl
 from tether.cpu.memory import free_memory
 from tether.learner.determinism import deterministic
 from tether.methods.stage import run_stage
@@ -106,7 +106,7 @@ def _ground(recipe: BaseRecipe, folder: Path) -> BaseRecipe:
     """The same recipe with its run in a folder where what is finished is linked, and the rest can
     be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    made_folder(folder)
     for name in recipe.stages:
         if (Path(recipe.run) / name / "summary.json").is_file() and not (folder / name).exists():
             (folder / name).symlink_to(
