@@ -61,6 +61,8 @@ An unusable row is set aside with its place and the reason.
   refused: name the folder of one. For a data set in the cache of the hub, tether reads the snapshot of `main`.
 - Spreadsheets, archives, YAML, pickles and databases are refused, with the way to mend that. In a folder they are named
   as left out.
+- A packed file or a table that becomes more than 256 MB, and more than 200 times its size, is refused. Texts shrink to a tenth
+  or so. A small file can be made to fill memories.
 - A `.json` file may hold `{"data": [...]}`, `{"train": [...]}`, columns (`{"prompt": [...]}`) or what
   `DataFrame.to_json` writes. Several splits in one file are refused.
 - A cell of CSV may hold lists and messages as JSON, or as Python and numpy print them (`DataFrame.to_csv` writes that).

@@ -32,7 +32,7 @@ from tether.core.types import (
     user,
 )
 from tether.data.chat import Encoded
-from tether.data.formats import containers
+from tether.data.formats import growth
 from tether.data.sources import Quarantine, detect_format, group_of, look, read, split_by_group
 from tether.data.steps import Solution
 
@@ -684,7 +684,7 @@ def test_a_name_that_no_format_has_is_refused_with_the_nearest(tmp_path):
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 def test_a_small_file_that_unpacks_to_gigabytes_is_an_error(tmp_path, monkeypatch, ending):
-    monkeypatch.setattr(containers, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(growth, "FREE_BYTES", 1 << 20)
     fair = "".join(
         json.dumps({"prompt": f"question {n} {n * n}", "response": f"{n**3}"}) + "\n"
         for n in range(60_000)
@@ -697,3 +697,54 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_an_error(tmp_path, monkeypatc
     assert len(list(read(tmp_path / f"fair.jsonl.{ending}", Demonstration))) == 60_000
     with pytest.raises(DataError, match="more than 200 times its size"):
         list(read(tmp_path / f"bomb.jsonl.{ending}", Demonstration))
+
+
+def tabled(path, rows):
+    """Write rows as a table whose texts are stored once: Parquet, Arrow with an index, or a stream of
+    Arrow.
+    """
+    table = pa.Table.from_pylist(rows)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=1 << 30)
+        return
+    columns = [column.dictionary_encode() for column in table.columns]
+    table = pa.table(dict(zip(table.column_names, columns, strict=True)))
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.OSFile(str(path), "wb") as file:
+        kind = pa.ipc.new_file if path.stem.endswith("index") else pa.ipc.new_stream
+        with kind(file, table.schema, options=options) as writer:
+            writer.write_table(table)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "index.arrow"])
+def test_a_small_table_of_many_large_texts_is_an_error_before_it_fills_memory(
+    tmp_path, monkeypatch, name
+):
+    monkeypatch.setattr(growth, "FREE_BYTES", 1 << 24)
+    text = "a" * (1 << 22)
+    tabled(tmp_path / name, [{"prompt": text, "response": f"{n}"} for n in range(300)])
+    assert (tmp_path / name).stat().st_size < 1 << 17
+    tracemalloc.start()
+    with pytest.raises(DataError, match=f"{name} grows to more than 200 times its size"):
+        list(read(tmp_path / name, Demonstration))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 28
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_prompt_that_all_rows_of_a_table_share_is_no_fault(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(growth, "FREE_BYTES", 1 << 20)
+    rows = [{"prompt": "a" * 5000, "response": "b"} for _ in range(6000)]
+    tabled(tmp_path / name, rows)
+    assert (tmp_path / name).stat().st_size < 6000 * 5000 / 1000
+    assert sum(1 for _ in read(tmp_path / name, Demonstration)) == 6000
+
+
+def test_a_table_of_countless_equal_rows_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(growth, "FREE_BYTES", 1 << 20)
+    columns = {"prompt": ["q"] * 300_000, "response": ["a"] * 300_000}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", compression="zstd")
+    with pytest.raises(DataError, match="more than 200 times its size"):
+        for _ in read(tmp_path / "a.parquet", Demonstration):
+            pass

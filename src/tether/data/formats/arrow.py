@@ -4,14 +4,21 @@ all rows puts into them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tether.core.errors import DataError, one_line
+from tether.data.formats import growth
 from tether.data.formats.columns import no_column_twice
 from tether.data.formats.json_rows import BadRow, Row
 
 _BATCH = 256
+_LEAST, _LARGE = 16, 1 << 16
+"""Bytes that each row counts for, and bytes of texts beyond which all of them count.
+
+A table stores equal texts once, and all rows may share a prompt of usual length.
+"""
 _WITH_OWN_KEYS = ("tool_calls", "tools")
 """Columns, and keys of messages, whose objects have other keys in each row: the arguments and the
 schemas of functions.
@@ -45,7 +52,12 @@ def parquet_rows(stream: Any, where: str) -> Iterator[tuple[int, Row | BadRow]]:
     try:
         file = pq.ParquetFile(stream)
         no_column_twice(file.schema_arrow.names, where)
-        yield from _rows(file.iter_batches(batch_size=_BATCH, use_threads=False))
+        groups = [
+            file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups)
+        ]
+        growth.check_growth(where, sum(groups), os.path.getsize(where), when="read")
+        size = _at_once(max(groups, default=0))
+        yield from _rows(file.iter_batches(batch_size=size, use_threads=False), where)
     except pa.ArrowException as error:
         raise DataError(
             f"{where}: not a readable Parquet file ({one_line(error)}). Copy or "
@@ -66,7 +78,7 @@ def arrow_rows(stream: Any, where: str) -> Iterator[tuple[int, Row | BadRow]]:
         else:
             file = batches = pa.ipc.open_stream(stream)
         no_column_twice(file.schema.names, where)
-        yield from _rows(part for batch in batches for part in _parts(batch))
+        yield from _rows((part for batch in batches for part in _parts(batch)), where)
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{where}: not a readable Arrow file ({one_line(error)}). Copy or "
@@ -74,18 +86,39 @@ def arrow_rows(stream: Any, where: str) -> Iterator[tuple[int, Row | BadRow]]:
         ) from error
 
 
+def _at_once(num_bytes: int) -> int:
+    """The number of rows to read at once of a part of so many bytes.
+
+    Each may hold the part's largest text, which a table stores once.
+    """
+    return min(_BATCH, max(1, 4 * growth.FREE_BYTES // max(1, num_bytes)))
+
+
 def _parts(batch: Any) -> Iterator[Any]:
-    return (batch.slice(start, _BATCH) for start in range(0, batch.num_rows, _BATCH))
+    size = _at_once(batch.nbytes)
+    return (batch.slice(start, size) for start in range(0, batch.num_rows, size))
 
 
-def _rows(batches: Iterable[Any]) -> Iterator[tuple[int, Row | BadRow]]:
-    number = 0
+def _size(value: Any) -> int:
+    """The characters of all texts in a row."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    inside = value.values() if isinstance(value, dict) else value
+    return sum(map(_size, inside)) if isinstance(value, dict | list) else 0
+
+
+def _rows(batches: Iterable[Any], where: str) -> Iterator[tuple[int, Row | BadRow]]:
+    number = grown = 0
+    packed = os.path.getsize(where)
     for batch in batches:
         try:
             rows = batch.to_pylist()
         except (ValueError, OverflowError):
             rows = [_single(batch.slice(index, 1)) for index in range(batch.num_rows)]
         for number, row in enumerate(rows, number + 1):  # noqa: B020 - the count goes on
+            size = 0 if isinstance(row, BadRow) else _size(row)
+            grown += size if size > _LARGE else _LEAST
+            growth.check_growth(where, grown, packed, when="read")
             yield number, row if isinstance(row, BadRow) else without_added_nulls(row)
 
 

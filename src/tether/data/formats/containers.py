@@ -26,6 +26,7 @@ from tether.data.formats import json_rows
 from tether.data.formats.arrow import arrow_rows, parquet_rows, without_added_nulls
 from tether.data.formats.columns import no_column_twice
 from tether.data.formats.folders import SUFFIXES, data_files, suffix_of, unknown_kind
+from tether.data.formats.growth import check_growth
 from tether.data.formats.json_rows import BadRow, Row
 from tether.data.formats.json_tables import unwrapped
 
@@ -49,8 +50,6 @@ _FOREIGN = {
     b"\x28\xb5\x2f\xfd": "packed twice. Unpack it once",
 }
 """First bytes of files that are no text in UTF-8."""
-FREE_BYTES, MOST_GROWTH = 1 << 28, 200
-"""Bytes that every packed file may grow to, and times its size that a larger one may."""
 _BINARY = "binary, or text in UTF-16 or UTF-32. Export it as JSON lines in UTF-8"
 
 
@@ -267,12 +266,7 @@ class _Unpacking(io.RawIOBase):
         content = self.unpacked.read(len(buffer))
         buffer[: len(content)] = content
         self.read_bytes += len(content)
-        if self.read_bytes > FREE_BYTES and self.read_bytes > MOST_GROWTH * self.packed.tell():
-            raise DataError(
-                f"{self.packed.name} grows to more than {MOST_GROWTH} times its size when it is "
-                "unpacked: it is damaged, or made "
-                "to fill memories. Unpack it by hand if you trust it"
-            )
+        check_growth(self.packed.name, self.read_bytes, self.packed.tell())
         return len(content)
 
 
