@@ -31,6 +31,18 @@ PLACES = [
     "cannot log in with hf_{} here",
     "sk-proj-{}",
     "ghp_{}0123456789abcdef",
+    '{{"clientSecret": "{}"}}',
+    "dbPassword={}",
+    "AccountKey={};EndpointSuffix=core",
+    "awsSecretAccessKey={}",
+    "Authorization: {}",
+    "Cookie: session={}",
+    "passphrase: '{}'",
+    "https://{}0123456789@github.com/owner/name",
+    "postgresql://anna:a@b@{}@db.example.org/prefs",
+    "gsk_{}0123456789abcdef",
+    "nvapi-{}0123456789abcdef",
+    "sk_live_{}0123456789abcdef",
 ]
 
 
@@ -91,12 +103,30 @@ def test_what_stands_under_a_secret_name_is_hidden_whatever_it_is(name, value):
         {"a": None, "b": 1.5, "c": [True, {"d": ()}]},
         "user: how are you? model: fine",
         "task-4: sk and hf_ and ghp_ alone",
+        "sortKey=name, primaryKey: id, maxTokens: 5, the author: Smith, oauth flow",
+        "https://anna@example.org/a, keyPassword rules, gsk_ and npm_ alone, xai-small",
     ],
 )
 def test_what_is_no_secret_stays(value):
     assert redact_value(value, {"SHORT_KEY": "abc", "PATH": "/usr/bin"}) == json.loads(
         json.dumps(value)
     )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"Authorization": "Zq7a"},
+        {"clientSecret": "Zq7a"},
+        {"headers": {"Cookie": "Zq7a"}},
+        {"pass": "Zq7a"},
+        {"api_keys": ["Zq7a", "Zq7b"]},
+        {"password": {"of": ["Zq7a"], "for": "Zq7b"}},
+    ],
+)
+def test_all_texts_under_a_secret_name_are_hidden_at_any_depth(value):
+    shown = json.dumps(redact_value(value, {}))
+    assert "Zq7" not in shown and "***" in shown
 
 
 def test_the_rest_of_an_address_stays_readable():

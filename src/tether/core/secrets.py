@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 HIDDEN = "***"
@@ -20,28 +20,37 @@ than it hides.
 """
 
 _NAME = (
-    r"(?:api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key|secret|passwd|password|pwd|credentials?|bearer|auth|"
+    r"(?:(?:api|access|account|secret|private)[_-]?key|secret|passwd|password|passphrase|pwd|credentials?|bearer|auth|"
+    r"authorization|cookie|"
     r"(?:access|auth|api|hf|hub|id|refresh|session|bot)[_-]?token|token|sig|signature)"
 )
-_IS_NAME = re.compile(rf"(?:^|[_.-])(?:key|{_NAME})(?<!stop[_-]token)$", re.IGNORECASE)
-_ASSIGNED = re.compile(
-    rf"((?:^|[?&;,\s'\"_.-])(?:key|{_NAME})['\"]?\s*(?:=|:\s?(?!//))\s*['\"]?)([^\s'\"&;,{{}}\[\]]+)",
+_HUMP = rf"(?-i:(?<=[a-z0-9])(?=[A-Z])){_NAME}"
+"""A name at the end of another, such as clientSecret."""
+_HEAD = rf"(?:(?:^|[?&;,\s'\"_.-])(?:key|{_NAME})|{_HUMP})['\"]?\s*(?:=|:\s?(?!//))\s*"
+_SCHEMES = r"(?:Bearer|Basic|Digest|Token)"
+_IS_NAME = re.compile(
+    rf"(?:(?:^|[_.-])(?:key|pass|{_NAME})(?<!stop[_-]token)|{_HUMP})$"
+    r"|(?:^|[_.-])(?:api[_-]?keys|passwords|secrets)$",
     re.IGNORECASE,
 )
+_ASSIGNED = re.compile(rf"({_HEAD}['\"]?)(?!{_SCHEMES}\s)([^\s'\"&;,{{}}\[\]]+)", re.IGNORECASE)
 _QUOTED = re.compile(
-    rf"((?:(?:^|[?&;,\s'\"_.-])(?:key|{_NAME})['\"]?\s*(?:=|:\s?(?!//))\s*|--?[\w-]*{_NAME}\s+)(?P<mark>['\"]))"
+    rf"((?:{_HEAD}|--?[\w-]*{_NAME}\s+)(?P<mark>['\"]))(?!{_SCHEMES}\s)"
     r"(?:\\.|(?!(?P=mark)).)+",
     re.IGNORECASE,
 )
 """A value in quotes, which may hold spaces."""
 _OPTION = re.compile(rf"(--?[\w-]*{_NAME}\s+['\"]?)(?!-)([^\s'\"]+)", re.IGNORECASE)
 _IN_ADDRESS = re.compile(
-    r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)([^\s@/]+|[^\s@]+(?=@[^\s@/]+(?:[/?#\s]|$)))(?=@)",
+    r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)([^\s/]+|[^\s@]+(?=@[^\s@/]+(?:[/?#\s]|$)))(?=@)",
     re.IGNORECASE,
 )
+_AS_USER = re.compile(r"(\bhttps?://)[^\s/:@]{12,}(?=@)", re.IGNORECASE)
+"""A token in the place of a user."""
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{12,}|AKIA[A-Z0-9]{12,}"
-    r"|AIza[\w-]{20,}|xox[abprs]-[\w-]{8,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})"
+    r"|AIza[\w-]{20,}|xox[abprs]-[\w-]{8,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"
+    r"|(?:gsk_|r8_|fw_|tgp_v1_|npm_|[rs]k_(?:live|test)_|nvapi-|xai-|pplx-|pypi-|ya29\.)[\w-]{16,})"
 )
 _SCHEME = re.compile(
     r"((?:\bauthorization['\"]?\s*[:=]\s*['\"]?)(?:Bearer|Basic|Digest|Token)\s+"
@@ -63,7 +72,13 @@ def redact_addresses(value: Any) -> Any:
     """Plain values without the passwords in their addresses, otherwise unchanged: for settings that
     are read back.
     """
-    return with_texts(value, lambda text: _IN_ADDRESS.sub(rf"\g<1>{HIDDEN}", text))
+    return with_texts(value, lambda text: _hidden(text, (_IN_ADDRESS, _AS_USER)))
+
+
+def _hidden(text: str, patterns: Iterable[re.Pattern[str]]) -> str:
+    for pattern in patterns:
+        text = pattern.sub(rf"\g<1>{HIDDEN}", text)
+    return text
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -84,8 +99,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     for secret in _known(os.environ if environment is None else environment):
         text = text.replace(secret, HIDDEN)
     text = _PEM.sub(HIDDEN, text)
-    for pattern in (_IN_ADDRESS, _SCHEME, _QUOTED, _OPTION, _ASSIGNED):
-        text = pattern.sub(rf"\g<1>{HIDDEN}", text)
+    text = _hidden(text, (_IN_ADDRESS, _AS_USER, _SCHEME, _QUOTED, _OPTION, _ASSIGNED))
     return _SHAPES.sub(HIDDEN, text)
 
 
@@ -96,12 +110,10 @@ def redact_value(value: Any, environment: Mapping[str, str] | None = None) -> An
     if isinstance(value, str):
         return redact(value, environment)
     if isinstance(value, Mapping):
-
-        def hidden(key, item):
-            return isinstance(item, str) and item and isinstance(key, str) and _IS_NAME.search(key)
-
         return {
-            key: HIDDEN if hidden(key, item) else redact_value(item, environment)
+            key: with_texts(item, lambda text: HIDDEN if text else text)
+            if isinstance(key, str) and _IS_NAME.search(key)
+            else redact_value(item, environment)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
