@@ -2,7 +2,9 @@
 scores; and nothing half-written.
 """
 
+import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -394,7 +396,7 @@ def test_the_card_tells_what_was_measured_and_nothing_of_the_machine(run, tmp_pa
     )
     assert "from `./" in text and "/base`" in text
     assert "## Stage `direct`" in text and "## Stage `sft`" in text  # what it stands on, too
-    assert "again.jsonl | `" in text and "length_growth | see x.json \\| then" in text
+    assert "again.jsonl | `" in text and "length_growth | see x.json &#124; then" in text
     summary = read_json(run / "direct" / "summary.json")
     assert any(
         f"| {key.replace('_', ' ')} |" in text
@@ -422,6 +424,45 @@ def test_a_card_loads_the_base_with_as_many_outputs_as_the_head_has():
         outputs=3,
     )
     assert 'AutoModelForTokenClassification.from_pretrained("BASE", num_labels=3)' in text
+
+
+HOSTILE = "x`\n\n# Owned | <img src=http://evil.example/a> ![a](http://evil.example/b) \x1b[31m"
+
+
+def test_no_name_in_a_card_acts(tmp_path):
+    """Names of a stranger's run folder: of the model, of files and figures, of versions, of alarms."""
+    stage = tmp_path / "ppo"
+    for name, content in {
+        "config.json": {"ppo": {}, "model": {"source": HOSTILE}, "seed": 0},
+        "manifest.json": {
+            "model": {"source": HOSTILE},
+            "data": {HOSTILE: HOSTILE},
+            "tether": HOSTILE,
+            "code_digest": HOSTILE,
+            "packages": {HOSTILE: HOSTILE},
+        },
+        "summary.json": {HOSTILE: 0.5, "reward": {"value": 1.0, "reason": HOSTILE}},
+    }.items():
+        write_json(stage / name, content)
+    alarm = {"step": 1, "detector": HOSTILE, "message": HOSTILE}
+    (stage / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+    (stage / "metrics.jsonl").write_text(json.dumps({"step": 1, "alarms": 1}) + "\n")
+    source = exporting.Source(kind="policy", source="", folder=stage / "policy", stage=stage)
+    check = {"difference": 0.0, "same_ids": True, "constant": 0.0}
+    base = 'a"); import os; os.abort("'
+    text = exporting.model_card(source, base, "float32", check, adapter=True, outputs=0)
+    _, _, prose = text.split("---\n", 2)
+    (code,) = re.findall(r"```python\n(.*?)```", prose, re.DOTALL)
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    texts = {arg.value for node in calls for arg in node.args if isinstance(arg, ast.Constant)}
+    assert base in texts and "abort" not in {ast.unparse(node.func)[-5:] for node in calls}
+    shown = re.sub(r"```.*?```", "", prose, flags=re.DOTALL)
+    assert not re.search(r"^# Owned", shown, re.MULTILINE) and "\x1b" not in shown
+    outside = re.sub(r"`[^`\n]*`", "", shown)
+    assert "Owned" in outside and "`" not in outside
+    assert "<img" not in outside and "](" not in outside
+    for line in filter(lambda line: line.startswith("|"), outside.splitlines()):
+        assert line.count("|") in (3, 4), line
 
 
 def test_a_cards_recipe_has_no_secrets():

@@ -95,7 +95,8 @@ def model_card(
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **LAYOUT
     )
-    environment.filters |= {"cell": _cell, "number": finite, "mapping": mapping}
+    environment.filters |= {"cell": _cell, "code": _code, "quoted": json.dumps}
+    environment.filters |= {"number": finite, "mapping": mapping}
     return environment.get_template("model_card.md.jinja").render(
         {
             "kind": kind,
@@ -187,7 +188,16 @@ def _stage(stage: SubRun) -> Json:
 
 
 def _cell(value: Any) -> str:
-    return str(_public(printable(value, 300))).replace("|", "\\|").replace("\n", " ")
+    """A text as one cell of a table, in which no mark of HTML or Markdown acts: names and messages
+    may be anybody's.
+    """
+    words = " ".join(str(_public(printable(value, 300))).split())
+    return re.sub(r"[\\`|<]|\](?=[(\[])", lambda mark: f"&#{ord(mark[0])};", words)
+
+
+def _code(value: Any) -> str:
+    """A text in backticks, from which it cannot break out."""
+    return f"`{' '.join(printable(value, 300).replace('`', chr(0x2BC)).split())}`"
 
 
 def _public(value: Any) -> Any:
