@@ -240,3 +240,28 @@ def test_an_unknown_task_and_one_whose_rows_are_missing_are_named(tmp_path):
     file.write_text(json.dumps(lost), encoding="utf-8")
     with pytest.raises(DataError, match=r"lost.yaml' of lm-eval cannot be loaded \(FileNotFound"):
         evaluate_model("tiny", "lm_eval", data=[f"lm_eval={file}"])
+
+
+def test_a_file_of_a_task_is_called_a_program_before_it_runs(tmp_path, monkeypatch, caplog):
+    (tmp_path / "base.yaml").write_text("include: mine.yaml\nprocess_docs: !function more.docs\n")
+    (tmp_path / "mine.yaml").write_text(
+        "task: mine\ninclude: 'base.yaml'\nprocess_results: !function utils.score\n"
+    )
+    (tmp_path / "plain.yaml").write_text("task: plain\ndoc_to_text: '{{question}}'\n")
+    loaded = []
+
+    class Manager:
+        all_tasks = ("arc_easy",)
+
+        def load(self, task):
+            loaded.append((task, caplog.text))
+
+    monkeypatch.setattr(harness, "require", lambda *_: None)
+    monkeypatch.setattr(harness, "_manager", lambda _: Manager())
+    harness.once.cache_clear()
+    files = [str(tmp_path / name) for name in ("mine.yaml", "plain.yaml")]
+    harness.look_at_tasks(["arc_easy", *files])
+    said = [words for _, words in loaded]
+    assert said[0] == "" and f"{files[0]} is a program" in said[1]
+    assert "its functions utils.score, more.docs with your rights. Read a file" in said[1]
+    assert f"{files[1]} is a program: lm-eval runs its templates with your rights" in said[2]

@@ -2,6 +2,9 @@
 
 import json
 import math
+import random
+import re
+import time
 
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ from tether.evaluation.multiple_choice import (
     multiple_choice_figures,
     right_choices,
 )
-from tether.evaluation.questions import Question, read_questions
+from tether.evaluation.questions import Question, _without_marks, read_questions
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
 
@@ -203,6 +206,25 @@ def test_layouts_are_read_and_faults_named(tmp_path):
     )
     with pytest.raises(DataError, match="layouts mmlu and plain"):
         read_questions([table, written(tmp_path, lines)], Quarantine())
+
+
+def test_more_choices_than_letters_are_set_aside(tmp_path):
+    row = {"question": "Is it?", "subject": "law", "answer": 1}
+    lines = [{**row, "choices": [f"choice {n}" for n in range(count)]} for count in (26, 27, 400)]
+    quarantine = Quarantine()
+    (question,) = read_questions(written(tmp_path, lines), quarantine)
+    assert question.choices[-1] == "Z" and quarantine.reasons == {"too many choices": 2}
+
+
+def test_marks_are_taken_out_as_lm_eval_takes_them_and_in_time_that_grows_with_the_text():
+    draw = random.Random(7)
+    for _ in range(2000):
+        text = "".join(draw.choice("[]a \n") for _ in range(draw.randrange(30)))
+        expected = re.sub(r"\[.*?\]", "", text.strip()).replace("  ", " ")
+        assert _without_marks(text) == expected, text
+    start = time.process_time()
+    assert len(_without_marks("[" * 3_000_000)) == 3_000_000
+    assert time.process_time() - start < 5
 
 
 def test_a_question_beyond_the_context_is_refused(words):

@@ -8,7 +8,9 @@ prompt come from a generator of lm-eval's own, which keeps its seed.
 
 from __future__ import annotations
 
+import logging
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 
 from tether.core.errors import ConfigError, DataError, require
+from tether.core.once import once
 from tether.core.protocols import count_of
 from tether.core.types import Prompt, Sampling, user
 from tether.data.batches import batches_for
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from lm_eval.api.model import LM
     from lm_eval.tasks import TaskManager
 
+_LOG = logging.getLogger("tether.evaluation")
+_FUNCTION, _INCLUDED = re.compile(r"!function\s+([\w.]+)"), re.compile(r"^include:\s*(\S+)", re.M)
 LONGEST_ANSWER = 256
 """Tokens of an answer whose task names no number, as lm-eval has it."""
 MICRO_BATCH_TOKENS = 2048
@@ -43,7 +48,7 @@ AT_ONCE = 256
 
 
 def look_at_tasks(tasks: Sequence[str]) -> None:
-    """Load tasks and their data.
+    """Load tasks and their data. A file of a task is a program, and the log says so.
 
     Raises:
         ConfigError: lm-eval is not installed, or has no such task.
@@ -55,6 +60,8 @@ def look_at_tasks(tasks: Sequence[str]) -> None:
         if task not in manager.all_tasks and not Path(task).is_file():
             hint = alike(task, manager.all_tasks)
             raise ConfigError(f"lm-eval has no task {task!r}, and no file lies there. {hint}")
+        if task not in manager.all_tasks:
+            once(_LOG.warning, "%s", program_words(Path(task)))
         try:
             manager.load(task)
         except Exception as error:
@@ -63,6 +70,28 @@ def look_at_tasks(tasks: Sequence[str]) -> None:
                 "Most tasks read their rows from a hub: download them there first, or write a "
                 "task that names local files"
             ) from error
+
+
+def program_words(file: Path) -> str:
+    """The sentences on what a task's file runs: its templates, and functions of Python files."""
+    names = ", ".join(dict.fromkeys(_functions(file, set())))
+    return (
+        f"The task {file} is a program: lm-eval runs its templates"
+        f"{f' and its functions {names}' if names else ''} with your rights. Read a file that is not "
+        "yours before you use it."
+    )
+
+
+def _functions(file: Path, read: set[Path]) -> Iterator[str]:
+    """The Python functions that a task's file names, with those of the files that it includes."""
+    place = file.resolve()
+    if place in read or not place.is_file():
+        return
+    read.add(place)
+    text = place.read_text(encoding="utf-8", errors="replace")
+    yield from _FUNCTION.findall(text)
+    for name in _INCLUDED.findall(text):
+        yield from _functions(place.parent / name.strip("'\""), read)
 
 
 @cache

@@ -7,7 +7,6 @@ D, `answer`), and plain (`question`, `choices`, `answer`, perhaps `context`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,7 +86,17 @@ def _hellaswag(row: Json) -> Question:
 
 def _without_marks(words: str) -> str:
     words = words.strip().replace(" [title]", ". ")
-    return re.sub(r"\[.*?\]", "", words).replace("  ", " ")
+    lines = words.split("\n")
+    return "\n".join(map(_without_brackets, lines)).replace("  ", " ")
+
+
+def _without_brackets(line: str) -> str:
+    r"""The line without its matches of `\[.*?\]`, in time that grows with its length alone."""
+    pieces, end = [], 0
+    while (start := line.find("[", end)) >= 0 and (close := line.find("]", start)) >= 0:
+        pieces.append(line[end:start])
+        end = close + 1
+    return "".join([*pieces, line[end:]])
 
 
 def _arc(row: Json) -> Question:
@@ -106,6 +115,8 @@ def _arc(row: Json) -> Question:
 def _mmlu(row: Json) -> Question:
     """lm-eval's `mmlu`: the choices are in the context, and letters follow "Answer:"."""
     texts = _choices(row)
+    if len(texts) > len(LETTERS):
+        raise DataError(f"too many choices: {len(texts)}, and there are {len(LETTERS)} letters")
     letters = LETTERS[: len(texts)]
     lines = [f"{letter}. {choice}" for letter, choice in zip(letters, texts, strict=True)]
     head = ""
