@@ -18,6 +18,7 @@ from tether.core.rundir import read_json
 from tether.runner.jobs import expand, sweep_table
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
+from tether.settings.sweep import combinations
 
 RECIPE = """
 run = "run"
@@ -129,6 +130,16 @@ def test_one_stage_of_a_sweep_depends_on_what_the_others_share(tmp_path):
 def test_a_sweep_that_cannot_be_run_is_refused_in_one_sentence(tmp_path, sweep, message):
     with pytest.raises(ConfigError, match=message):
         folders(tmp_path, sweep)
+
+
+def test_values_that_differ_in_their_quotes_alone_have_folders_of_their_own():
+    """A number and its text, and texts in which a comma looks like the next key."""
+    names = [name for name, _ in combinations({"a": [1, "1", True, "true"]})]
+    assert names[0] == "a=1" and names[2] == "a=true" and len({*names}) == 4
+    table = {"a": ["x", "x,b=y"], "b": ["y", "y,b=y"]}
+    names = [name for name, _ in combinations(table)]
+    assert names[0] == "a=x,b=y" and len({*names}) == 4
+    assert not any("/" in name or len(name) > 100 for name in names)
 
 
 def test_a_budget_of_the_whole_run_is_refused(tmp_path):

@@ -75,12 +75,19 @@ def sweep_faults(
 
 
 def combinations(table: Mapping[str, Any]) -> Iterator[tuple[str, Json]]:
-    """Every combination: its folder's name, and the value of each key in the order of the table."""
-    keys = swept(table)
+    """Every combination: its folder's name, and the value of each key in the order of the table.
+
+    No two have one name, although names lack the quotes of texts: 1 and "1" are two values.
+    """
+    keys, names = swept(table), set()
     for values in product(*keys.values()):
         chosen = dict(zip(keys, values, strict=True))
         label = ",".join(f"{key}={json.dumps(value)}" for key, value in chosen.items())
-        yield _folder(label.replace('"', "")), chosen
+        name = _folder(label.replace('"', ""))
+        if name in names:
+            name = _folder(f"{label}, quoted")
+        names.add(name)
+        yield name, chosen
 
 
 def _folder(label: str) -> str:
