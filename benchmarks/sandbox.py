@@ -1,12 +1,13 @@
-"""`python -m benchmarks.sandbox [--json]`: the most that greedy programs get of a machine, in six
-environments.
+"""`python -m benchmarks.sandbox [--json] [--page]`: the most that greedy programs get of a machine, in
+six environments.
 
 The programs of `greedy.toml` run under the guard of model-written programs (`tether.rewards.code`).
 Each environment is a process of its own: as root and as an ordinary user (uid 65534), where
 programs can mount and where a filter refuses it, and in a group of a memory controller that has
 less than a program may take. Where this machine allows it, a group counts the memory, the kernel's
-own included, and a tmpfs counts the files; else both are sampled from /proc. Exit status 1: a
-program got more than its limit and margin, or what trains did not outlive it.
+own included, and a tmpfs counts the files; else both are sampled from /proc. `--page` writes the
+largest values into the table of docs/trust/safety.md. Exit status 1: a program got more than its
+limit and margin, or what trains did not outlive it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 
 import psutil
 
+from tether.core.rundir import whole_file
 from tether.rewards import code
 from tether.rewards.sandbox import CheckResult, Sandbox
 from tether.rewards.scratch import FILES, THREADS
@@ -70,6 +72,12 @@ UNMOUNTED = {
 }
 """Where nothing can be mounted, a program goes on for the 50 ms between two measurements."""
 TICK = 0.005
+PAGE = Path(__file__).resolve().parent.parent / "docs/trust/safety.md"
+ON_THE_PAGE = {
+    "root, in a group of less memory": "root, `memory_mb = 4096` in a group of 512 MB",
+    "user, in a group of less memory": "user, `memory_mb = 4096` in a group of 512 MB",
+}
+"""Names of environments on the page, where they are others than here."""
 
 
 @dataclass(slots=True)
@@ -100,6 +108,9 @@ def main() -> int:
         action="store_true",
         help=("one line of JSON for each program in each environment"),
     )
+    parser.add_argument(
+        "--page", action="store_true", help="write the largest values into docs/trust/safety.md"
+    )
     parser.add_argument("--environments", nargs="*", choices=ENVIRONMENTS, default=possible())
     parser.add_argument("--programs", nargs="*", choices=PROGRAMS, default=[*PROGRAMS])
     parser.add_argument("--smoke", action="store_true", help="one program: does it run?")
@@ -113,12 +124,17 @@ def main() -> int:
             print(json.dumps(asdict(row)), flush=True)
         return 0
     programs = ["heap"] if given.smoke else given.programs
-    rows = [
-        row
-        for name in given.environments[: 1 if given.smoke else None]
-        for row in rows_of(name, programs)
-    ]
+    if given.page and {*programs} != {*PROGRAMS}:
+        parser.error("--page needs all programs: its table has the largest value of any program")
+    rows: list[dict[str, Any]] = []
+    for name in given.environments[: 1 if given.smoke else None]:
+        start = time.monotonic()
+        rows += rows_of(name, programs)
+        seconds = time.monotonic() - start
+        print(f"{name}: {len(programs)} programs, {seconds:.0f} s", file=sys.stderr, flush=True)
     print("\n".join(json.dumps(row) for row in rows) if given.json else table(rows))
+    if given.page:
+        write_page(rows, PAGE)
     return any(row["beyond"] or not row["survived"] for row in rows)
 
 
@@ -198,6 +214,31 @@ def table(rows: list[dict[str, Any]]) -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def write_page(rows: list[dict[str, Any]], page: Path) -> None:
+    """Put the largest values of each environment into its line of the page's table.
+
+    Raises:
+        SystemExit: the page has no such line, or its sentences do not hold: a program got more than
+            its limit (of time alone, which a busy machine exceeds, the line shows it).
+    """
+    if bad := [row for row in rows if {*row["beyond"]} - {"seconds"} or not row["survived"]]:
+        names = ", ".join(f"{row['program']} ({row['environment']})" for row in bad)
+        raise SystemExit(f"{page} is unchanged, because its sentences do not hold of: {names}")
+    lines = page.read_text(encoding="utf-8").splitlines(keepends=True)
+    for environment in dict.fromkeys(row["environment"] for row in rows):
+        head = f"| {ON_THE_PAGE.get(environment, environment)} | "
+        places = [place for place, line in enumerate(lines) if line.startswith(head)]
+        if len(places) != 1:
+            raise SystemExit(f"{page} has {len(places)} lines that begin with {head!r}, not one")
+        own = [row for row in rows if row["environment"] == environment]
+        most = {name: max(row[name] for row in own) for name in LIMITS}
+        cells = [f"{most[name] / MB:.0f} MB" for name in ("memory", "disk")]
+        cells += [f"{most[name]:,}" for name in ("files", "processes", "threads", "open_files")]
+        lines[places[0]] = f"{head}{' | '.join(cells)} | {most['seconds']:.1f} |\n"
+    with whole_file(page) as file:
+        file.write_text("".join(lines), encoding="utf-8")
 
 
 # The process that trains: it becomes what the environment says, and starts again as that.

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from benchmarks.sandbox import ENVIRONMENTS, PROGRAMS
+from benchmarks.sandbox import ENVIRONMENTS, LIMITS, PAGE, PROGRAMS, Row, write_page
 
 from tether.build.judges import text_judge
 from tether.core.errors import RewardError
@@ -123,6 +124,43 @@ def test_the_page_has_the_number_of_greedy_programs_and_environments():
     numbers = re.search(r"runs (\d+) programs that take all that they can get, in (\w+)", SAFETY)
     assert numbers is not None
     assert int(numbers[1]) == len(PROGRAMS) and numbers[2] == "six" and len(ENVIRONMENTS) == 6
+
+
+def greedy_row(environment, **values):
+    """A program's row: a MB, a file, a process of each, a second, unless it is said otherwise."""
+    numbers = dict.fromkeys(LIMITS, 1) | {"memory": 1 << 20, "disk": 1 << 20, "survived": True}
+    return asdict(Row("heap", environment, **{**numbers, **values}))
+
+
+def test_largest_values_are_written_into_the_table_of_the_page(tmp_path):
+    page = tmp_path / "safety.md"
+    page.write_text(SAFETY, encoding="utf-8")
+    rows = [
+        greedy_row(name, memory=(place + 230) << 20, seconds=3.26, files=1024 + place)
+        for place, name in enumerate(ENVIRONMENTS)
+    ]
+    rows.append(greedy_row("user", disk=65 << 20, seconds=4.44, beyond=["seconds"]))
+    write_page(rows, page)
+    before, after = SAFETY.splitlines(), page.read_text(encoding="utf-8").splitlines()
+    changed = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert changed == [
+        "| root | 230 MB | 1 MB | 1,024 | 1 | 1 | 1 | 3.3 |",
+        "| user | 232 MB | 65 MB | 1,026 | 1 | 1 | 1 | 4.4 |",
+        "| root, nothing can be mounted | 231 MB | 1 MB | 1,025 | 1 | 1 | 1 | 3.3 |",
+        "| user, nothing can be mounted | 233 MB | 1 MB | 1,027 | 1 | 1 | 1 | 3.3 |",
+        "| root, `memory_mb = 4096` in a group of 512 MB | 234 MB | 1 MB | 1,028 | 1 | 1 | 1 | 3.3 |",
+        "| user, `memory_mb = 4096` in a group of 512 MB | 235 MB | 1 MB | 1,029 | 1 | 1 | 1 | 3.3 |",
+    ]
+    assert PAGE.read_text(encoding="utf-8") == SAFETY
+
+
+@pytest.mark.parametrize("fault", [{"beyond": ["memory", "seconds"]}, {"survived": False}])
+def test_a_sentence_that_does_not_hold_changes_no_page(tmp_path, fault):
+    page = tmp_path / "safety.md"
+    page.write_text(SAFETY, encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"unchanged.*heap \(root\)"):
+        write_page([greedy_row("root", **fault)], page)
+    assert page.read_text(encoding="utf-8") == SAFETY
 
 
 def test_a_check_has_no_threads_and_few_open_files():
