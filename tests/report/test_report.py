@@ -70,7 +70,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        if tag not in {"meta", "link", "br", "img"}:
+        if tag not in {"meta", "link", "br", "img", "input"}:
             self.stack.append(tag)
         if tag == "script":
             self.scripts.append("")

@@ -187,28 +187,46 @@ def worker_of(seconds: float) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
+def sleeping_program(process: subprocess.Popen[bytes]) -> psutil.Process:
+    """The process of a program that a worker runs, once it sleeps."""
+    worker = psutil.Process(process.pid)
+    request = {"program": "import time\ndef f(): time.sleep(1000)", "asks": [["value", "f()"]]}
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(request).encode() + b"\n")
+    end = time.monotonic() + 30
+    while not (children := worker.children()) and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(0.3)  # it has begun to sleep
+    (program,) = children
+    return program
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel to end a process with another")
 def test_a_sleeping_program_ends_with_its_worker():
     with worker_of(60.0) as process:
-        worker = psutil.Process(process.pid)
-        request = {"program": "import time\ndef f(): time.sleep(1000)", "asks": [["value", "f()"]]}
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        end = time.monotonic() + 30
-        while not (children := worker.children()) and time.monotonic() < end:
-            time.sleep(0.01)
-        time.sleep(0.3)  # it has begun to sleep
-        os.kill(worker.pid, signal.SIGKILL)
-        assert len(children) == 1 and psutil.wait_procs(children, timeout=10)[1] == []
+        program = sleeping_program(process)
+        os.kill(process.pid, signal.SIGKILL)
+        assert psutil.wait_procs([program], timeout=10)[1] == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_where_memory_runs_out_programs_are_ended_first():
-    with (
-        worker_of(5.0) as process,
-        open(f"/proc/{process.pid}/oom_score_adj", encoding="ascii") as file,
-    ):
-        assert file.read().strip() == "1000"
+    def first(number: int) -> str:
+        with open(f"/proc/{number}/oom_score_adj", encoding="ascii") as file:
+            return file.read().strip()
+
+    own = first(os.getpid())
+    with worker_of(60.0) as process:
+        assert [first(process.pid), first(sleeping_program(process).pid)] == ["1000", "1000"]
+    assert first(os.getpid()) == own, "what trains stays as it was"
+
+
+@needs_guards
+@pytest.mark.parametrize("place", ["/proc/self", "/proc/thread-self", "/proc/{worker}"])
+def test_no_program_changes_who_is_ended_first(score, place):
+    deed = f"open(f'{place.format(worker='{os.getppid()}')}/oom_score_adj', 'w').write('-1000')"
+    reason = score(f"import os\ndef f(): return {deed}", "assert f() == 'harmless'").reason
+    assert "PermissionError" in reason, reason
 
 
 REFUSING = """

@@ -40,7 +40,7 @@ from tether.rewards.guard import MEBIBYTE, OPEN_FILES, Guards, end_with, limit, 
 from tether.rewards.sandbox import ending, write_all
 from tether.rewards.scratch import confine, excess
 
-_FENCE = re.compile(r"```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)```", re.DOTALL)
 OUTPUT, FILE, SCRATCH = MEBIBYTE, 16 * MEBIBYTE, 64 * MEBIBYTE
 """Bytes that a program may write: to its output, into one file, into all its files together."""
 SCRATCH_NAME = "tether-code"
