@@ -748,3 +748,60 @@ def test_a_table_of_countless_equal_rows_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="more than 200 times its size"):
         for _ in read(tmp_path / "a.parquet", Demonstration):
             pass
+
+
+DAMAGED = """
+import random, sys
+from pathlib import Path
+from tether.core.errors import DataError
+from tether.core.types import Demonstration
+from tether.data.sources import read
+whole, place = Path(sys.argv[1]).read_bytes(), Path(sys.argv[1]).with_stem("damaged")
+draw, refused = random.Random(1), 0
+for _ in range(150):
+    content = bytearray(whole)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(content))
+        content[at] = draw.choice([0, 255, 127, 128, content[at] ^ 1])
+    place.write_bytes(content)
+    try:
+        repr(list(read(place, Demonstration)))
+    except DataError:
+        refused += 1
+print(refused)
+"""
+"""Bytes of a file are changed at random; whatever is read, the process lives on."""
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "index.arrow"])
+def test_a_damaged_table_is_refused_and_ends_no_process(tmp_path, name):
+    rows = [{"prompt": f"q {n}" * 3, "response": f"a {n}", "tags": ["x", "y"]} for n in range(40)]
+    table = pa.Table.from_pylist(rows)
+    if name.endswith("parquet"):
+        pq.write_table(table, tmp_path / name)
+    else:
+        kind = pa.ipc.new_file if name.startswith("index") else pa.ipc.new_stream
+        with pa.OSFile(str(tmp_path / name), "wb") as file, kind(file, table.schema) as writer:
+            writer.write_table(table)
+    command = [sys.executable, "-c", DAMAGED, str(tmp_path / name)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    assert int(finished.stdout) > 20
+
+
+def test_texts_that_lie_outside_of_an_arrow_file_are_not_read(tmp_path):
+    offsets = pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in (0, 3, 1 << 30)))
+    outside = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"abcdef"))
+    batch = pa.RecordBatch.from_arrays([outside, outside], ["prompt", "response"])
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, batch.schema) as writer,
+    ):
+        writer.write_batch(batch)
+    program = (
+        "import sys; from tether.data.sources import read; from tether.core.types import "
+        "Demonstration; list(read(sys.argv[1], Demonstration))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "a.arrow")]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 1 and "not a readable Arrow file" in finished.stderr

@@ -63,7 +63,7 @@ ROWS = {
         "setns": (308, "-1, 0"),
     },
     "signals to others": {
-        "kill": (62, "parent, 0"),
+        "kill": (62, "4194305, 0"),
         "kill of a group": (62, "0, 0"),
         "tkill": (200, "-1, 0"),
         "tgkill": (234, "parent, -1, 0"),
@@ -87,7 +87,7 @@ ROWS = {
         "sched_setscheduler": (144, "-1, 0, 0"),
         "sched_setparam": (142, "-1, 0"),
         "sched_setattr": (314, "-1, 0, 0"),
-        "prlimit64": (302, "parent, 7, 0, 0"),
+        "prlimit64": (302, "-1, 7, 0, 0"),
     },
     "sockets": {
         "socket": (41, "1, 1, 0"),

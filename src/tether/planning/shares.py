@@ -158,7 +158,7 @@ def need(section: Section, stage: StagePrice | None, usual: float) -> Need:
 
 
 def share_out(needs: Sequence[Need], seconds: float) -> list[float]:
-    """Seconds of each of several stages. Each has its least, the cheapest first. What is left goes
+    """Seconds of each of several stages. Each has its least, the cheapest first. The rest goes
     by what is then missing.
     """
     shares = [0.0] * len(needs)

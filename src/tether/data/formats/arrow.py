@@ -14,6 +14,8 @@ from tether.data.formats.columns import no_column_twice
 from tether.data.formats.json_rows import BadRow, Row
 
 _BATCH = 256
+_UNREADABLE = OSError, UnicodeDecodeError, SystemError
+"""Errors of a damaged file besides those of Arrow's own."""
 _LEAST, _LARGE = 16, 1 << 16
 """Bytes that each row counts for, and bytes of texts beyond which all of them count.
 
@@ -57,8 +59,8 @@ def parquet_rows(stream: Any, where: str) -> Iterator[tuple[int, Row | BadRow]]:
         ]
         growth.check_growth(where, sum(groups), os.path.getsize(where), when="read")
         size = _at_once(max(groups, default=0))
-        yield from _rows(file.iter_batches(batch_size=size, use_threads=False), where)
-    except pa.ArrowException as error:
+        yield from _rows(_sound(file.iter_batches(batch_size=size, use_threads=False)), where)
+    except (pa.ArrowException, *_UNREADABLE) as error:
         raise DataError(
             f"{where}: not a readable Parquet file ({one_line(error)}). Copy or "
             "download the file again."
@@ -78,12 +80,19 @@ def arrow_rows(stream: Any, where: str) -> Iterator[tuple[int, Row | BadRow]]:
         else:
             file = batches = pa.ipc.open_stream(stream)
         no_column_twice(file.schema.names, where)
-        yield from _rows((part for batch in batches for part in _parts(batch)), where)
-    except (pa.ArrowException, OSError) as error:
+        yield from _rows((part for batch in _sound(batches) for part in _parts(batch)), where)
+    except (pa.ArrowException, *_UNREADABLE) as error:
         raise DataError(
             f"{where}: not a readable Arrow file ({one_line(error)}). Copy or "
             "download the file again."
         ) from error
+
+
+def _sound(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches, each checked first: a damaged place in one would be read outside of its memory."""
+    for batch in batches:
+        batch.validate(full=True)
+        yield batch
 
 
 def _at_once(num_bytes: int) -> int:
