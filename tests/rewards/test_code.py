@@ -221,7 +221,15 @@ def test_a_program_never_meets_the_right_answer(score):
     assert "gave nowhere" in found.reason
 
 
-@pytest.mark.parametrize("tests", ["x = 1", "assert f( ==", [{"input": "1"}], [], [3]])
+@pytest.mark.parametrize(
+    "tests",
+    [
+        *("x = 1", "assert f( ==", [{"input": "1"}], [], [3]),
+        "def check(candidate):\n    assert candidate(2) == 4",
+        "async def check(candidate):\n    raise ValueError",
+        "class Checks:\n    def check(self, candidate):\n        assert candidate(2) == 4",
+    ],
+)
 def test_tests_that_test_nothing_are_refused(tests):
     with pytest.raises(DataError, match="test"):
         code.read_tests(tests)
