@@ -63,6 +63,22 @@ def test_the_table_has_every_figure_with_its_interval_and_change(run):
     ]  # fmt: skip
 
 
+def test_the_tax_is_in_points_and_per_nat_of_the_runs_own_kl(run, synthetic):
+    """−0.125 [−0.250, −0.010] of a share for 2.5 nats; the other evaluator measures no ability."""
+    synthetic.write(
+        run / "ppo" / "summary.json", {**synthetic.ppo_summary(), "kl": 2.5, "kl_noise": None}
+    )
+    assert cells(report(run), "ability") == [
+        ["multiple choice, right", "2.50 [too few]", "50.0%", "37.5%", "−12.5 [−25.0, −1.00]", "−5.00 [−10.0, −0.400]"],
+        ["multiple choice, calibration error", "2.50 [too few]", "10.0%", "20.0%", "+10.0 [−10.0, +30.0]",
+         "+4.00 [−4.00, +12.0]"],
+    ]  # fmt: skip
+    synthetic.write(
+        run / "ppo" / "summary.json", {**synthetic.ppo_summary(), "kl": 0.05, "kl_noise": None}
+    )
+    assert [row[-1] for row in cells(report(run), "ability")] == ["–", "–"]
+
+
 def test_a_curve_has_the_measured_values_and_intervals(run):
     page = report(run)
     assert [name for name in page.charts if name.startswith("evaluator")] == [
@@ -111,17 +127,28 @@ def test_names_are_words_and_names_of_users_stay(name, words):
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_hostile_name_is_text(run, synthetic, text):
-    plain = report(run).skeleton
-    lines = json.loads(
-        json.dumps(LINES).replace("multiple_choice", "NAME").replace('"acc"', '"FIGURE"')
-    )
-    for line in lines:
-        line["evaluator"] = text if line["evaluator"] == "NAME" else line["evaluator"]
-        for key in ("figures", "rows", "change"):
-            if key in line:
-                line[key] = {text if k == "FIGURE" else k: v for k, v in line[key].items()}
-    synthetic.write_lines(run / "ppo" / "evaluations.jsonl", lines)
-    assert report(run).skeleton == plain
+    """An evaluator of lm-eval's shares too, whose figures have names of tasks."""
+    pages = []
+    for name, figure in (
+        ("mine", "share"),
+        (text, text),
+        ("lm_eval", "task/acc"),
+        ("lm_eval", f"{text}/acc"),
+    ):
+        lines = json.loads(
+            json.dumps(LINES).replace("multiple_choice", "NAME").replace('"acc"', '"FIGURE"')
+        )
+        for line in lines:
+            line["evaluator"] = name if line["evaluator"] == "NAME" else line["evaluator"]
+            for key in ("figures", "rows", "change"):
+                if key in line:
+                    line[key] = {figure if k == "FIGURE" else k: v for k, v in line[key].items()}
+        synthetic.write_lines(run / "ppo" / "evaluations.jsonl", lines)
+        pages.append(report(run))
+    plain, hostile, task, hostile_task = pages
+    assert hostile.skeleton == plain.skeleton
+    assert hostile_task.skeleton == task.skeleton
+    assert 'id="at-tax"' in hostile_task.source and 'id="at-tax"' not in hostile.source
 
 
 def test_damaged_lines_leave_the_others(run):

@@ -205,8 +205,124 @@ def test_evaluators_are_shown_by_setting_as_changes_above_the_start(tmp_path):
     text = write_report(run).read_text()
     mean = normal_mean([0.0, 0.01, 0.02])
     assert bracketed(mean._replace(count=0), signed) in text
-    assert "Of each evaluator the first three figures are here" in text
+    assert "Of each evaluator three figures are here" in text
     assert ">change, diversity, different words</h3>" in text
+
+
+def evaluated(path, shift, **figures):
+    """Lines of an evaluator whose figures move from their first to their last values."""
+    ends = {name: (start, start + shift) for name, start in figures.items()}
+    lines = [
+        {"evaluator": "multiple_choice", "moment": moment, "step": step, "rows": {},
+         "figures": {name: estimate(pair[step > 0], 0, 1) for name, pair in ends.items()}}
+        for moment, step in (("before", 0), ("after", 60))
+    ]  # fmt: skip
+    changes = {name: {"difference": estimate(shift, -1, 1), "paired": True} for name in figures}
+    write_lines(path / "evaluations.jsonl", [lines[0], {**lines[1], "change": changes}])
+
+
+def rows_of(text, section):
+    """The table of a section of the page: its head and its rows, as texts."""
+    table = text[text.index(f'id="{section}"') :]
+    table = html.unescape(table[: table.index("</table>")])
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("<tr>")[1:]]
+    return rows[0], rows[1:]
+
+
+def students(values):
+    """Mean and interval by scipy, as the page prints signed numbers."""
+    mean = sum(values) / len(values)
+    low, high = stats.t.interval(0.95, len(values) - 1, loc=mean, scale=stats.sem(values))
+    return f"{signed(mean)} [{signed(low)}, {signed(high)}]"
+
+
+def test_the_tax_is_in_points_and_per_nat_over_seeds(tmp_path):
+    run = write_sweep(tmp_path / "run", {KEY: BETAS[:2], "seed": (0, 1, 2)})
+    changes = {0.0: (-0.08, -0.05, -0.02), 0.01: (-0.01, 0.0, 0.02)}
+    spent = {0.0: (8.0, 10.0, 5.0), 0.01: (2.0, 2.5, 4.0)}
+    for beta, own in changes.items():
+        for seed, shift in enumerate(own):
+            path = run / f"sweep/{KEY}={beta},seed={seed}/ppo"
+            evaluated(path, shift, acc_bytes=0.7, acc=0.75, acc_tokens=0.7, ece=0.2)
+            write(path / "summary.json", ppo_summary(kl=spent[beta][seed]))
+    head, rows = rows_of(write_report(run).read_text(), "at-tax")
+    assert head == [
+        "ability", KEY, "runs", "KL, nats", "start", "end", "change, points", "points per nat of KL"
+    ]  # fmt: skip
+    assert [row[:3] for row in rows] == [
+        [name, beta, "3"]
+        for name in ("multiple choice, right", "multiple choice, calibration error")
+        for beta in ("0", "0.01")
+    ]
+    for row, beta in zip(rows, (0.0, 0.01, 0.0, 0.01), strict=True):
+        points = [100 * shift for shift in changes[beta]]
+        assert row[6] == students(points)
+        assert row[7] == students([p / kl for p, kl in zip(points, spent[beta], strict=True)])
+    assert [row[4:6] for row in rows[:2]] == [["75.0%", "70.0%"], ["75.0%", "75.3%"]]
+    measured = [one for one in measures_of(read_sweep(run)) if one.key.startswith(FIGURE_KEY)]
+    assert [one.name for one in measured] == [
+        "change in points, multiple choice, right",
+        "change in points, multiple choice, calibration error",
+        "change, multiple choice, right, by bytes",
+    ]
+    assert [value.value for _, value in measured[0].values[0]] == pytest.approx([-8, -5, -2])
+    write(run / f"sweep/{KEY}=0.01,seed=1/ppo/summary.json", ppo_summary(kl=0.01))
+    _, rows = rows_of(write_report(run).read_text(), "at-tax")
+    assert [row[7] for row in rows[1::2]] == ["–", "–"] and "–" not in rows[0]
+
+
+@pytest.mark.parametrize(
+    ("gains", "headline", "names"),
+    [
+        ({0.0: (0.5, 0.1, 0.9), 0.05: (0.3, 0.31, 0.32)}, "A gain is shown: the greatest at", "0.05"),
+        ({0.0: (0.5, -0.1, 0.9), 0.05: (0.3, -0.3, 0.1)}, "No setting is shown to gain", "0"),
+        ({0.0: (0.5, 0.51, 0.52), 0.05: (0.3, 0.31, 0.32)}, "A gain is shown: the greatest at", "0"),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_the_greatest_gain_that_is_shown(tmp_path, gains, headline, names):
+    """A larger mean whose interval holds 0 comes after a smaller one that is clear of 0."""
+    run = write_sweep(tmp_path / "run", {KEY: (0.0, 0.05), "seed": (0, 1, 2)})
+    for beta, own in gains.items():
+        for seed, gain in enumerate(own):
+            path = run / f"sweep/{KEY}={beta},seed={seed}/ppo/summary.json"
+            write(path, ppo_summary(kl=4.0 + seed, gold_gain=estimate(gain, gain - 1, gain + 1)))
+    text = html.unescape(write_report(run).read_text())
+    verdict = text[text.index('id="at-verdict"') : text.index('id="at-setting"')]
+    assert headline in verdict and f"{KEY} = {names}: gold gain" in verdict
+    assert students(gains[float(names)]) in verdict
+    assert bracketed(normal_mean([4.0, 5.0, 6.0])._replace(count=0)) in verdict
+    assert "It is the greatest of 2 means" in verdict
+
+
+def test_controls_say_what_they_take_away_and_are_compared_by_seed(tmp_path):
+    run = write_sweep(tmp_path / "run", {"seed": (0, 1, 2)})
+    table = read_json(run / "sweep.json")["combinations"]
+    own, random, majority = (0.2, 0.26, 0.17), (0.01, -0.02, 0.0), (0.12, 0.2, 0.06)
+    for seed, row in enumerate(table):
+        place = run / row["stages"]["ppo"]
+        row["stages"] |= {name: f"arms-{seed}/{name}" for name in ("ppo-random", "ppo-majority")}
+        summary = ppo_summary(kl=3.0, gold_gain=estimate(own[seed], -1, 1))
+        write(place / "summary.json", summary)
+        for source, gains in (("random", random), ("majority", majority)):
+            path = run / f"arms-{seed}/ppo-{source}"
+            write_lines(path / "metrics.jsonl", ppo_rows(5))
+            write(
+                path / "summary.json", ppo_summary(kl=2.0, gold_gain=estimate(gains[seed], -1, 1))
+            )
+            write(path / "config.json", {"ppo": {"reward_source": source}})
+    (run / "sweep.json").write_text(json.dumps({"combinations": table}))
+    text = write_report(run).read_text()
+    head, rows = rows_of(text, "at-controls")
+    assert head == ["arm", "runs", "gold gain of the arm", "of the policy", "difference"]
+    for row, gains in zip(rows, (majority, random), strict=True):
+        left = [mine - theirs for mine, theirs in zip(own, gains, strict=True)]
+        assert row[1:] == ["3", students(gains), students(own), students(left)]
+    assert [row[0] for row in rows] == ["ppo-majority", "ppo-random"]
+    for name, lacks in (
+        ("ppo-random", "all that the reward says"),
+        ("ppo-majority", "the known answer"),
+    ):
+        assert text.count(f"{name} takes away {lacks}") == 1
 
 
 def opened(driver, chromium, path, problems, **context):

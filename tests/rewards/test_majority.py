@@ -1,14 +1,17 @@
 """The control of agreement, against groups counted by hand."""
 
+import html
 import json
 
 import pytest
 
 from tether.core.errors import ConfigError
-from tether.core.rundir import RunDirectory
+from tether.core.rundir import RunDirectory, read_json
 from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
 from tether.report.about import control_lines
+from tether.report.page import write_report
 from tether.report.reading import read_journey
+from tether.report.tiles import arm_table
 from tether.rewards.control import CheckedControl
 from tether.rewards.limit import FailureLimit
 from tether.rewards.majority import MajorityReward
@@ -42,6 +45,12 @@ def agreement(kind, texts, **more):
 def test_numbers_agree_by_value(texts, values):
     """The known answer 7 has no part in it."""
     assert agreement("numeric", texts) == values
+
+
+def test_zero_is_a_number_too():
+    pytest.importorskip("math_verify")
+    texts = ["#### 0", "#### 0.0", "#### none at all"]
+    assert agreement("gsm8k", texts) == [1, 1, 0]
 
 
 def test_words_agree_as_the_check_folds_them():
@@ -134,3 +143,12 @@ def test_an_arm_is_measured_by_the_known_answers_and_the_page_says_what_it_lacks
     majority, random = sorted(control_lines(read_journey(run).compared))
     assert majority.startswith("grpo-majority takes away the known answer")
     assert random.startswith("grpo-random takes away all that the reward says")
+    page = html.unescape(write_report(run).read_text())
+    assert majority in page and random in page
+    columns, rows = arm_table(read_journey(run).compared)
+    assert "held-out gain" in columns and ">held-out gain</th>" in page
+    gain = columns.index("held-out gain")
+    gains = {row[0]: float(row[gain].split()[0].replace("−", "-")) for row in rows}
+    for name in measured:
+        summary = read_json(run / name / "summary.json")["heldout"]["correct"]["gain"]["value"]
+        assert gains[name] == pytest.approx(summary, abs=6e-4)

@@ -4,7 +4,7 @@ curves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tether.report.numbers import SENTENCES, bracketed, decimal, has_interval, signed
@@ -18,6 +18,8 @@ MOST_CURVES = 3
 SHOWN_ELSEWHERE = "held_out", "kl", "decoding", "best_of_n"
 """Evaluators whose figures a sweep's page shows as gains, KL and controls."""
 FIGURE_NAMES = SENTENCES["evaluated"]
+LEADING = {"multiple_choice": ("acc", "acc_norm", "ece")}
+"""Figures of an evaluator that a page with only a few of them shows before the others."""
 
 
 class Measurement(NamedTuple):
@@ -144,19 +146,43 @@ def _with_intervals(points: dict[float, Estimate], name: str, colour: str) -> li
     return [*([strokes] if ends else []), line]
 
 
-def changes_of(policy: SubRun, stages: Sequence[SubRun]) -> dict[tuple[str, str], Estimate]:
-    """The last change of a policy above the start, by evaluator and figure. The lines of its training
-    come first, then those of the recipe's end.
+class LastFigure(NamedTuple):
+    """A figure of a policy as measured last: its value where one was recorded, and its change above
+    the start.
+    """
+
+    value: float | None
+    change: Estimate
+
+
+def last_figures(policy: SubRun, stages: Sequence[SubRun]) -> dict[tuple[str, str], LastFigure]:
+    """The figures of a policy that have a change, as measured last, by evaluator and figure. The
+    lines of its training come first, then those of the recipe's end.
     """
     ends = [
         (record, policy.name if stage.path != policy.path else None)
         for stage in (*(one for one in stages if one.path != policy.path), policy)
         for record in stage.evaluations
     ]
-    return {
-        (str(record.get("evaluator")), name): value
-        for record, owner in ends
-        if owner is None or record.get("policy") == owner
-        for name, change in mapping(record.get("change")).items()
-        if (value := estimate(mapping(change).get("difference"))) is not None
-    }
+    last = {}
+    for record, owner in ends:
+        if owner is not None and record.get("policy") != owner:
+            continue
+        values = mapping(record.get("figures"))
+        for name, change in mapping(record.get("change")).items():
+            difference = estimate(mapping(change).get("difference"))
+            if difference is not None:
+                value = estimate(values.get(name))
+                end = LastFigure(value and value.value, difference)
+                last[str(record.get("evaluator")), name] = end
+    return last
+
+
+def by_importance(names: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Evaluators and figures: of each evaluator those of LEADING first, the others in their order."""
+
+    def place(name: tuple[str, str]) -> int:
+        leading = LEADING.get(name[0], ())
+        return leading.index(name[1]) if name[1] in leading else len(leading)
+
+    return sorted(names, key=place)

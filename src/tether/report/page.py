@@ -31,6 +31,8 @@ from tether.report.reading import (
 from tether.report.rollouts import packed_rollouts
 from tether.report.sweep import STAGES_PAGE, sweep_page
 from tether.report.sweeps import read_sweep
+from tether.report.tax import COLUMNS as TAX_COLUMNS
+from tether.report.tax import tax_rows
 from tether.report.trace import write_trace
 from tether.report.wording import Wording, wording_of, wording_of_labels
 
@@ -90,6 +92,7 @@ def _journey_page(journey: Journey, run: Path) -> str:
     drawn = _figures(journey, parts)
     blocks = _blocks(journey)
     drawn = {name: wording.plots(plots) for name, plots in drawn.items()}
+    arm_columns, arm_rows = tiles.arm_table(journey.compared)
     decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control))
     supervised = list(_supervised(journey))
     compared = bool(decoded[1] or parts or groups)
@@ -127,8 +130,9 @@ def _journey_page(journey: Journey, run: Path) -> str:
         supervised=supervised,
         measured=measured,
         measured_columns=[*map(wording.label, COLUMNS)],
+        tax=(["ability", "KL, nats", *TAX_COLUMNS], tax_rows(journey.policies, journey.stages)),
         round_columns=tiles.ROUND_OF_PAIRS,
-        arms=([*map(wording.label, tiles.ARM_COLUMNS)], tiles.arm_table(journey.compared)),
+        arms=([*map(wording.label, arm_columns)], arm_rows),
         controls=about.control_lines(journey.compared),
         groups_text=groups_text,
         groups=groups,

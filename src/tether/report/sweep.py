@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from tether.report.controls import sweep_controls
 from tether.report.frame import HERE, fill_template
-from tether.report.numbers import SENTENCES, bracketed
+from tether.report.narrative import Conclusion
+from tether.report.numbers import SENTENCES, bracketed, side
 from tether.report.plotting import Plot
 from tether.report.reading import Row
 from tether.report.rollouts import packed, packed_rollouts
 from tether.report.sweep_answers import packed_answers, worst_beside
 from tether.report.sweep_figures import by_setting, curves, frontier
 from tether.report.sweeps import FIGURE_KEY, GAINS, Measured, Sweep, loosest, measures_of
+from tether.report.tax import sweep_tax
 from tether.report.tiles import Tile, estimate_tile
 from tether.report.wording import Wording, wording_of
 
@@ -79,6 +82,7 @@ def sweep_page(sweep: Sweep) -> str:
             for (key, order), value in zip(sweep.keys.items(), values, strict=True)
         ],
         start=start,
+        verdict=_verdict(sweep, gain, by_key.get("kl")),
         views=[
             SettingView(
                 sweep.title(setting),
@@ -92,6 +96,8 @@ def sweep_page(sweep: Sweep) -> str:
         ],
         data=packed(_data(sweep)),
         answers=answers,
+        tax=sweep_tax(sweep),
+        controls=sweep_controls(sweep, gain),
         table_of=_table(sweep, measures),
         evaluated=any(one.key.startswith(FIGURE_KEY) for one in measures),
         aloud=_aloud(sweep, gain, measures, judge),
@@ -154,17 +160,39 @@ def _numbers(setting: int, measures: Sequence[Measured]) -> str:
     return " · ".join(f"{one.short} {one.show(mean.value)}" for one, mean in means if mean)
 
 
+def _verdict(sweep: Sweep, gain: Measured | None, kl: Measured | None) -> Conclusion | None:
+    """The setting with the greatest gain that is shown, else with the greatest of all; None where
+    no gain was measured.
+    """
+    if gain is None or gain.key not in GAINS[:3]:
+        return None
+    means = {place: mean for place in range(len(gain.values)) if (mean := gain.mean(place))}
+    shown = {place: mean for place, mean in means.items() if side(mean, 0) > 0}
+    best = max(shown or means, key=lambda place: means[place].value)
+    title = sweep.title(sweep.settings[best])
+    spent = kl.mean(best) if kl else None
+    numbers = SAYS["verdict" if spent is None else "verdict-kl"].format(
+        setting=title,
+        name=gain.name,
+        gain=bracketed(means[best], gain.show),
+        kl=bracketed(spent),
+    )
+    sentences = [numbers, *[SAYS["largest"].format(count=len(means))] * (len(means) > 1)]
+    headline = SAYS["gained" if shown else "not-gained"].format(setting=title)
+    return Conclusion("good" if shown and gain.key != "proxy" else "open", headline, sentences, [])
+
+
 def _table(sweep: Sweep, measures: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
     """A row a setting: how many runs, and each number's mean with its interval."""
     rows = [
         [
-            sweep.title(setting),
+            *(setting.values or [sweep.title(setting)]),
             str(len(setting.members)),
             *(bracketed(one.mean(number), one.show) for one in measures),
         ]
         for number, setting in enumerate(sweep.settings)
     ]
-    return ["setting", "runs", *(one.name for one in measures)], rows
+    return [*(sweep.keys or ["setting"]), "runs", *(one.name for one in measures)], rows
 
 
 def _aloud(

@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 
 from tether.core.errors import RunError
 from tether.core.rundir import SWEEP
-from tether.report.evaluators import MOST_CURVES, SHOWN_ELSEWHERE, changes_of, figure_words
+from tether.report.evaluators import (
+    MOST_CURVES,
+    SHOWN_ELSEWHERE,
+    by_importance,
+    figure_words,
+    last_figures,
+)
 from tether.report.narrative import control_of, gold_gain, heldout_gain, proxy_gain, spent_kl
 from tether.report.numbers import Show, decimal, percent, signed
 from tether.report.reading import (
@@ -138,6 +144,10 @@ MEASURES = (
 GAINS = ("gold", "heldout", "proxy", "right")
 FIGURE_KEY = "evaluated-"
 """Begins the key of a figure of an evaluator."""
+ABILITIES = {"multiple_choice": ("acc", "acc_norm", "ece"), "short_answers": ("accuracy",)}
+"""By evaluator the figures of what a model can do, whose fall is the alignment tax."""
+SHARES_OF_TASKS = ("acc", "acc_norm", "exact_match")
+"""Metrics of lm-eval that are shares of right answers."""
 
 
 def control_gain(policy: SubRun) -> tuple[float, float] | None:
@@ -279,28 +289,51 @@ def measures_of(sweep: Sweep) -> list[Measured]:
     return [*made, *_evaluated(sweep)]
 
 
+def is_ability(evaluator: str, figure: str) -> bool:
+    """True for shares of right answers, and for their calibration error."""
+    if evaluator == "lm_eval":
+        return figure.rpartition("/")[2] in SHARES_OF_TASKS
+    return figure in ABILITIES.get(evaluator, ())
+
+
+def percentage_points(change: Estimate, per: float = 1.0) -> Estimate:
+    """A change of a share in percentage points, divided by a positive number."""
+    value, low, high = (100 * bound / per for bound in change[:3])
+    return change._replace(value=value, low=low, high=high)
+
+
 def _evaluated(sweep: Sweep) -> list[Measured]:
-    """Changes of the first figures of each evaluator with rows of its own."""
-    read = {m.label: changes_of(m.policy, m.journey.stages) for m in sweep.members}
+    """Changes of the first figures of each evaluator with rows of its own; those of abilities are
+    in percentage points.
+    """
+    read = {m.label: last_figures(m.policy, m.journey.stages) for m in sweep.members}
     names = dict.fromkeys(name for one in read.values() for name in one)
     chosen: list[tuple[str, str]] = []
-    for evaluator, figure in names:
-        count = sum(name == evaluator for name, _ in chosen)
-        if evaluator not in SHOWN_ELSEWHERE and count < MOST_CURVES:
-            chosen.append((evaluator, figure))
+    for evaluator in dict.fromkeys(evaluator for evaluator, _ in names):
+        if evaluator not in SHOWN_ELSEWHERE:
+            own = by_importance(name for name in names if name[0] == evaluator)
+            chosen += own[:MOST_CURVES]
     return [
         Measured(
             f"{FIGURE_KEY}{number}",
-            printable(f"change, {', '.join(figure_words(*name))}", 80),
+            printable(f"{_change_words(*name)}, {', '.join(figure_words(*name))}", 80),
             printable(": ".join(figure_words(*name)), 80),
             signed,
             [
-                [(m, read[m.label][name]) for m in setting.members if name in read[m.label]]
+                [
+                    (m, percentage_points(last.change) if is_ability(*name) else last.change)
+                    for m in setting.members
+                    if (last := read[m.label].get(name))
+                ]
                 for setting in sweep.settings
             ],
         )
         for number, name in enumerate(chosen)
     ]
+
+
+def _change_words(evaluator: str, figure: str) -> str:
+    return "change in points" if is_ability(evaluator, figure) else "change"
 
 
 def loosest(sweep: Sweep, measures: Sequence[Measured]) -> int | None:

@@ -15,6 +15,7 @@ from tether.report.narrative import (
     spent_kl,
 )
 from tether.report.numbers import (
+    Show,
     bracketed,
     centre,
     decimal,
@@ -186,21 +187,26 @@ def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Ti
     )
 
 
-ARM_COLUMNS = ("policy", "proxy gain", "gold gain", "gold win rate", "KL, nats")
-ARM_UNITS = (signed, signed, percent, decimal)
+ARM_COLUMNS: dict[str, tuple[Callable[[SubRun], object], Show]] = {
+    "proxy gain": (proxy_gain, signed),
+    "held-out gain": (lambda arm: (measured := heldout_gain(arm)) and measured.gain, signed),
+    "gold gain": (gold_gain, signed),
+    "gold win rate": (lambda arm: arm.summary.get("gold_win_rate"), percent),
+    "KL, nats": (spent_kl, decimal),
+}
 
 
-def arm_table(arms: Sequence[SubRun]) -> list[list[str]]:
-    """A row an arm, of ARM_COLUMNS; empty for a single arm."""
-    measured = [
-        (proxy_gain(arm), gold_gain(arm), arm.summary.get("gold_win_rate"), spent_kl(arm))
-        for arm in arms
-    ]
-    shown = [
-        [arm.title, *map(bracketed, values, ARM_UNITS)]
-        for arm, values in zip(arms, measured, strict=True)
-    ]
-    return shown if len(shown) > 1 else []
+def arm_table(arms: Sequence[SubRun]) -> tuple[list[str], list[list[str]]]:
+    """Columns that an arm has values for, and a row an arm; empty for a single arm."""
+    if len(arms) < 2:
+        return [], []
+    shown = {
+        name: [bracketed(read(arm), show) for arm in arms]
+        for name, (read, show) in ARM_COLUMNS.items()
+    }
+    columns = {"policy": [arm.title for arm in arms]}
+    columns |= {name: texts for name, texts in shown.items() if any(texts)}
+    return [*columns], [list(row) for row in zip(*columns.values(), strict=True)]
 
 
 ROUND_OF_PAIRS = (

@@ -20,7 +20,6 @@ from tether.report.narrative import Conclusion, loop_conclusion
 from tether.report.numbers import SENTENCES, duration, gigabytes, listing
 from tether.report.reading import read_journey, read_loop, read_sub_run
 from tether.report.tiles import (
-    ARM_COLUMNS,
     ROUND_COLUMNS,
     ROUND_OF_PAIRS,
     arm_table,
@@ -55,8 +54,8 @@ def show_run(console: Console, run: Path) -> None:
         show_conclusion(console, loop_conclusion(loop))
     else:
         journey = read_journey(run)
-        columns = [*map(wording_of(journey).label, ARM_COLUMNS)]
-        show_table(console, "policies", arm_table(journey.compared), columns)
+        columns, rows = arm_table(journey.compared)
+        show_table(console, "policies", rows, [*map(wording_of(journey).label, columns)])
         show_conclusion(console, brief(journey))
 
 
