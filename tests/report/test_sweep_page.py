@@ -10,6 +10,7 @@ import html
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,16 @@ def test_what_has_not_run_is_named_and_a_sweep_that_has_not_begun_is_no_sweep(tm
     (run / f"sweep/{KEY}=0.2,seed=2/ppo/summary.json").unlink()
     text = html.unescape(write_report(run).read_text())
     assert "1 combination(s) have taken no step yet: ppo.kl.coefficient=0.2, seed=2." in text
+    for seed in (0, 1):
+        shutil.rmtree(run / f"sweep/{KEY}=0.2,seed={seed}")
+        path = run / f"sweep/{KEY}=0.05,seed={seed}/ppo"
+        write_lines(path / "metrics.jsonl", [{"step": 1, "policy/entropy": 2.0}])
+        (path / "summary.json").unlink()
+        shutil.rmtree(path.parent / "evaluate")
+    shutil.rmtree(run / f"sweep/{KEY}=0.05,seed=2")
+    text = html.unescape(write_report(run).read_text())
+    assert text.count('<p class="quiet">ppo.kl.coefficient = 0.2 has not run yet.') == 1
+    assert text.count('<p class="quiet">ppo.kl.coefficient = 0.05 has no numbers yet.') == 1
     table = read_json(run / "sweep.json")["combinations"]
     for row in table:
         row["stages"] = {"ppo": "sweep/elsewhere/ppo"}

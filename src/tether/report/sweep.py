@@ -152,7 +152,7 @@ def _sentence(sweep: Sweep, setting: int, measures: Sequence[Measured]) -> str:
     title = sweep.title(sweep.settings[setting])
     if not sweep.settings[setting].members:
         return SAYS["not-run"].format(setting=title)
-    return _numbers(setting, measures)
+    return _numbers(setting, measures) or SAYS["no-numbers"].format(setting=title)
 
 
 def _numbers(setting: int, measures: Sequence[Measured]) -> str:
