@@ -217,10 +217,13 @@ def main() -> None:
     smoke = parser.parse_args().smoke
     result: dict[str, Any] = {"look": measure_look(5 if smoke else 100)}
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    with contextlib.suppress(ImportError):
-        if chromium:
-            result |= measure_pages(chromium, *((2, 20, 1) if smoke else (50, 2000, 5)))
-            result["day"] = measure_day(chromium, 4 if smoke else 24)
+    try:
+        if chromium is None:
+            raise ImportError("no Chromium is on the path")
+        result |= measure_pages(chromium, *((2, 20, 1) if smoke else (50, 2000, 5)))
+        result["day"] = measure_day(chromium, 4 if smoke else 24)
+    except ImportError as error:
+        print(f"the pages are not measured: {error}")
     print(f"a look at a run: {1000 * result['look']:.2f} ms of processor time a step")
     print(json.dumps(result))
 
