@@ -68,8 +68,7 @@ class MajorityReward:
             case "numeric":
                 return parsed_number(answer)
             case "gsm8k" if "\\" not in answer:
-                number = parsed_number(answer)
-                return fold(answer) if number is None else number
+                return parsed_number(answer) or fold(answer)
             case "math" | "gsm8k":
                 return answer.strip()
             case _:
