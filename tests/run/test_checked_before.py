@@ -1,11 +1,13 @@
 """What a later stage would be refused for is found before an earlier one is trained."""
 
 import json
+import re
 
 import pytest
 
 from tether.cli import app
 from tether.core.errors import TetherError
+from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.rewards.loading import load_function
 from tether.runner.run import run_recipe
 from tether.settings.reading import build
@@ -42,7 +44,44 @@ def later(data, folder, monkeypatch):
     evaluate = {"prompts": 2}
     served = {"server": {"url": "https://api.openai.com/v1", "model": "m"}}
     broken = f"{folder / 'broken.py'}:score"
+    (folder / "trl.py").write_text("def score(completions, answer): return answer\n")
+    (folder / "bare.jinja").write_text("{% if messages %}")
+    own = {"reward_source": "function", "function": {"call": f"{folder / 'trl.py'}:score"}}
+    for name in ("bare", "adapter"):
+        tiny_tokenizer().save_pretrained(folder / name)
+    tiny_model(0).config.save_pretrained(folder / "bare")
+    settings = {"base_model_name_or_path": str(folder / "bare"), "peft_type": "LORA"}
+    (folder / "adapter" / "adapter_config.json").write_text(json.dumps(settings))
     return {
+        "a column that a reward takes": ({"grpo": {**grpo, **own}}, "needs 'answer'"),
+        "a column that a judge takes": (
+            {"grpo": {**grpo, "evaluate": {**evaluate, "judge": own["function"]}}},
+            "needs 'answer'",
+        ),
+        "a column of the data": (
+            {"reward": {"data": {**data["pairs"], "columns": {"chosen": "nothing"}}}},
+            "nothing",
+        ),
+        "a template": (
+            {"model": {"source": "tiny", "chat_template": str(folder / "bare.jinja")}},
+            "not valid Jinja",
+        ),
+        "a token that ends a turn": (
+            {"model": {"source": "tiny", "stop_tokens": ["<nothing>"]}},
+            "does not know ['<nothing>']",
+        ),
+        "a model without weights": (
+            {"model": {"source": str(folder / "bare")}},
+            "it has no weights",
+        ),
+        "an adapter without weights": (
+            {"model": {"source": str(folder / "adapter")}},
+            "adapter_model.safetensors is missing",
+        ),
+        "a judge's folder without weights": (
+            {"pairs": {**pairs, "judge": {"model": str(folder / "bare")}}},
+            "it has no weights",
+        ),
         "a function that cannot be imported": (
             {"grpo": {**grpo, "reward_source": "function", "function": {"call": broken}}},
             "nothing_of_the_kind",
@@ -131,6 +170,14 @@ def later(data, folder, monkeypatch):
 
 
 CASES = (
+    "a column that a reward takes",
+    "a column that a judge takes",
+    "a column of the data",
+    "a template",
+    "a token that ends a turn",
+    "a model without weights",
+    "an adapter without weights",
+    "a judge's folder without weights",
     "a function that cannot be imported",
     "a function that is not there",
     "a judge of held-out answers",
@@ -156,9 +203,15 @@ def toml(value):
     return json.dumps(value)
 
 
+def recipe_file(folder, values):
+    path = folder / "recipe.toml"
+    path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in values.items()))
+    return str(path)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_trained_before_the_refusal(case, data, tmp_path, monkeypatch):
-    """Nor planned: what a run refuses for its settings, a plan and a dry run refuse."""
+    """Nor planned: what a run would refuse, a plan and a dry run refuse."""
     cases = later(data, tmp_path, monkeypatch)
     assert set(cases) == set(CASES)
     sections, words = cases[case]
@@ -168,17 +221,26 @@ def test_nothing_is_trained_before_the_refusal(case, data, tmp_path, monkeypatch
         "sft": {"data": data["talks"], "epochs": 1},
         **sections,
     }
-    path = tmp_path / "recipe.toml"
-    path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in values.items()))
+    path = recipe_file(tmp_path, values)
     starts = (
         lambda: run_recipe(build(Recipe, values)),
-        lambda: app(["plan", str(path)], standalone_mode=False),
-        lambda: app(["run", str(path), "--dry-run"], standalone_mode=False),
+        lambda: app(["plan", path], standalone_mode=False),
+        lambda: app(["run", path, "--dry-run"], standalone_mode=False),
     )
     for start in starts:
-        with pytest.raises(TetherError, match=words.replace(".", r"\.")):
+        with pytest.raises(TetherError, match=re.escape(words)):
             start()
     assert not (tmp_path / "run" / "sft").exists()
+
+
+def test_a_plan_refuses_a_folder_that_holds_another_run(data, tmp_path):
+    values = {"run": str(tmp_path / "run"), "model": {"source": "tiny"}, "seed": 1}
+    values["sft"] = {"data": data["talks"], "epochs": 1}
+    run_recipe(build(Recipe, values))
+    path = recipe_file(tmp_path, {**values, "sft": {**values["sft"], "epochs": 2}})
+    with pytest.raises(TetherError, match=r"another config: sft\.epochs"):
+        app(["run", path, "--dry-run"], standalone_mode=False)
+    app(["run", recipe_file(tmp_path, values), "--dry-run"], standalone_mode=False)
 
 
 def test_a_file_of_functions_is_executed_once_until_it_changes(tmp_path):

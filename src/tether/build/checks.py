@@ -13,18 +13,26 @@ from typing import Any
 
 from tether.build.engines import check_engine
 from tether.build.rewards import reward_model_of
-from tether.build.roles import is_scorer, objective_names, trained_scorer
+from tether.build.roles import is_scorer, newest_policy, objective_names, trained_scorer
 from tether.build.sources import check_sources
 from tether.build.suites import check_evaluators
-from tether.core.errors import ConfigError, DataError, MissingFileError, require
-from tether.core.types import Comparison, Feedback, Prompt
+from tether.core.errors import (
+    ConfigError,
+    DataError,
+    MissingFileError,
+    RewardError,
+    require,
+)
+from tether.core.types import Comparison, Feedback, Problem, Prompt
 from tether.data.sources import Quarantine, look, read, split_by_group
 from tether.evaluation.sycophancy import read_premise_pairs
 from tether.judges.constitution import read_rubric
+from tether.models.loading import check_model
+from tether.models.pretrained import check_folder
 from tether.models.saving import ENSEMBLE
-from tether.models.sources import check_model_source
+from tether.rewards.forms import check_arguments
 from tether.rewards.loading import load_function
-from tether.rewards.verifiable import PACKAGES
+from tether.rewards.verifiable import PACKAGES, problem_prompt
 from tether.settings.evaluation import EvaluateSection, EvaluationSection
 from tether.settings.judges import FunctionJudge, JudgeConfig
 from tether.settings.model import ModelConfig
@@ -46,8 +54,8 @@ def check_section(name: str, section: Section, model: ModelConfig) -> None:
             store cannot be opened.
         MissingFileError, DataError: a file is not there, holds something else, or has too few rows.
     """
-    for judge in _judges(section):
-        _check_judge(judge, scores=not isinstance(section, PairsSection))
+    for judge, data in _judges(section):
+        _check_judge(judge, data, scores=not isinstance(section, PairsSection))
     if isinstance(section, RewardedSection):
         _check_reward(name, section)
     if isinstance(section, OnlineSection):
@@ -72,16 +80,28 @@ def check_section(name: str, section: Section, model: ModelConfig) -> None:
             )
 
 
-def _judges(section: Section) -> Iterator[Any]:
+def _judges(section: Section) -> Iterator[tuple[Any, DataConfig | None]]:
+    """The judges of a section, each with the source of its prompts."""
     if isinstance(section, PairsSection | EvaluationSection):
-        yield section.judge
+        yield section.judge, section.data
     elif isinstance(section, OnlineSection) and section.evaluate is not None:
-        yield section.evaluate.judge
+        yield section.evaluate.judge, section.evaluate.data or section.data
 
 
-def _check_judge(judge: Any, *, scores: bool) -> None:
+def _check_function(call: str, key: str, data: DataConfig | None, kind: type = Prompt) -> None:
+    """Check that a function is there, and that the rows have the columns that it takes."""
+    function = load_function(call, key=key)
+    rows = () if data is None else _rows(data, kind)
+    prompts = (problem_prompt(row) if isinstance(row, Problem) else row for row in rows)
+    try:
+        check_arguments(function, prompts)
+    except RewardError as error:
+        raise ConfigError(f"{key} = {call!r}: {error}") from error
+
+
+def _check_judge(judge: Any, data: DataConfig | None, *, scores: bool) -> None:
     if isinstance(judge, FunctionJudge):
-        load_function(judge.call, key="judge.call")
+        _check_function(judge.call, "judge.call", data)
     if not isinstance(judge, JudgeConfig):
         return
     rubric = read_rubric(judge.rubric)
@@ -93,13 +113,13 @@ def _check_judge(judge: Any, *, scores: bool) -> None:
     if judge.server is not None:
         require("openai", "asking a server", "judge")
         judge.server.key()
-    elif not exists(expanduser(str(judge.model))):
-        check_model_source(build(ModelConfig, {"source": judge.model}, where="judge.model"))
+    elif not exists(folder := expanduser(str(judge.model))) or not newest_policy(Path(folder)):
+        check_model(build(ModelConfig, {"source": judge.model}, where="judge.model"))
 
 
 def _check_reward(name: str, section: RewardedSection) -> None:
     for call in section.function.calls if section.function else ():
-        load_function(call)
+        _check_function(call, "function.call", section.data, section.kind or Prompt)
     if section.verifiable is not None and section.verifiable.kind in PACKAGES:
         require(
             PACKAGES[section.verifiable.kind],
@@ -108,13 +128,17 @@ def _check_reward(name: str, section: RewardedSection) -> None:
         )
     if section.classifier is not None:
         source = Path(section.classifier.source).expanduser()
-        if (
-            section.classifier.source.startswith((".", "/", "~"))
-            and not (source / "config.json").is_file()
-        ):
+        if (source.is_dir() or section.classifier.source.startswith((".", "/", "~"))) and not (
+            source / "config.json"
+        ).is_file():
             raise MissingFileError(
                 f"{name}.classifier.source: {source} holds no model: there is no config.json. "
                 "Give a folder that has"
+            )
+        if source.is_dir():
+            where = f"{name}.classifier"
+            check_folder(
+                "SequenceClassification", build(ModelConfig, {"source": str(source)}, where=where)
             )
 
 

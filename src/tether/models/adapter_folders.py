@@ -52,7 +52,7 @@ def load_merged(
     """
     from transformers import AutoTokenizer
 
-    with _bare(config, folder) as bare:
+    with base_of(config, folder) as bare:
         model, tokenizer, base = load(bare, torch.float32)
     if (before := vars(model).pop("change", None)) is not None:
         carry(model, before)
@@ -81,10 +81,15 @@ def _check_bases(folder: Path) -> None:
 
 
 @contextmanager
-def _bare(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
+def base_of(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
     """The settings that load the base alone: transformers would put the adapter on it, where no
     later adapter finds it.
     """
+    if not (folder / WEIGHTS).is_file():
+        raise ModelError(
+            f"{folder} holds the settings of an adapter, and no weights: {WEIGHTS} is missing. "
+            "Give the whole folder of the adapter."
+        )
     if _is_alone(folder):
         _check_bases(folder)
         base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")

@@ -30,7 +30,7 @@ from tether.models.carried import (
 )
 from tether.models.older_readers import write_for_older_readers
 from tether.models.precision import cast
-from tether.models.pretrained import from_pretrained, quiet
+from tether.models.pretrained import check_folder, from_pretrained, quiet
 from tether.models.quantized import LIBRARY, quantize
 from tether.models.sources import check_model_source
 from tether.models.speech import Speech, declare_ends, eos_ids, read_speech
@@ -145,9 +145,7 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
             "Model and tokenizer do not belong together: take both from one place."
         )
     model.num_tokens = min(rows, 1 + max(tokenizer.get_vocab().values()))
-    template = (
-        Path(config.chat_template).read_text(encoding="utf-8") if config.chat_template else None
-    )
+    template = _template(config)
     _check_template(source, tokenizer, template)
     # of the weights before they are packed into 4 bits
     digest = weights_digest(model.state_dict())
@@ -175,6 +173,28 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
         rounded_digest=rounded,
         seed=seed,
     )
+
+
+def check_model(config: ModelConfig) -> None:
+    """Look for the faults of a model that show before its weights are loaded. Sources elsewhere
+    than in a local folder are left for when they are needed; their template is read.
+
+    Raises:
+        MissingFileError, ConfigError, ModelError: see `load_model`.
+    """
+    from tether.models.tiny import tiny_tokenizer
+
+    check_model_source(config)
+    is_local = os.path.isdir(os.path.expanduser(config.source))
+    tokenizer = check_folder("CausalLM", config) if is_local else tiny_tokenizer()
+    if config.stop_tokens and (is_local or config.source == TINY):
+        _stop_ids(config, tokenizer, None, None)
+    _check_template(config.source, tokenizer, _template(config))
+
+
+def _template(config: ModelConfig) -> str | None:
+    path = config.chat_template
+    return Path(path).read_text(encoding="utf-8") if path else None
 
 
 def _check_template(source: str, tokenizer: Any, template: str | None) -> None:

@@ -25,7 +25,8 @@ from safetensors import SafetensorError, safe_open
 from tether.core.errors import ModelError, one_line
 from tether.core.once import once
 from tether.core.rundir import file_digest
-from tether.models.adapter_folders import holds_adapter, load_merged
+from tether.core.types import Json
+from tether.models.adapter_folders import base_of, holds_adapter, load_merged
 from tether.models.carried import read_change
 from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
 from tether.models.trunk import setting
@@ -174,36 +175,23 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
             )
         with quiet():
             return load_merged(partial(from_pretrained, kind), config, Path(folder), dtype)
-    try:
-        _check_folder(Path(folder))
-        trust = {"trust_remote_code": config.trust_remote_code, "revision": config.revision}
-        how = {
-            "dtype": dtype,
-            "use_safetensors": True,
-            "output_loading_info": True,
-            "ignore_mismatched_sizes": True,
-        }
-        with quiet():
-            values = transformers.PretrainedConfig.get_config_dict(
-                folder, revision=config.revision
-            )[0]
-            _check_kind(kind, values, config)
-            if _check_bits(values) == UNPACKED:
-                how["quantization_config"] = Mxfp4Config(dequantize=True)
-            shape = transformers.AutoConfig.from_pretrained(folder, **trust)
-            if kind == "CausalLM" and shape.is_encoder_decoder:
-                raise _RefusalError(
-                    f"{(shape.architectures or '?')[0]} reads both ways and cannot continue a text",
-                    GIVE_CAUSAL,
-                )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
-            model, report = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
-                folder, **how, **trust
-            )
-            # unpacked weights are saved under the names that they have now
-            if "quantization_config" in how:
-                vars(model.config).pop("quantization_config", None)
-                vars(model).pop("_weight_conversions", None)
+    how = {
+        "dtype": dtype,
+        "use_safetensors": True,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
+    }
+    with _one_sentence(kind, source):
+        tokenizer, trust, bits = _checked(kind, folder, config)
+        if bits == UNPACKED:
+            how["quantization_config"] = Mxfp4Config(dequantize=True)
+        model, report = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
+            folder, **how, **trust
+        )
+        # unpacked weights are saved under the names that they have now
+        if "quantization_config" in how:
+            vars(model.config).pop("quantization_config", None)
+            vars(model).pop("_weight_conversions", None)
         if setting(model, "_hf_peft_config_loaded"):
             raise _RefusalError("it holds an adapter of peft", "Download it, and give its folder")
         if missing := sorted(report["missing_keys"]):
@@ -217,14 +205,55 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
             raise _RefusalError(
                 f"{len(other)} weights have another shape than config.json says ({shapes})"
             )
+    if kind == "CausalLM":
+        model.change = read_change(Path(folder))
+    return model, tokenizer, source
+
+
+def check_folder(kind: str, config: ModelConfig) -> Any:
+    """The tokenizer of a model's folder, after all checks that need no weights; of an adapter also
+    those of its base.
+
+    Raises:
+        ModelError: see `from_pretrained`.
+    """
+    folder, source = resolve(config)
+    if kind == "CausalLM" and holds_adapter(Path(folder)):
+        with base_of(config, Path(folder)) as base:
+            return check_folder(kind, base)
+    with _one_sentence(kind, source):
+        return _checked(kind, folder, config)[0]
+
+
+@contextlib.contextmanager
+def _one_sentence(kind: str, source: str) -> Iterator[None]:
+    """Turn any error into one that says what is wrong with a model."""
+    try:
+        with quiet():
+            yield
     except Exception as error:  # what a damaged file brings about is any library's to choose
         advice = error.advice if isinstance(error, _RefusalError) else WHOLE
         raise ModelError(
             f"{source} cannot be loaded as {HEADS[kind]}: {one_line(error)}. {advice}."
         ) from error
-    if kind == "CausalLM":
-        model.change = read_change(Path(folder))
-    return model, tokenizer, source
+
+
+def _checked(kind: str, folder: str, config: ModelConfig) -> tuple[Any, Json, str | None]:
+    """The tokenizer, the options of every call, and how the weights were stored."""
+    from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+
+    _check_folder(Path(folder))
+    trust = {"trust_remote_code": config.trust_remote_code, "revision": config.revision}
+    values = PretrainedConfig.get_config_dict(folder, revision=config.revision)[0]
+    _check_kind(kind, values, config)
+    bits = _check_bits(values)
+    shape = AutoConfig.from_pretrained(folder, **trust)
+    if kind == "CausalLM" and shape.is_encoder_decoder:
+        raise _RefusalError(
+            f"{(shape.architectures or '?')[0]} reads both ways and cannot continue a text",
+            GIVE_CAUSAL,
+        )
+    return AutoTokenizer.from_pretrained(folder, **trust), trust, bits
 
 
 def tokenizer_of(source: str) -> Any:

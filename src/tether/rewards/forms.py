@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tether.core.errors import RewardError
@@ -77,6 +77,26 @@ def _columns(
         taken = {name: values for name, values in given.items() if name in parameters}
     _check_needed(parameters, given)
     return taken
+
+
+def check_arguments(function: Function, prompts: Iterable[Prompt]) -> None:
+    """Check that a function in TRL's form finds its arguments among the columns of these rows. As
+    many are read as it takes.
+
+    Raises:
+        RewardError: no row has a column of an argument's name.
+    """
+    parameters, row, fault = _parameters(function), dict[str, Any](), None
+    if "completions" not in parameters:
+        return
+    for prompt in prompts:
+        row = {**row, **prompt.metadata, **prompt.row}
+        try:
+            return _check_needed(parameters, {**row, "prompts": (), "completions": ()})
+        except RewardError as error:
+            fault = error
+    if fault is not None:
+        raise fault
 
 
 def _check_needed(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ from tether.methods.evaluate import drawn_from, sampling_of, weights_of
 from tether.methods.overlaps import trained_prompts, warn_of_overlap
 from tether.methods.pairs import comparisons_of, feedback_of
 from tether.methods.stage import run_stage
+from tether.models.loading import check_model
 from tether.planning.price import show_price
 from tether.runner.at_once import job_slots, run_at_once
 from tether.runner.budgets import Budgets, reopen
@@ -113,9 +114,20 @@ def check_all(recipe: BaseRecipe, names: Sequence[str]) -> None:
     """
     for variant in variants(recipe):
         check_scorers(variant)
+        check_model(variant.model)
     for job in expand(recipe, names):
+        _check_folder(job)
         if job.round in (None, 1) and not (job.round is None and _is_finished(job.folder)):
             _check(job)
+
+
+def _check_folder(job: Job) -> None:
+    """Check that a stage that has begun goes on with the same settings."""
+    if RunDirectory(job.folder).begun and (job.folder / "config.json").is_file():
+        recipe = by_device(job.recipe, [job.name])
+        model = recipe.model if job.start is None else _fine_tuned(recipe, job.start.parent)
+        settings = {job.kind.name: recipe.section(job.name), "model": model, "seed": job.seed}
+        RunDirectory.open(job.folder, settings)
 
 
 def _check(job: Job) -> None:
