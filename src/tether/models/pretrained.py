@@ -220,7 +220,9 @@ def check_folder(kind: str, config: ModelConfig) -> Any:
     folder, source = resolve(config)
     if kind == "CausalLM" and holds_adapter(Path(folder)):
         with base_of(config, Path(folder)) as base:
-            return check_folder(kind, base)
+            tokenizer = check_folder(kind, base)
+        own = any(Path(folder).glob("*token*.json"))
+        return tokenizer_of(folder) if own else tokenizer
     with _one_sentence(kind, source):
         return _checked(kind, folder, config)[0]
 
