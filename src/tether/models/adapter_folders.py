@@ -85,13 +85,15 @@ def base_of(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
     """The settings that load the base alone: transformers would put the adapter on it, where no
     later adapter finds it.
     """
+    alone = _is_alone(folder)
+    if alone:
+        _check_bases(folder)
     if not (folder / WEIGHTS).is_file():
         raise ModelError(
             f"{folder} holds the settings of an adapter, and no weights: {WEIGHTS} is missing. "
             "Give the whole folder of the adapter."
         )
-    if _is_alone(folder):
-        _check_bases(folder)
+    if alone:
         base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
         if not base:
             raise ModelError(
