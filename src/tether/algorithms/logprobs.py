@@ -82,11 +82,14 @@ class _Logits:
         softcap: float | None,
         chunk_size: int,
     ) -> None:
-        self.hidden, self.weight = hidden, weight.to(hidden.dtype)
+        self.hidden = hidden
+        self.weight = weight.to(hidden.dtype)
         self.dtype = torch.promote_types(hidden.dtype, torch.float32)
         self.bias = None if bias is None else bias.to(self.dtype)
-        self.temperature, self.softcap = temperature, softcap
-        self.num_tokens, vocab = hidden.shape[0], weight.shape[0]
+        self.temperature = temperature
+        self.softcap = softcap
+        self.num_tokens = hidden.shape[0]
+        vocab = weight.shape[0]
         self.chunk_rows = max(1, min(chunk_size, self.num_tokens))
         on_cpu = hidden.device.type == "cpu"
         self.strip_rows = (

@@ -40,7 +40,8 @@ def step_cross_entropy(
     """
     check_same_shape(logits=logits, targets=targets)
     check_same_shape(steps=logits.select(-1, 0) if logits.dim() > 1 else logits, known=known)
-    logits, targets = logits[known], targets[known]
+    logits = logits[known]
+    targets = targets[known]
     if logits.dim() > 1:
         return -(targets * log_softmax(logits, -1)).sum() / denominator
     return (
@@ -76,7 +77,8 @@ def aggregate_steps(
     check_same_shape(probabilities=probabilities, known=known)
     # A column of ones changes no minimum and no product, and gives a batch without any step
     # something to reduce.
-    kept, known = pad(torch.where(known, probabilities, 1.0), (0, 1), value=1.0), pad(known, (0, 1))
+    kept = pad(torch.where(known, probabilities, 1.0), (0, 1), value=1.0)
+    known = pad(known, (0, 1))
     last = (known * torch.arange(known.shape[1], device=known.device)).amax(-1, keepdim=True)
     scores = {
         "min": kept.amin(-1),

@@ -44,7 +44,8 @@ class TokenBatch:
 
     def to(self, device: torch.device | str) -> TokenBatch:
         """The same there; to a GPU all numbers go in one copy."""
-        place, names = torch.device(device), [one.name for one in fields(self)]
+        place = torch.device(device)
+        names = [one.name for one in fields(self)]
         tensors = {
             name: value for name in names if isinstance(value := self.__dict__[name], Tensor)
         }

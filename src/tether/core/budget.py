@@ -13,15 +13,16 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
 
 from tether.core.pace import Pace
-from tether.core.types import Json
+from tether.core.types import Facts, Json
 
 logger = logging.getLogger(__name__)
 BUDGET = "budget"
 """The key of a config and of a summary. It may change from one start to the next."""
-MEASURED, AT_LEAST, AT_MOST = 3, 0.1, 0.25
+MEASURED = 3
+AT_LEAST = 0.1
+AT_MOST = 0.25
 """Schedules are drawn after so many steps and this share of the time, and as soon as steps have
 taken the larger share.
 """
@@ -50,22 +51,24 @@ class TimeLimit:
         clock: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        self.seconds, self.minutes, self.after, self.each, self.clock = (
-            seconds,
-            minutes,
-            after,
-            each,
-            clock,
-        )
-        self.began, self.closing = clock() if began is None else began, closing
+        self.seconds = seconds
+        self.minutes = minutes
+        self.after = after
+        self.each = each
+        self.clock = clock
+        self.began = clock() if began is None else began
+        self.closing = closing
         self.before = self.measured = 0.0
         """Seconds of earlier starts; and of what follows the last step, where that was measured."""
         self.left_out = 0.0
         """Seconds of the steps that the end has left out, as far as they are known."""
         self.drawn: int | None = None
         """Steps over which the schedules are drawn; None: over all."""
-        self.done, self.total, self.ended = 0, 0, False
-        self.pace, self._last = Pace(), self.began
+        self.done = 0
+        self.total = 0
+        self.ended = False
+        self.pace = Pace()
+        self._last = self.began
 
     @property
     def spent(self) -> float:
@@ -96,7 +99,8 @@ class TimeLimit:
         """Note that a step has ended; True where schedules are to be drawn over `drawn` steps from
         now on.
         """
-        now, self.done = self.clock(), done
+        now = self.clock()
+        self.done = done
         self.pace.add(now - self._last)
         self._last = now
         if (
@@ -136,7 +140,7 @@ class TimeLimit:
             "total": self.total,
         }
 
-    def load_state(self, values: Mapping[str, Any], *, bound: bool, place: object) -> None:
+    def load_state(self, values: Facts, *, bound: bool, place: object) -> None:
         """Go on where `state` was taken. A larger budget has no effect on schedules that are drawn,
         and a line says so.
 
@@ -144,14 +148,17 @@ class TimeLimit:
             bound: whether anything of the training depends on the number of its steps.
             place: of the run, for that line.
         """
-        self.before, self.drawn, self.pace = values["spent"], values["drawn"], Pace(*values["pace"])
+        self.before = values["spent"]
+        self.drawn = values["drawn"]
+        self.pace = Pace(*values["pace"])
         self.measured = max(self.measured, values["measured"])
         before = math.inf if values["seconds"] is None else values["seconds"]
         if self.minutes == values["minutes"]:
             self.seconds = before
         elif bound and is_short(values) and (not self.minutes or self.minutes > values["minutes"]):
             logger.warning("%s", stays_short(place, values))
-            self.seconds, self.minutes = before, values["minutes"]
+            self.seconds = before
+            self.minutes = values["minutes"]
 
     def summary(self) -> Json:
         """The entry of the stage's summary: empty unless time ended it."""
@@ -160,12 +167,12 @@ class TimeLimit:
         return {"budget": {**self.state(), "ended_at": self.done, "left_out": self.left_out}}
 
 
-def is_short(values: Mapping[str, Any]) -> bool:
+def is_short(values: Facts) -> bool:
     """True if schedules were drawn over fewer steps than the settings have."""
     return values["drawn"] is not None and values["drawn"] < values["total"]
 
 
-def stays_short(place: object, values: Mapping[str, Any]) -> str:
+def stays_short(place: object, values: Mapping[str, object]) -> str:
     """A sentence: more time cannot be used, and the way to use it."""
     return (
         f"{place} keeps its budget of {values['minutes']:g} minutes: its learning rate was drawn "
@@ -208,5 +215,8 @@ def shared_time(number: int, count: int) -> Iterator[None]:
     with limited_by(part):
         yield
     if part.ended:
-        whole.ended, whole.done, whole.total, whole.drawn = True, part.done, part.total, part.drawn
+        whole.ended = True
+        whole.done = part.done
+        whole.total = part.total
+        whole.drawn = part.drawn
         whole.left_out += part.left_out

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """A short content hash of any JSON value: equal configs have equal digests."""
     text = json.dumps(value, sort_keys=True, default=str, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -70,7 +70,8 @@ def one_line(error: BaseException) -> str:
 
 def error_words(error: BaseException) -> str:
     """An error as its class and its text in one line: "ValueError: no"."""
-    kind, text = type(error).__name__, one_line(error)
+    kind = type(error).__name__
+    text = one_line(error)
     return kind if text == kind else f"{kind}: {text}"
 
 

@@ -65,7 +65,8 @@ def _locked(file: IO[str], folder: Path) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        owner, mine = file.read().partition(" ")[0].strip(), os.fstat(file.fileno())
+        owner = file.read().partition(" ")[0].strip()
+        mine = os.fstat(file.fileno())
         # the folder was moved meanwhile
         if any(os.path.samestat(mine, os.fstat(held.fileno())) for held in _HELD.values()):
             file.close()

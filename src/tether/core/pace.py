@@ -65,8 +65,10 @@ class Forecast:
 
     def __init__(self, now: float, expected: Expected | None = None) -> None:
         self.begun = self.since = now
-        self.expected, self.pace = expected, Pace()
-        self.done, self.total = 0, None
+        self.expected = expected
+        self.pace = Pace()
+        self.done = 0
+        self.total = None
         self._part: tuple[float, int, int] | None = None
 
     def part(self, now: float, done: int = 0, total: int = 0) -> None:
@@ -82,7 +84,10 @@ class Forecast:
         """
         units = max(1, done - self.done) if self.pace.count or seconds is None else 1
         self.pace.add((now - self.since if seconds is None or self.pace.count else seconds) / units)
-        self.done, self.total, self.since, self._part = done, total, now, None
+        self.done = done
+        self.total = total
+        self.since = now
+        self._part = None
 
     def left(self, now: float) -> float | None:
         """Seconds. None if unknown, or if the work takes longer than expected: parts that follow
@@ -139,11 +144,13 @@ class Crowd:
     longer for them.
     """
 
-    SLOWER, SAME_WORK = 2.0, 1.4
+    SLOWER = 2.0
+    SAME_WORK = 1.4
     """Times the seconds of earlier steps from which on a step is slow, and times their work up to
     which the work is the same.
     """
-    BEFORE, LATELY = 4, 3
+    BEFORE = 4
+    LATELY = 3
     """Steps, without the first ones, with which the last ones are compared, at least; and how many
     these are.
     """
@@ -159,7 +166,8 @@ class Crowd:
         are the reason.
         """
         self._steps.append((seconds, worked))
-        earlier, lately = self._steps[FIRST : -self.LATELY], self._steps[-self.LATELY :]
+        earlier = self._steps[FIRST : -self.LATELY]
+        lately = self._steps[-self.LATELY :]
         if self._is_noticed or len(earlier) < self.BEFORE:
             return None
         slower, more = (

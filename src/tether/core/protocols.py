@@ -8,7 +8,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypedDict, TypeVar, runtime_checkable
 
 from tether.core.pace import Expected
 from tether.core.types import (
@@ -21,6 +21,14 @@ from tether.core.types import (
     Sampling,
     Score,
 )
+
+
+class Draws(TypedDict, total=False):
+    """Keywords of `Engine.generate` that engines around another one hand on."""
+
+    num_samples: int
+    seed: int
+    progress: Callable[[int], None] | None
 
 
 @runtime_checkable
@@ -56,7 +64,7 @@ class Stateful(Protocol):
     """State beyond weights that an object carries from one step to the next. Checkpoints hold it."""
 
     def state(self) -> Json: ...
-    def load_state(self, values: Mapping[str, Any]) -> None: ...
+    def load_state(self, values: Mapping[str, object]) -> None: ...
 
 
 @runtime_checkable

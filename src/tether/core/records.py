@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tether.core.rundir import RECORDS, RunDirectory, read_jsonl
-from tether.core.types import Json
+from tether.core.types import Facts, Json
 
 logger = logging.getLogger(__name__)
 CHANGED = "records_changed"
@@ -32,7 +30,7 @@ def note_records(run: RunDirectory) -> Json:
     }
 
 
-def report_changes(run: RunDirectory, before: Mapping[str, Any] | None, step: int) -> None:
+def report_changes(run: RunDirectory, before: Facts | None, step: int) -> None:
     """Name in the log and in the manifest each file that no longer begins as it did when `step` was
     saved.
 
@@ -61,7 +59,7 @@ def report_beginning(run: RunDirectory) -> None:
         )
 
 
-def _fault(path: Path, before: Mapping[str, Any], step: int) -> str:
+def _fault(path: Path, before: Facts, step: int) -> str:
     """A sentence on a file that is not what it was, or nothing."""
     text = path.read_bytes() if path.is_file() else b""
     if _digest(text[: before["bytes"]]) == before["sha256"]:

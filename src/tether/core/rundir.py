@@ -25,7 +25,6 @@ from dataclasses import asdict
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from pydantic_core import to_json
 
@@ -33,7 +32,7 @@ from tether import __version__
 from tether.core.digest import digest
 from tether.core.errors import RunError
 from tether.core.secrets import redact_addresses, redact_value
-from tether.core.types import Alarm, Json
+from tether.core.types import Alarm, Facts, Json, JsonValue
 
 ENGINE = "engine"
 """Of a config: what samples. It may change from one start to the next, and its folder holds no
@@ -44,7 +43,7 @@ MAY_CHANGE = (ENGINE, "budget")
 FORMER_DEFAULTS = "former_defaults"
 """The entry of manifest and summary with the defaults of a former version that are in force."""
 FORMER = "To go on with former defaults, add to the command: {}. Otherwise choose"
-Change = tuple[str, Any, Any, bool]
+Change = tuple[str, JsonValue, JsonValue, bool]
 """A setting that differs from the first start's: key, former value, new value. The last entry is
 False if the new value is a default.
 """
@@ -136,17 +135,17 @@ def _umask() -> int:
     return mask
 
 
-def write_json(path: str | Path, value: Any) -> None:
+def write_json(path: str | Path, value: object) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of either."""
     _write_whole(Path(path), _json(value, indent=2))
 
 
-def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, object]]) -> None:
     """The same for a JSON object a line."""
     _write_whole(Path(path), b"".join(map(_json, rows)))
 
 
-def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def append_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Add lines; a last one that was cut by a crash goes."""
     with path.open("a+b") as file:
         if size := file.seek(0, os.SEEK_END):
@@ -157,14 +156,14 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         file.write(b"".join(map(_json, rows)))
 
 
-def _json(value: Any, indent: int | None = None) -> bytes:
+def _json(value: object, indent: int | None = None) -> bytes:
     """A value and a line feed. JSON has neither NaN nor infinity: such numbers become null, at any
     depth.
     """
     return to_json(value, indent=indent, inf_nan_mode="null", fallback=_plain) + b"\n"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: JsonValue) -> JsonValue:
     """A value that JSON and pydantic do not know: a mapping, a number of numpy or torch, or
     whatever its text says.
     """
@@ -188,7 +187,7 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def read_json(path: str | Path) -> Any:
+def read_json(path: str | Path) -> JsonValue:
     """Read JSON, with an error that names the file."""
     path = Path(path)
     try:
@@ -228,7 +227,8 @@ def in_sequence(rounds: Sequence[Sequence[Json]]) -> list[Json]:
     """The rows of rounds as those of one training: steps count on, and every row has the number of
     its round.
     """
-    rows, before = [], 0
+    rows = []
+    before = 0
     for number, own in enumerate(rounds, 1):
         rows += [{**row, "step": before + row.get("step", 0), "round": number} for row in own]
         before = max([before, *(row["step"] for row in rows[-len(own) :] if own)])
@@ -243,7 +243,7 @@ def stage_folder(root: Path, name: str) -> Path:
     return next((place / name for place in places if os.path.isdir(place / name)), root / name)
 
 
-def is_control(row: Mapping[str, Any]) -> bool:
+def is_control(row: Mapping[str, object]) -> bool:
     """True if a row of heldout.jsonl measures a control of decoding: another temperature, or the
     best of n of the start.
     """
@@ -257,7 +257,9 @@ class RunDirectory:
         self.path = Path(path)
 
     @classmethod
-    def open(cls, path: str | Path, config: Mapping[str, Any], **manifest: Any) -> RunDirectory:
+    def open(
+        cls, path: str | Path, config: Mapping[str, object], **manifest: object
+    ) -> RunDirectory:
         """Create the folder, or continue it.
 
         Args:
@@ -268,7 +270,8 @@ class RunDirectory:
             RunError: the folder holds a run of another config; the differing keys are named.
         """
         run = cls(path)
-        stored, now = run.path / "config.json", _settings(config)
+        stored = run.path / "config.json"
+        now = _settings(config)
         if stored.is_file() and run.begun:
             if changes := run._changes(config, now):
                 former = [f"{key}={json.dumps(value)}" for key, value, _, own in changes if not own]
@@ -300,7 +303,7 @@ class RunDirectory:
         write_json(stored, now)
         return run
 
-    def _changes(self, config: Mapping[str, Any], now: Any) -> list[Change]:
+    def _changes(self, config: Facts, now: JsonValue) -> list[Change]:
         before = read_json(self.path / "manifest.json").get("folder", str(self.path))
         chosen = _settings(config, exclude_defaults=True)
         given = _settings(config, exclude_unset=True)
@@ -327,19 +330,19 @@ class RunDirectory:
     def complete(self) -> bool:
         return (self.path / "summary.json").is_file()
 
-    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+    def log(self, metrics: Mapping[str, object], step: int) -> None:
         """Append one line to metrics.jsonl."""
         append_jsonl(self.path / "metrics.jsonl", [{"step": step, "time": time.time(), **metrics}])
 
-    def sample(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def sample(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Append texts to samples.jsonl."""
         append_jsonl(self.path / "samples.jsonl", rows)
 
-    def note_tokens(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def note_tokens(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Append the numbers of samples' tokens to tokens.jsonl."""
         append_jsonl(self.path / TOKENS, rows)
 
-    def hold_out(self, row: Mapping[str, Any]) -> None:
+    def hold_out(self, row: Mapping[str, object]) -> None:
         """Append the scores of one measurement on held-out prompts to heldout.jsonl."""
         append_jsonl(self.path / "heldout.jsonl", [row])
 
@@ -411,7 +414,7 @@ class RunDirectory:
             if (self.path / name).is_file():
                 flush(self.path / name)
 
-    def update_manifest(self, **values: Any) -> None:
+    def update_manifest(self, **values: object) -> None:
         path = self.path / "manifest.json"
         write_json(path, {**read_json(path), **values})
 
@@ -420,7 +423,7 @@ class RunDirectory:
         if (self.path / "manifest.json").is_file():
             self.update_manifest(steps=steps)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: Mapping[str, object]) -> None:
         """Write summary.json; its presence says that the run is complete."""
         write_json(self.path / "summary.json", summary)
 
@@ -428,7 +431,7 @@ class RunDirectory:
         return read_json(self.path / "summary.json")
 
 
-def _settings(config: Mapping[str, Any], **options: Any) -> Any:
+def _settings(config: Facts, **options: JsonValue) -> JsonValue:
     """Plain JSON values, of config objects too."""
     dumped = {
         key: value.model_dump(mode="json", **options)
@@ -444,7 +447,12 @@ def _change(change: Change) -> str:
 
 
 def _differences(
-    old: Any, new: Any, chosen: Any, given: Any, folders: tuple[str, str], prefix: str = ""
+    old: object,
+    new: object,
+    chosen: object,
+    given: object,
+    folders: tuple[str, str],
+    prefix: str = "",
 ) -> Iterator[Change]:
     """The settings whose values differ. A path that moved along with the run's folder is the same.
     So is a default that the old run did not know.
@@ -468,7 +476,7 @@ def _differences(
         yield prefix.rstrip("."), old, new, given is not None or new is None
 
 
-def _same_place(old: Any, new: Any, folders: tuple[str, str]) -> bool:
+def _same_place(old: object, new: object, folders: tuple[str, str]) -> bool:
     if not (
         isinstance(old, str) and isinstance(new, str) and os.sep in new and folders[0] != folders[1]
     ):

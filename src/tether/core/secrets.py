@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+
+from tether.core.types import JsonValue
 
 HIDDEN = "***"
 SHORTEST = 6
@@ -68,7 +69,7 @@ _SECRET_VARIABLE = re.compile(
 )
 
 
-def redact_addresses(value: Any) -> Any:
+def redact_addresses(value: object) -> JsonValue:
     """Plain values without the passwords in their addresses, otherwise unchanged: for settings that
     are read back.
     """
@@ -81,7 +82,7 @@ def _hidden(text: str, patterns: Iterable[re.Pattern[str]]) -> str:
     return text
 
 
-def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+def with_texts(value: object, change: Callable[[str], str]) -> JsonValue:
     """Plain values whose texts are changed, at any depth; names stay."""
     if isinstance(value, str):
         return change(value)
@@ -103,7 +104,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     return _SHAPES.sub(HIDDEN, text)
 
 
-def redact_value(value: Any, environment: Mapping[str, str] | None = None) -> Any:
+def redact_value(value: object, environment: Mapping[str, str] | None = None) -> JsonValue:
     """The same for plain values at any depth: texts, and every text under a name such as
     `password`.
     """

@@ -12,13 +12,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 from weakref import WeakSet
 
 from tether.core.requests import Request, take_request
 
 AGAIN = "start the same command again to go on from what is saved."
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+"""Everything that may handle a signal."""
 
 
 LEFT_BEHIND: WeakSet[threading.Thread] = WeakSet()
@@ -61,7 +63,7 @@ class Stopping:
     def __init__(self, place: Path | None = None) -> None:
         self.place = place
         self._asked: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._before: dict[signal.Signals, Handler] = {}
 
     @property
     def asked(self) -> signal.Signals | None:
@@ -107,12 +109,11 @@ class Stopping:
         """
         by = by or self._asked
         assert by is not None
-        stage, how = "", f"{place} has the checkpoint: run the same again to go on."
+        stage = ""
+        how = f"{place} has the checkpoint: run the same again to go on."
         if root := run_of(place):
-            stage, how = (
-                f" of {place.relative_to(root)}" if place != root else "",
-                f"Go on with: tether resume {root}",
-            )
+            stage = f" of {place.relative_to(root)}" if place != root else ""
+            how = f"Go on with: tether resume {root}"
         raise Interrupted(f"stopped after step {step} of {total}{stage}, which is saved. {how}", by)
 
 
@@ -161,10 +162,10 @@ class _SendAgain:
     moment later.
     """
 
-    def __init__(self, before: Callable[[Any], object]) -> None:
+    def __init__(self, before: Callable[[sys.UnraisableHookArgs], object]) -> None:
         self.before = before
 
-    def __call__(self, lost: Any) -> None:
+    def __call__(self, lost: sys.UnraisableHookArgs) -> None:
         if not (Stopping.came and issubclass(lost.exc_type, Interrupted)):
             self.before(lost)
             return

@@ -30,7 +30,8 @@ FAST = Path("/sys/devices/cpu_core/cpus")
 
 RUNNING = Path("/proc/stat")
 """Its line procs_running counts the threads that run or wait for a core, this one included."""
-LOOKS, BETWEEN = 7, 0.003
+LOOKS = 7
+BETWEEN = 0.003
 """Looks at the running threads, and the seconds between two."""
 
 

@@ -17,6 +17,8 @@ Json = dict[str, Any]
 """An object of JSON whose keys are free: settings, metadata, summaries."""
 Facts = Mapping[str, Any]
 """An object of JSON that is only read."""
+JsonValue = Any
+"""A value of JSON of any kind: an object, a list, a text, a number, a truth value or None."""
 ChatRole = Literal["system", "user", "assistant", "tool"]
 
 
@@ -218,6 +220,10 @@ class StopReason(Enum):
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
     LENGTH = "length"
+
+
+Record = Prompt | Demonstration | Comparison | Feedback | StepLabels | Problem
+"""A row of data, of any kind."""
 
 
 @dataclass(frozen=True, slots=True)

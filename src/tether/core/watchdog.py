@@ -65,7 +65,11 @@ class Watchdog:
         least: float = 300.0,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
-        self.path, self.times, self.least, self.say, self.said = path, times, least, say, False
+        self.path = path
+        self.times = times
+        self.least = least
+        self.say = say
+        self.said = False
         self.durations: deque[float] = deque(maxlen=64)
 
     @property

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 
 BLOCK = 16
@@ -36,7 +36,7 @@ class State(Enum):
     RETIRED = "retired"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits after which a server counts as dead or is retired; seconds by the fleet's clock."""
 
@@ -64,6 +64,7 @@ class ServerState:
 
     name: str
     since: float
+    _: KW_ONLY
     state: State = State.RESTARTING
     lived: bool = False
     """True once the server has answered."""
@@ -94,6 +95,7 @@ class Change:
     server: str
     before: str
     after: str
+    _: KW_ONLY
     why: str
 
 
@@ -103,16 +105,21 @@ class Fleet:
     def __init__(
         self, names: Iterable[str], clock: Callable[[], float], limits: Limits | None = None
     ) -> None:
-        self.clock, self.limits = clock, limits or Limits()
+        self.clock = clock
+        self.limits = limits or Limits()
         self.members = {name: ServerState(name, clock()) for name in names}
-        self.wanted, self.counted = "", clock()
+        self.wanted = ""
+        self.counted = clock()
         self.changes: list[Change] = []
 
     def _move(self, name: str, state: State, why: str) -> None:
         member = self.members[name]
         if member.state not in (state, State.RETIRED):
-            self.changes.append(Change(self.clock(), name, member.state.value, state.value, why))
-            member.state, member.since = state, self.clock()
+            self.changes.append(
+                Change(self.clock(), name, member.state.value, state.value, why=why)
+            )
+            member.state = state
+            member.since = self.clock()
 
     def want(self, version: str) -> None:
         """From now on only servers that hold this version sample."""
@@ -123,7 +130,8 @@ class Fleet:
 
     def use(self, name: str, requests: int) -> None:
         """So many requests more, or with a minus fewer, are under way at a server."""
-        member, before = self.members[name], self.members[name].inflight
+        member = self.members[name]
+        before = self.members[name].inflight
         member.inflight += requests
         if not before:
             member.began = self.clock()
@@ -138,7 +146,9 @@ class Fleet:
         `engine/busy` is the share of the time with work, the servers' mean; `engine/queue` the most
         requests at one of them.
         """
-        now, since, work = self.clock(), self.counted, dict[str, list[Span]]()
+        now = self.clock()
+        since = self.counted
+        work = dict[str, list[Span]]()
         queue = max(member.most for member in self.members.values())
         for name, member in self.members.items():
             spans = [*member.spans, *([(member.began, now)] if member.inflight else [])]
@@ -183,7 +193,9 @@ class Fleet:
         """It holds this version, and a probe has shown that it samples with it."""
         member = self.members[name]
         if member.state in (State.STALE, State.HEALTHY, State.SUSPECT):
-            member.version, member.failures, member.tries = version, 0, 0
+            member.version = version
+            member.failures = 0
+            member.tries = 0
             self._move(
                 name, State.HEALTHY if version == self.wanted else State.STALE, f"holds {version}"
             )
@@ -207,7 +219,9 @@ class Fleet:
         """The next action on a server: "probe", "look", "load", "restart" or nothing. Servers that
         exceed a time limit are declared dead here.
         """
-        now, limits, member = self.clock(), self.limits, self.members[name]
+        now = self.clock()
+        limits = self.limits
+        member = self.members[name]
         waited = now - member.since
         if member.state is State.SUSPECT and waited > limits.suspect_seconds:
             self.exited(name, f"no whole answer for {limits.suspect_seconds:g} s")

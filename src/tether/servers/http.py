@@ -16,9 +16,8 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
-from tether.core.types import Json
+from tether.core.types import Json, JsonValue
 
 Answer = tuple[int, Json]
 Route = Callable[[Json], Answer]
@@ -26,7 +25,8 @@ TOKEN = "TETHER_SERVER_TOKEN"
 """The environment variable that holds the token of a run's servers."""
 LONGEST_BODY = 64 << 20
 """Bytes of a request; prompts of a million tokens take seven."""
-BODY_SECONDS, IDLE_SECONDS = 30.0, 600.0
+BODY_SECONDS = 30.0
+IDLE_SECONDS = 600.0
 """Seconds in which a body must come, and after which a connection without a request is closed."""
 
 
@@ -50,7 +50,8 @@ class JsonServer(ThreadingHTTPServer):
             may send requests.
     """
 
-    daemon_threads, request_queue_size = True, 512
+    daemon_threads = True
+    request_queue_size = 512
 
     def __init__(
         self,
@@ -60,7 +61,8 @@ class JsonServer(ThreadingHTTPServer):
         token: str | None = None,
     ) -> None:
         super().__init__(address, _Handler)
-        self.get, self.post = get, post
+        self.get = get
+        self.post = post
         self.token = token or os.environ.get(TOKEN, "")
         self.names = {"localhost", address[0].lower(), socket.gethostname().lower()}
 
@@ -92,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.settimeout(IDLE_SECONDS)
         self._reply(*self._answer(self.server.post, lambda route: route(_object(content))))
 
-    def _answer(self, routes: Mapping[str, Any], ask: Callable[[Any], Answer]) -> Answer:
+    def _answer(self, routes: Mapping[str, object], ask: Callable[[JsonValue], Answer]) -> Answer:
         route = routes.get(self.path)
         if route is None:
             return 404, {"error": f"nothing is at {self.path:.80}"}
@@ -128,7 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _size(self) -> int | None:
         """Bytes of the body; None where the request is refused for it."""
-        kind, length = self.headers.get_content_type(), self.headers.get("Content-Length", "")
+        kind = self.headers.get_content_type()
+        length = self.headers.get("Content-Length", "")
         if kind != "application/json":
             self._refuse(415, "the body must be application/json")
         elif not length:
@@ -156,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Nothing: the client's own log has the failure."""
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from tether.core.errors import ConfigError
 from tether.servers.http import TOKEN, new_token
@@ -86,7 +86,7 @@ class Processes:
             )
         self.gpus = {name: [free.pop(0) for _ in range(count)] for name, count in needs.items()}
         self.taken.update(*self.gpus.values())
-        self.processes: dict[str, subprocess.Popen[Any]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         atexit.register(self.close)
 
     def place(self, name: str) -> tuple[str, int]:
@@ -136,7 +136,9 @@ class Servers:
         threads: int = 0,
         launcher: Launcher | None = None,
     ) -> None:
-        self.command, self.folder, self.addresses = command, folder, dict(addresses or {})
+        self.command = command
+        self.folder = folder
+        self.addresses = dict(addresses or {})
         self.token = new_token()
         self.environment = (
             QUIET
@@ -147,7 +149,8 @@ class Servers:
                 else {}
             )
         )
-        self.started, self.launcher = set(names), launcher or Processes()
+        self.started = set(names)
+        self.launcher = launcher or Processes()
         self.names = [*names, *self.addresses]
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -177,7 +180,7 @@ class Servers:
 
 def start_bound(
     command: Sequence[str], environment: Mapping[str, str], log: Path
-) -> subprocess.Popen[Any]:
+) -> subprocess.Popen[bytes]:
     """A process of this machine, leader of a group of its own, that ends with the thread that
     calls.
     """
@@ -193,7 +196,7 @@ def start_bound(
         )
 
 
-def end_group(process: subprocess.Popen[Any]) -> None:
+def end_group(process: subprocess.Popen[bytes]) -> None:
     """End a process that leads its group, and the group with it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

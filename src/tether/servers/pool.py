@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx2
 
 from tether.core.errors import ModelError, RunError
 from tether.core.rundir import append_jsonl
-from tether.core.types import Json
+from tether.core.types import Json, JsonValue
 from tether.servers.fleet import Fleet, Limits, State
 from tether.servers.http import TOKEN
 from tether.servers.launch import Servers
@@ -70,15 +70,18 @@ class ServerPool:
         prepare: Callable[[str, str], None],
         requests: int,
     ) -> None:
-        self.servers, self.config, self.folder, self.prepare = servers, config, folder, prepare
+        self.servers = servers
+        self.config = config
+        self.folder = folder
+        self.prepare = prepare
         # a thread writes there while a user's function may be in another working directory
         self.log = folder.absolute() / "fleet.jsonl"
         limits = Limits(start_seconds=config.start_seconds, restarts=config.restarts)
-        self.fleet, self.changed = (
-            Fleet(servers.names, time.monotonic, limits),
-            threading.Condition(),
-        )
-        self.told, self.fault, self.closed = 0, "", False
+        self.fleet = Fleet(servers.names, time.monotonic, limits)
+        self.changed = threading.Condition()
+        self.told = 0
+        self.fault = ""
+        self.closed = False
         options = [
             (socket.IPPROTO_TCP, getattr(socket, option), much)
             for option, much in CUT_OFF.items()
@@ -142,10 +145,8 @@ class ServerPool:
             ModelError: a server refuses what others would refuse, too.
             RunError: no server is left, or nothing has happened for too long.
         """
-        start, limit = (
-            time.monotonic(),
-            2 * (self.config.start_seconds + self.config.request_seconds),
-        )
+        start = time.monotonic()
+        limit = 2 * (self.config.start_seconds + self.config.request_seconds)
         while self.fault or not until():
             states = ", ".join(
                 f"{name} {member.state.value}" for name, member in self.fleet.members.items()
@@ -169,7 +170,8 @@ class ServerPool:
     def _tend(self, name: str) -> None:
         while not self.closed:
             with self.changed:
-                member, wanted = self.fleet.members[name], self.fleet.wanted
+                member = self.fleet.members[name]
+                wanted = self.fleet.wanted
                 if (
                     status := self.servers.launcher.ended(name)
                 ) is not None and member.state not in (State.DEAD, State.RETIRED):
@@ -243,7 +245,8 @@ class ServerPool:
         while True:
             with self.changed:
                 self._wait("a server that is able", lambda: self.fleet.at(State.HEALTHY))
-                name, wanted = self.fleet.pick(prompt, avoid), self.fleet.wanted
+                name = self.fleet.pick(prompt, avoid)
+                wanted = self.fleet.wanted
                 assert name is not None
                 self.fleet.use(name, 1)
             report = self.fleet.answered
@@ -268,7 +271,7 @@ class ServerPool:
                     report(name)
                     self._tell()
 
-    def get(self, name: str, path: str) -> Any:
+    def get(self, name: str, path: str) -> JsonValue:
         """The JSON answer of a server at a path."""
         answer = self.client.get(self.servers.addresses[name] + path, timeout=CONNECT)
         if answer.status_code in (401, 403):
@@ -276,7 +279,7 @@ class ServerPool:
         answer.raise_for_status()
         return answer.json() if answer.content and path != "/health" else {}
 
-    def post(self, name: str, path: str, body: Json | bytes, *, quick: bool = False) -> Any:
+    def post(self, name: str, path: str, body: Json | bytes, *, quick: bool = False) -> JsonValue:
         """A server's answer; `quick`: it must come within SHORT seconds, unless the server is at
         work.
 
@@ -299,7 +302,7 @@ class ServerPool:
         return answer
 
 
-def reason(answer: Any) -> str:
+def reason(answer: JsonValue) -> str:
     """The reason for a refusal, in the server's words."""
     if answer.status_code == 401:
         return (

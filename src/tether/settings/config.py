@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from tether.core.types import Json
+from tether.core.types import Facts, Json, JsonValue
 from tether.settings.needs import unmet
 
 RECIPE = "recipe"
@@ -31,7 +31,7 @@ class Layered(Json):
     below: frozenset[str] = frozenset()
 
 
-def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> Layered:
+def layered(below: Facts, above: Facts) -> Layered:
     """The table `above` on top of the defaults `below`, tables within tables too."""
     tables = {key: value for key, value in below.items() if isinstance(value, Mapping)}
     inner = {
@@ -60,7 +60,7 @@ class Config(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _number(cls, value: object, info: ValidationInfo) -> JsonValue:
         if (
             isinstance(value, bool)
             and cls.model_fields[info.field_name or ""].annotation in _NUMBERS
@@ -71,13 +71,13 @@ class Config(BaseModel):
         return value
 
     @classmethod
-    def preset(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    def preset(cls, given: Mapping[str, object]) -> Facts:
         """Defaults that depend on what is given; they come before those of the fields."""
         return {}
 
     @model_validator(mode="wrap")
     @classmethod
-    def _fill(cls, values: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+    def _fill(cls, values: object, handler: ModelWrapValidatorHandler[Any]) -> Any:
         """Lay this place's defaults under each table of `values`. Only what was given counts as
         set, and must have an effect.
         """

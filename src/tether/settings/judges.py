@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import Discriminator, Field, Tag, field_validator
@@ -123,7 +123,7 @@ class JudgeConfig(Config):
         return self.server.model if self.server else str(self.model)
 
 
-def _judge_kind(value: Any) -> str:
+def _judge_kind(value: object) -> str:
     """The way in which a value names a judge: "name", "function" or "model"."""
     if isinstance(value, str):
         return "name"

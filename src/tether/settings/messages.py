@@ -6,16 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic_core import ErrorDetails
 
+from tether.core.types import JsonValue
 from tether.settings.stages import STAGES, making
 from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
 
+Place = tuple[int | str, ...]
+"""The keys, and the numbers in lists, down to a value."""
 
-def explain(kind: type[BaseModel], values: Any, items: Sequence[Any]) -> list[str]:
+
+def explain(kind: type[BaseModel], values: object, items: Sequence[ErrorDetails]) -> list[str]:
     """One phrase for each key with a fault; the branches of a union, which pydantic reports one by
     one, are one fault.
     """
-    faults: dict[tuple[Any, ...], list[Any]] = {}
+    faults: dict[Place, list[ErrorDetails]] = {}
     for item in items:
         faults.setdefault(_location(values, item), []).append(item)
     inner = [
@@ -26,12 +31,14 @@ def explain(kind: type[BaseModel], values: Any, items: Sequence[Any]) -> list[st
     return [_phrase(kind, place, faults[place], values) for place in inner]
 
 
-def _location(values: Any, item: Any) -> tuple[Any, ...]:
+def _location(values: JsonValue, item: ErrorDetails) -> Place:
     """The keys down to a fault, without the names that pydantic gives to the branches of a
     union.
     """
-    place, node = [], values
-    for part in item["loc"]:
+    place = []
+    node = values
+    parts: tuple[Any, ...] = item["loc"]
+    for part in parts:
         is_key = (
             part in node
             if isinstance(node, dict)
@@ -39,15 +46,16 @@ def _location(values: Any, item: Any) -> tuple[Any, ...]:
         )
         if is_key:
             node = node[part]
-        if is_key or (item["type"] == "missing" and part is item["loc"][-1]):
+        if is_key or (item["type"] == "missing" and part is parts[-1]):
             place.append(part)
     return tuple(place)
 
 
 def _phrase(
-    kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any], values: Any
+    kind: type[BaseModel], place: Place, items: Sequence[ErrorDetails], values: JsonValue
 ) -> str:
-    location, item = ".".join(map(str, place)), items[0]
+    location = ".".join(map(str, place))
+    item = items[0]
     if item["type"] == "extra_forbidden":
         return f"unknown key {location!r} ({key_hint(kind, place, values, item['input'])})"
     table = {"model_type": "a table belongs here"}
@@ -64,13 +72,14 @@ def _phrase(
 
 
 def key_hint(
-    kind: type[BaseModel], place: tuple[Any, ...], values: Mapping[str, Any], given: Any
+    kind: type[BaseModel], place: tuple[object, ...], values: Mapping[str, object], given: object
 ) -> str:
     """A guess at the key that was meant: another library's word, a key of another table, a slip of
     the fingers.
     """
     *outer, last = place
-    word, keys = _word(last), _known_keys(kind, outer)
+    word = _word(last)
+    keys = _known_keys(kind, outer)
     if not outer and word in METHODS and METHODS[word][0] in keys:
         section, key, value = METHODS[word]
         same = [
@@ -121,11 +130,11 @@ def key_hint(
     )
 
 
-def _word(name: Any) -> str:
+def _word(name: object) -> str:
     return str(name).lower().replace("-", "_")
 
 
-def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
+def _leaves(value: object) -> Iterator[tuple[str, ...]]:
     """The paths to the values of a table."""
     for key, inner in value.items() if isinstance(value, Mapping) else ():
         yield from (
@@ -133,7 +142,7 @@ def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _around(kind: type[BaseModel], outer: Sequence[Any], word: str) -> str:
+def _around(kind: type[BaseModel], outer: Sequence[object], word: str) -> str:
     """The key for another library's word in this table, or in one around it; empty: none."""
     targets = [target.split(".") for target in KEYS.get(word, ())]
     paths = (
@@ -146,7 +155,7 @@ def _around(kind: type[BaseModel], outer: Sequence[Any], word: str) -> str:
 
 
 def _meant(
-    kind: type[BaseModel], outer: Sequence[Any], word: str, values: Mapping[str, Any]
+    kind: type[BaseModel], outer: Sequence[object], word: str, values: Mapping[str, object]
 ) -> list[str]:
     """The possible keys for a word: around here, else in the stages that the recipe has, else in
     any stage.
@@ -172,7 +181,7 @@ def _meant(
     return list(dict.fromkeys(own))[:3] or list(dict.fromkeys(filter(None, anywhere)))[:2]
 
 
-def _is_key(kind: type[BaseModel], path: Sequence[Any]) -> bool:
+def _is_key(kind: type[BaseModel], path: Sequence[object]) -> bool:
     return path[-1] in _known_keys(kind, path[:-1], exact=True)
 
 
@@ -192,7 +201,7 @@ def _known_keys(
     return list(dict.fromkeys(name for k in kinds for name in k.model_fields))
 
 
-def models_of(annotation: Any) -> list[type[BaseModel]]:
+def models_of(annotation: object) -> list[type[BaseModel]]:
     """The tables that a key of this type may hold."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]

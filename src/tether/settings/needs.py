@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tether.core.types import JsonValue
+
 _PART = re.compile(r"(?P<absent>not )?(?P<path>[a-z_.]+)(?: (?P<sign>=|!=|>) (?P<value>.+))?")
 
 
@@ -29,7 +31,7 @@ class Needs:
 
     condition: str
     because: str = ""
-    value: Any = None
+    value: JsonValue = None
 
     @property
     def words(self) -> str:
@@ -41,12 +43,15 @@ class Needs:
 
     def fault(self, config: BaseModel, name: str, key: str) -> str:
         """The message about field `name`, called `key`; empty if there is no fault."""
-        value, default = getattr(config, name), type(config).model_fields[name].default
+        value = getattr(config, name)
+        default = type(config).model_fields[name].default
         if self.value is None:
             concerned = name in config.model_fields_set and bool(value or default)
-            subject, because = key, "has no effect without {condition}"
+            subject = key
+            because = "has no effect without {condition}"
         else:
-            concerned, because = value == self.value, "needs {condition}"
+            concerned = value == self.value
+            because = "needs {condition}"
             subject = f"{key} = {_text(value)}"
         if not concerned or self.holds(config):
             return ""
@@ -64,12 +69,16 @@ class Needs:
         """Path, negation, sign and value of each alternative; a bare value belongs to the key of
         the one before.
         """
-        path, absent, sign = "", False, ""
+        path = ""
+        absent = False
+        sign = ""
         for part in self.condition.split(" or "):
             text = part
             if match := _PART.fullmatch(part):
-                path, absent = match["path"], match["absent"] is not None
-                sign, text = match["sign"] or "", match["value"] or ""
+                path = match["path"]
+                absent = match["absent"] is not None
+                sign = match["sign"] or ""
+                text = match["value"] or ""
             yield path, absent, sign, text
 
 
@@ -90,7 +99,7 @@ def unmet(config: BaseModel, table: str) -> Iterator[str]:
                 yield fault
 
 
-def _compare(value: Any, absent: bool, sign: str, text: str) -> bool:
+def _compare(value: object, absent: bool, sign: str, text: str) -> bool:
     if not sign:
         return bool(value) != absent
     other = json.loads(text.replace("'", '"'))
@@ -105,5 +114,5 @@ def _at(config: BaseModel, path: str) -> Any:
     return value
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return json.dumps(value) if isinstance(value, bool) else repr(value)

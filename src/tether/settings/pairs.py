@@ -80,7 +80,8 @@ class PairsSection(PromptedSection):
         return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
     def faults(self) -> Iterator[str]:
-        people, simulated = self.judge == "people", isinstance(self.judge, FunctionJudge)
+        people = self.judge == "people"
+        simulated = isinstance(self.judge, FunctionJudge)
         if (self.store is not None) != people:
             yield "judge = 'people' and store belong together: people judge what lies in a store"
         if self.agreement is not None and not isinstance(self.judge, JudgeConfig):

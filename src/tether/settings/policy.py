@@ -6,11 +6,11 @@ The methods are independent switches, and presets that name their combinations.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from tether.core.types import Json, Sampling
+from tether.core.types import Facts, Json, Sampling
 from tether.settings.config import Config
 from tether.settings.learner import OptimizerConfig, Rates, TrainedConfig
 from tether.settings.needs import Needs
@@ -386,7 +386,7 @@ class PolicyConfig(SampledConfig):
     optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
 
     @classmethod
-    def preset(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    def preset(cls, given: Mapping[str, object]) -> Facts:
         """Settings of the published method."""
         name = given.get("algorithm", cls.model_fields["algorithm"].default)
         return PRESETS.get(name, {}) if isinstance(name, str) else {}

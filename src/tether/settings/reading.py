@@ -7,7 +7,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import (
     ValidationError,
@@ -76,7 +75,7 @@ def load_recipe(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] 
 
 def build(
     kind: type[ConfigT],
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     overrides: Sequence[str] = (),
     where: str = "config",
 ) -> ConfigT:
@@ -128,7 +127,7 @@ def _apply_override(values: Json, override: str) -> None:
     set_key(values, key, value, f"override {override!r}")
 
 
-def set_key(values: Json, key: str, value: Any, where: str) -> None:
+def set_key(values: Json, key: str, value: object, where: str) -> None:
     """Write the value of a dotted key into tables of tables. A table that holds the rest of the key
     as one name has its value there.
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import Field, PrivateAttr, ValidationError, create_model, model_validator
 
 from tether.core.errors import ConfigError
-from tether.core.types import Json
+from tether.core.types import Json, JsonValue
 from tether.settings.budget import Budget
 from tether.settings.config import Config
 from tether.settings.former import FormerDefaults, put_former_defaults
@@ -98,7 +98,8 @@ class BaseRecipe(Config):
         if name in STAGES:
             return getattr(self, name, None)
         stage, arm = self.arm_of(name)
-        base, section = self.section(stage), STAGES[stage].section
+        base = self.section(stage)
+        section = STAGES[stage].section
         common = (
             {} if self.lora is None or "lora" not in section.model_fields else {"lora": self.lora}
         )
@@ -149,7 +150,7 @@ class BaseRecipe(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _common_lora(cls, values: Any) -> Any:
+    def _common_lora(cls, values: object) -> JsonValue:
         if not isinstance(values, dict) or values.get("lora") is None:
             return values
         learn = {name for name, kind in STAGES.items() if "lora" in kind.section.model_fields}
@@ -219,7 +220,8 @@ class BaseRecipe(Config):
 
     def _choice_faults(self, choose: str) -> Iterator[str]:
         """Check that a choice of pairs will have the reward models that it needs."""
-        reward, needs = self.section("reward"), "repeat and [reward]"
+        reward = self.section("reward")
+        needs = "repeat and [reward]"
         needs += (
             ", with reward.members"
             if choose in ("disagreement", "information")
@@ -328,7 +330,9 @@ def faults_on(model: ModelConfig, name: str, section: Any, shard: bool) -> Itera
     ranks (`shard`).
     """
     values = dict(section)
-    lora, trains, engine = values.get("lora"), values.get("direct", section), values.get("engine")
+    lora = values.get("lora")
+    trains = values.get("direct", section)
+    engine = values.get("engine")
     if model.quantize and lora is False:
         yield (
             f"{name}.lora = false trains the whole model, and model.quantize holds its weights "

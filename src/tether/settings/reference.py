@@ -48,7 +48,9 @@ class Key:
         return "; ".join(filter(None, (self.type, default, self.description)))
 
 
-def keys_of(kind: type[BaseModel], made: Any = None, above: tuple[str, ...] = ()) -> Iterator[Key]:
+def keys_of(
+    kind: type[BaseModel], made: object = None, above: tuple[str, ...] = ()
+) -> Iterator[Key]:
     """Every key of a table and of the tables in it, with the default that holds where nothing else
     is said.
 
@@ -80,7 +82,7 @@ def keys_of(kind: type[BaseModel], made: Any = None, above: tuple[str, ...] = ()
             yield from keys_of(table, default, (*above, name))
 
 
-def _value(default: Any) -> str:
+def _value(default: object) -> str:
     if default is None or isinstance(default, BaseModel):
         return "" if default is None else "its defaults"
     return json.dumps(default, default=str, ensure_ascii=False)
@@ -92,7 +94,7 @@ def _bounds(metadata: Any) -> Iterator[str]:
             yield f"{words} {getattr(bound, name.lower()):g}"
 
 
-def given_type(annotation: Any, notes: Iterable[Any]) -> Any:
+def given_type(annotation: object, notes: Iterable[object]) -> Any:
     """The type of what a recipe may say: a validator that comes before that of `annotation` may
     take more, and its own signature says so.
     """
@@ -100,7 +102,7 @@ def given_type(annotation: Any, notes: Iterable[Any]) -> Any:
     return next((kind for hints in wider for kind in hints.values()), annotation)
 
 
-def _type(annotation: Any) -> str:
+def _type(annotation: object) -> str:
     """A type in plain words."""
     if isinstance(annotation, type):
         return (

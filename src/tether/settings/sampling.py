@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from tether.core.types import Problem, Prompt
+from tether.core.types import Json, JsonValue, Problem, Prompt
 from tether.settings.config import Config
 from tether.settings.engine import EngineConfig
 from tether.settings.evaluation import EvaluateSection
@@ -87,7 +87,7 @@ class TaskConfig(Config):
     name: str = Field(description="of the reasoning-gym task")
     size: int = Field(default=512, ge=1, description="how many problems")
     seed: int = Field(default=0, description="of its problems")
-    config: dict[str, Any] = Field(default_factory=dict, description="the task's own settings")
+    config: Json = Field(default_factory=dict, description="the task's own settings")
     system: str | None = Field(
         default=None, description="a system turn; unset: where the answer belongs; empty: none"
     )
@@ -157,7 +157,7 @@ class RewardedSection(TimedSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _named_by_its_table(cls, values: Any) -> Any:
+    def _named_by_its_table(cls, values: JsonValue) -> JsonValue:
         """A table named `function`, `verifiable` or `classifier` says what scores: reward_source
         need not repeat it.
         """

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from tether.core.errors import MissingFileError
-from tether.core.types import Prompt
+from tether.core.types import Facts, Json, Prompt
 from tether.settings.budget import Budget
 from tether.settings.config import Config
 from tether.settings.model import LoraConfig
@@ -166,7 +166,7 @@ def calls_functions(settings: Config) -> bool:
     )
 
 
-def overlaid(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def overlaid(one: Facts, other: Facts) -> Json:
     """Settings with others on top, tables within tables too."""
     both = {
         key: overlaid(one[key], value)

@@ -212,11 +212,9 @@ class KTOConfig(ReferencedConfig):
         """λ_D and λ_U for these counts of responses: the ones that are set, and otherwise those
         that balance the classes.
         """
-        ratio, desirable, undesirable = (
-            num_undesirable / num_desirable,
-            self.desirable_weight,
-            self.undesirable_weight,
-        )
+        ratio = num_undesirable / num_desirable
+        desirable = self.desirable_weight
+        undesirable = self.undesirable_weight
         if desirable is None:
             desirable = max(1.0, ratio) if undesirable is None else undesirable * ratio
         undesirable = desirable / ratio if undesirable is None else undesirable

@@ -9,10 +9,9 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
 
 from tether.core.errors import ConfigError
-from tether.core.types import Json
+from tether.core.types import Json, JsonValue
 
 PER_RUN = ("run", "sweep", "track", "on", "learner", "budget")
 """Keys of the whole run, which a sweep cannot vary."""
@@ -21,12 +20,12 @@ MOST = 10_000
 _PLAIN = re.compile(r"[\w.=,+-]{1,100}")
 
 
-def swept(table: Mapping[str, Any]) -> dict[str, list[Any]]:
+def swept(table: Mapping[str, object]) -> dict[str, list[JsonValue]]:
     """Values by dotted key: `{"ppo": {"gamma": [1, 0.9]}}` is `{"ppo.gamma": [1, 0.9]}`."""
     return dict(_pairs(table))
 
 
-def _pairs(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _pairs(table: Mapping[str, object]) -> Iterator[tuple[str, JsonValue]]:
     for key, values in table.items():
         if isinstance(values, Mapping):
             yield from ((f"{key}.{inner}", choices) for inner, choices in _pairs(values))
@@ -35,7 +34,7 @@ def _pairs(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def sweep_faults(
-    table: Mapping[str, Any], missing: Collection[str], *, timed: bool = False
+    table: Mapping[str, object], missing: Collection[str], *, timed: bool = False
 ) -> Iterator[str]:
     """Sentences about keys that cannot be swept, and about values that are no list of them.
 
@@ -74,12 +73,13 @@ def sweep_faults(
                 break
 
 
-def combinations(table: Mapping[str, Any]) -> Iterator[tuple[str, Json]]:
+def combinations(table: Mapping[str, object]) -> Iterator[tuple[str, Json]]:
     """Every combination: its folder's name, and the value of each key in the order of the table.
 
     No two have one name, although names lack the quotes of texts: 1 and "1" are two values.
     """
-    keys, names = swept(table), set()
+    keys = swept(table)
+    names = set()
     for values in product(*keys.values()):
         chosen = dict(zip(keys, values, strict=True))
         label = ",".join(f"{key}={json.dumps(value)}" for key, value in chosen.items())
@@ -108,7 +108,8 @@ def sweep_overrides(words: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: a key is given twice, or has an empty value.
     """
-    overrides, keys = [], []
+    overrides = []
+    keys = []
     for word in words:
         key, separator, raw = word.partition("=")
         if not separator:
@@ -131,7 +132,8 @@ def _values_of(raw: str) -> list[str]:
     """The values between the commas of a text, each in TOML; commas within brackets and quotes
     belong to a value.
     """
-    values, begun = [], ""
+    values = []
+    begun = ""
     for part in raw.split(","):
         begun = f"{begun},{part}" if begun else part
         if _is_toml(begun) or not re.match(r"""\s*[\[{"']""", begun):
@@ -151,7 +153,7 @@ def _is_toml(text: str) -> bool:
         return False
 
 
-def idle_override(table: Mapping[str, Any], overrides: Sequence[str]) -> str:
+def idle_override(table: Mapping[str, object], overrides: Sequence[str]) -> str:
     """The sentence on an override of a key that the sweep varies; empty: there is none."""
     for word in overrides:
         key = word.partition("=")[0].strip().lstrip("-")

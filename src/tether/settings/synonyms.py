@@ -6,7 +6,8 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+from tether.core.types import Facts
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -31,7 +32,7 @@ METHODS: dict[str, tuple[str, str, str]] = {
 """A method that is a value in a section of another name: the section, the key, the value."""
 
 
-def shown_name(section: str, settings: Mapping[str, Any]) -> str:
+def shown_name(section: str, settings: Facts) -> str:
     """The name of a stage for people: that of the method that its settings make it (`dpo`)."""
     own = (
         name

@@ -6,10 +6,11 @@ import math
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
+from tether.core.types import JsonValue
 from tether.settings.config import Config
 from tether.settings.synonyms import alike
 
@@ -47,7 +48,7 @@ class WatchConfig(Config):
 
     @field_validator("thresholds", "silent")
     @classmethod
-    def _known(cls, values: Any) -> Any:
+    def _known(cls, values: JsonValue) -> JsonValue:
         for name in values:
             if name not in DETECTOR_ROWS:
                 hint = alike(name, DETECTOR_ROWS) or f"known: {', '.join(DETECTOR_ROWS)}"

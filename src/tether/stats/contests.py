@@ -11,7 +11,8 @@ from tether.stats.estimates import Estimate, without_interval
 from tether.stats.groups import Array
 from tether.stats.means import FEWEST_GROUPS
 
-NEAR, APART = 1.4, 0.7
+NEAR = 1.4
+APART = 0.7
 """Standard errors of a gap by which rivals are taken to be nearer to their best, and farther from
 it, than they look.
 """
@@ -49,8 +50,11 @@ def best_against_best(
     Assumes: groups are drawn independently, and enough of them for means to be normal.
     """
     columns = np.concatenate([ours, theirs], axis=1)
-    means, width, count = columns.mean(0), ours.shape[1], len(columns)
-    best, rival = int(means[:width].argmax()), int(means[width:].argmax())
+    means = columns.mean(0)
+    width = ours.shape[1]
+    count = len(columns)
+    best = int(means[:width].argmax())
+    rival = int(means[width:].argmax())
     value = float(means[best] - means[width + rival])
     moved = np.zeros((int(groups.max()) + 1, columns.shape[1]))
     np.add.at(moved, groups, (columns - means) / count)
@@ -66,7 +70,8 @@ def best_against_best(
         return Contest(
             best, rival, without_interval(value, count, f"groups differ: all {number} are alike")
         )
-    errors, level = joint_errors(covariance, number - 1), (1 - confidence) / SHARE
+    errors = joint_errors(covariance, number - 1)
+    level = (1 - confidence) / SHARE
     sides = [(means[:width], covariance[:width, :width], errors[:, :width])]
     sides.append((means[width:], covariance[width:, width:], errors[:, width:]))
     high = value - float(np.quantile(_excess(*sides[0], APART) - _excess(*sides[1], -NEAR), level))

@@ -33,7 +33,8 @@ def few_interval(successes: int, total: int, confidence: float = 0.95) -> tuple[
     from scipy.special import betaincinv
 
     # Clopper and Pearson's bounds lie outside
-    tail, share = (1 - confidence) / 2, successes / total
+    tail = (1 - confidence) / 2
+    share = successes / total
     high = float(betaincinv(successes + 1, total - successes, 1 - tail))
     if successes == 0:
         return 0.0, _farthest(0, total, 0.0, high, confidence)
@@ -53,7 +54,8 @@ def _farthest(successes: int, total: int, inside: float, outside: float, level: 
     if not len(held):
         return inside
     last = int(held[-1])
-    inner, outer = float(places[last]), float(places[min(last + 1, _PLACES - 1)])
+    inner = float(places[last])
+    outer = float(places[min(last + 1, _PLACES - 1)])
     for _ in range(40):
         middle = (inner + outer) / 2
         if _left_out(np.array([middle]), successes, total, level)[0]:
@@ -72,7 +74,8 @@ def _left_out(places: Array, successes: int, total: int, confidence: float) -> A
     below = bdtr(np.arange(most + 1), total, places[:, None])
     mass = np.diff(below, axis=1, prepend=0.0)
     least = np.minimum(below, 1 - below + mass)
-    own, slack = least[:, [successes]], 1e-9
+    own = least[:, [successes]]
+    slack = 1e-9
     rarer = (mass * (least < own * (1 - slack))).sum(1)
     alike = (mass * (np.abs(least - own) <= own * slack)).sum(1)
     missed = 1 - confidence

@@ -44,7 +44,8 @@ def grouped_mean(
     and 1; and values at two or three other levels in 16 groups or more. If all values are alike,
     without known bounds, the frequency of other values is unknown.
     """
-    value, count = float(values.mean()), len(values)
+    value = float(values.mean())
+    count = len(values)
     if not np.isfinite(values).all():
         return without_interval(value, count, "finite values: an infinite one has no mean")
     sums, counts = by_group(values, groups)
@@ -80,7 +81,8 @@ def normal_mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     Assumes: the observations are independent and normal; it holds its level from two on.
     """
     observed = np.asarray(values, dtype=float)
-    value, count = float(observed.mean()), len(observed)
+    value = float(observed.mean())
+    count = len(observed)
     if count < FEWEST_NORMAL:
         return without_interval(value, count, f"values: {count}, and {FEWEST_NORMAL} are needed")
     error = float(observed.std(ddof=1)) / math.sqrt(count)
@@ -141,10 +143,12 @@ def mean_interval(
         https://doi.org/10.2307/3002019.
     Assumes: groups are drawn independently; a tail that no group shows is unknown.
     """
-    groups, carriers = influence.groups, influence.carriers
+    groups = influence.groups
+    carriers = influence.carriers
     freedom = 2 * carriers / max(1 - carriers / groups, 1e-9)
     quantile = student(min(max(freedom, 1.0), max(influence.equal - 1, 1.0)), confidence)
-    error, second = influence.error, influence.moment(2) / groups
+    error = influence.error
+    second = influence.moment(2) / groups
     if error == 0 or not skewed:
         return value - quantile * error, value + quantile * error
     skew = (

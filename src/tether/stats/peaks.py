@@ -26,13 +26,15 @@ def peak(sums: Array, counts: Array, *, confidence: float = 0.95) -> tuple[int, 
     Assumes: groups are drawn independently.
     Trap: each of several equally high columns is held with the given confidence, not all at once.
     """
-    number, total = len(sums), counts.sum(0)
+    number = len(sums)
+    total = counts.sum(0)
     if number < FEWEST_GROUPS:
         return None
     means = sums.sum(0) / total
     parts = (sums - counts * means) / total
     covariance = number / (number - 1) * parts.T @ parts
-    draws, places = joint_errors(covariance, number - 1), []
+    draws = joint_errors(covariance, number - 1)
+    places = []
     for place, mean in enumerate(means):
         variances = np.diag(covariance) + covariance[place, place] - 2 * covariance[place]
         errors = np.sqrt(np.maximum(variances, 0.0)) + 1e-9 * (1 + abs(mean))

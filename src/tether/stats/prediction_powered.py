@@ -127,7 +127,8 @@ def _group_sums(
     labels: Array, predictions: Array, judged: NDArray[np.bool_], owner: NDArray[np.intp]
 ) -> Array:
     """The columns of `_Sums`, a row a group."""
-    ones, rest = judged.astype(np.float64), (~judged).astype(np.float64)
+    ones = judged.astype(np.float64)
+    rest = (~judged).astype(np.float64)
     columns = [ones, labels, predictions * ones, labels * predictions, predictions**2 * ones]
     columns += [rest, predictions * rest, predictions**2 * rest]
     counted = [np.bincount(owner, weights=column) for column in columns]

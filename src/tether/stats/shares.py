@@ -40,7 +40,8 @@ def wilson_interval(
         return 0.0, 1.0
     from scipy.special import ndtri
 
-    z, share = float(ndtri(0.5 + confidence / 2)), successes / total
+    z = float(ndtri(0.5 + confidence / 2))
+    share = successes / total
     centre = share + z * z / (2 * total)
     spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     scale = 1 + z * z / total
@@ -67,7 +68,8 @@ def mid_interval(successes: float, total: float, confidence: float = 0.95) -> tu
     from scipy.optimize import brentq
     from scipy.special import betainc, betaincinv
 
-    failures, tail = total - successes, (1 - confidence) / 2
+    failures = total - successes
+    tail = (1 - confidence) / 2
     if successes == 0:
         return 0.0, float(betaincinv(1.0, failures, 1 - tail))
     if failures == 0:
@@ -114,7 +116,9 @@ def share_interval(
     Assumes: groups are drawn independently.
     """
     inside = min(max(value, 0.0), 1.0)
-    variance, groups, carriers = inside * (1 - inside), influence.equal, influence.carriers
+    variance = inside * (1 - inside)
+    groups = influence.equal
+    carriers = influence.carriers
     observed = influence.error**2 / variance if variance > 0 else 0.0
     # observations that are all alike tell nothing of how they differ
     spread = spread if spread > 0 else 1.0
@@ -142,7 +146,8 @@ def grouped_share(
     observation. `share_interval` is for the rest: where one to four groups differ from the
     commonest there is none.
     """
-    value, count = float(values.mean()), len(values)
+    value = float(values.mean())
+    count = len(values)
     sums, counts = by_group(values, groups)
     whole = bool(np.isin(values, (0.0, 1.0)).all())
     agreeing = np.ptp(counts) == 0 and np.ptp(sums) > 0 and np.isin(sums / counts, (0, 1)).all()
@@ -182,7 +187,8 @@ def grouped_balance(
     """
     if not (values == 0.5).any():
         return grouped_share(values, groups, confidence)
-    wins, losses = (values == 1).astype(np.float64), (values == 0).astype(np.float64)
+    wins = (values == 1).astype(np.float64)
+    losses = (values == 0).astype(np.float64)
     deciding = by_group(wins + losses, groups)[0]
     if (decided := np.count_nonzero(deciding)) < FEWEST_EVENTS:
         why = f"groups differ: {decided} of {len(deciding)} hold more than ties"
@@ -211,7 +217,9 @@ def _wilson_share(
 ) -> tuple[Estimate, Influence]:
     """One side's share, by Wilson's interval however few its events are, and its influence."""
     sums, counts = by_group(side, groups)
-    value, count, influence = float(side.mean()), len(side), influence_on_mean(sums, counts)
+    value = float(side.mean())
+    count = len(side)
+    influence = influence_on_mean(sums, counts)
     if len(sums) == count:
         return Estimate(
             value, *wilson_interval(float(side.sum()), count, confidence), count

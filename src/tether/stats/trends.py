@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tether.stats.estimates import Estimate, EstimateFields, without_interval
 from tether.stats.groups import Array
@@ -67,8 +66,11 @@ def trend(values: Sequence[float]) -> Trend | None:
     if not count:
         return None
     span = max(1, count // 10, min(5, count // 4))
-    first, last = sum(values[:span]) / span, sum(values[-span:]) / span
-    lacking, noise, both = "", None, None
+    first = sum(values[:span]) / span
+    last = sum(values[-span:]) / span
+    lacking = ""
+    noise = None
+    both = None
     if count < FEWEST:
         lacking = f"steps: {count}, and {FEWEST} are needed"
     elif max(values) == min(values):
@@ -76,11 +78,9 @@ def trend(values: Sequence[float]) -> Trend | None:
     else:
         noise, both, free = _noise(np.asarray(values, dtype=np.float64), span)
         if free < FEWEST_FREE:
-            lacking, noise, both = (
-                f"steps: {count} are worth {max(free, 1.0):.0f} independent ones",
-                None,
-                None,
-            )
+            lacking = f"steps: {count} are worth {max(free, 1.0):.0f} independent ones"
+            noise = None
+            both = None
     return Trend(first, last, span, count, noise, both, lacking)
 
 
@@ -91,9 +91,11 @@ def _noise(values: Array, span: int) -> tuple[float, float, float]:
     block = -(-len(values) // LONGEST)
     if block > 1:
         whole = len(values) // block * block
-        values, span = values[-whole:].reshape(-1, block).mean(1), max(1, span // block)
+        values = values[-whole:].reshape(-1, block).mean(1)
+        span = max(1, span // block)
     course = _course(len(values), span)
-    grid, freedom = course.grid, len(values) - SLOW - 1
+    grid = course.grid
+    freedom = len(values) - SLOW - 1
     white = np.stack([_whitened(values, phi) for phi in grid])
     fitted = np.einsum("gtk,gt->gk", course.bases, white)
     rest = np.maximum((white**2).sum(1) - (fitted**2).sum(1), 1e-300)
@@ -123,7 +125,8 @@ def _course(count: int, span: int) -> _Course:
     # denser where noise changes fastest
     grid = np.concatenate([np.arange(-0.4, 0.9, 0.05), np.arange(0.9, 0.99, 0.02)])
     design = np.polynomial.legendre.legvander(np.linspace(-1, 1, count), SLOW)
-    bases, determinants = [], []
+    bases = []
+    determinants = []
     for phi in grid:
         q, r = np.linalg.qr(_whitened(design, phi))
         bases.append(q)
@@ -132,7 +135,7 @@ def _course(count: int, span: int) -> _Course:
     return _Course(grid, np.stack(bases), np.array(determinants), variances)
 
 
-def _whitened(rows: NDArray[Any], phi: float) -> NDArray[Any]:
+def _whitened(rows: Array, phi: float) -> Array:
     """The noise that is new in each step, without what the step before passed on."""
     return np.concatenate([rows[:1] * math.sqrt(1 - phi * phi), rows[1:] - phi * rows[:-1]])
 
@@ -153,11 +156,13 @@ def _half(weights: Array, scales: Array, freedom: int) -> float:
     from scipy.special import stdtr, stdtrit
 
     quantile = float(stdtrit(freedom, 0.975))
-    low, high = quantile * float(scales.min()), quantile * float(scales.max())
+    low = quantile * float(scales.min())
+    high = quantile * float(scales.max())
     if high - low <= 1e-12 * high:
         return high
     # where one scale has all the weight, it is an end, and the surplus there is 0 but for rounding
-    low, high = low * (1 - 1e-6), high * (1 + 1e-6)
+    low = low * (1 - 1e-6)
+    high = high * (1 + 1e-6)
 
     def surplus(size: float) -> float:
         return float(weights @ stdtr(freedom, -size / scales)) - 0.025
