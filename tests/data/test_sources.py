@@ -703,17 +703,23 @@ def tabled(path, rows):
     """Write rows as a table whose texts are stored once: Parquet, Arrow with an index, or a stream of
     Arrow.
     """
-    table = pa.Table.from_pylist(rows)
+    columns = {}
+    for name in rows[0]:
+        texts = list(dict.fromkeys(row[name] for row in rows))
+        places = pa.array([texts.index(row[name]) for row in rows], pa.int32())
+        columns[name] = pa.DictionaryArray.from_arrays(places, pa.array(texts))
+    table = pa.table(columns)
     if path.suffix == ".parquet":
-        pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=1 << 30)
+        large = {"dictionary_pagesize_limit": 1 << 30, "store_schema": False}
+        pq.write_table(table, path, compression="zstd", **large)
         return
-    columns = [column.dictionary_encode() for column in table.columns]
-    table = pa.table(dict(zip(table.column_names, columns, strict=True)))
     options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.OSFile(str(path), "wb") as file:
-        kind = pa.ipc.new_file if path.stem.endswith("index") else pa.ipc.new_stream
-        with kind(file, table.schema, options=options) as writer:
-            writer.write_table(table)
+    kind = pa.ipc.new_file if path.stem == "index" else pa.ipc.new_stream
+    with (
+        pa.OSFile(str(path), "wb") as file,
+        kind(file, table.schema, options=options) as writer,
+    ):
+        writer.write_table(table)
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "index.arrow"])

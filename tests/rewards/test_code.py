@@ -6,6 +6,7 @@ import pytest
 
 from tether.core.errors import ConfigError, DataError
 from tether.rewards import code
+from tether.rewards.sandbox import CheckResult
 from tether.rewards.verifiable import VerifiableReward
 from tether.settings.reading import build
 from tether.settings.rewards import VerifiableConfig
@@ -219,6 +220,33 @@ def test_a_program_never_meets_the_right_answer(score):
     score("def f(): return 1", f"assert f() == {number}")  # what came before is not there either
     found = score(search, f"assert f() == {number}")
     assert "gave nowhere" in found.reason
+
+
+def test_a_program_that_prints_never_meets_the_right_output(score):
+    number = random.Random(6).randrange(10**20)
+    search = f"""
+    import gc, os, sys
+    frame, seen = sys._getframe(), [sys.stdin.read(), *os.environ.values(), *sys.argv]
+    while frame:
+        seen += [repr(v) for v in list(frame.f_locals.values()) + list(frame.f_globals.values())]
+        frame = frame.f_back
+    for thing in gc.get_objects():
+        try: seen.append(repr(thing))
+        except Exception: pass
+    wanted = "".join({[str(number)[:9], str(number)[9:]]})
+    print("".join({[str(number)[:9], str(number)[9:]]}) if any(wanted in text for text in seen) else "nowhere")
+    """
+    found = score(search, [{"input": "", "output": str(number)}])
+    assert found.value == 0.0 and "gave nowhere" in found.reason
+
+
+def test_a_program_that_no_worker_could_run_has_no_score(answered, monkeypatch):
+    """Missing, not wrong: None is left out of a training, and 0 is learned from."""
+    with VerifiableReward(VerifiableConfig(kind="code", workers=1)) as reward:
+        failed = CheckResult(failure="died", detail="the checking process ended")
+        monkeypatch.setattr(reward._sandbox, "run", lambda requests: [failed] * len(requests))
+        (found,) = reward.score([answered("f = lambda x: x * x")])
+    assert found.value is None and "died: the checking process ended" in found.reason
 
 
 @pytest.mark.parametrize(

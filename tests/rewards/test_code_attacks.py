@@ -280,6 +280,16 @@ def watched(folder, run):
         watcher.join()
 
 
+@pytest.mark.skipif(not HELD.space, reason="nothing can be mounted here")
+def test_a_program_has_1024_files_at_a_time(attack):
+    body = "for n in range(3000):\n    try: open(str(n), 'w').close()\n    except OSError: return n"
+    assert "gave 1024" in attack(body)
+    removed = f"for n in range(600): open(str(n), 'w').close(); os.remove(str(n))\n{body}"
+    assert "gave 1024" in attack(removed)
+    held = "hold = []\nfor n in range(40):\n    hold.append(open(str(n), 'w')); os.remove(str(n))\n"
+    assert "gave 984" in attack(held + body)
+
+
 @needs_seccomp
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("name", HOLDERS)
@@ -327,6 +337,35 @@ def test_nothing_is_left_of_what_programs_wrote(answered, tmp_path, monkeypatch)
     with VerifiableReward(VerifiableConfig(kind="code", workers=1)) as reward:
         (found,) = reward.score([answered(program, "assert f() == 1")])
     assert f"gave {tmp_path}" in found.reason and list(tmp_path.iterdir()) == []
+
+
+@needs_landlock
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "os.fork()",
+        "os.kill(os.getppid(), 0)",
+        "os.system('true')",
+        "os.posix_spawn('/bin/true', ['true'], {})",
+        "os.execv('/bin/true', ['true'])",
+        "socket.socket()",
+        "subprocess.run(['true'])",
+        "ctypes.CDLL(None)",
+    ],
+)
+def test_an_audit_hook_stands_in_where_only_seccomp_is_missing(tmp_path, deed):
+    program = (
+        "import ctypes, os, socket, subprocess\nfrom tether.rewards import guard\n"
+        "guard._seccomp = lambda *_, **__: False\n"
+        f"assert guard.restrict({str(tmp_path)!r})[:2] == (True, False)\n"
+        f"try:\n    {deed}\nexcept PermissionError as error:\n"
+        "    assert 'may not' in str(error), error\n"
+        "else:\n    raise SystemExit('it could')"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ ROWS = {
         "fork": (57, ""),
         "vfork": (58, ""),
         "clone": (56, "0x800, 0, 0, 0, 0"),
+        "clone, a thread with open files of its own": (56, "0x10200, 0, 0, 0, 0"),
+        "clone, a thread with a folder of its own": (56, "0x10400, 0, 0, 0, 0"),
         "execve": (59, "0, 0, 0"),
         "execveat": (322, "-1, 0, 0, 0, 0"),
         "setsid": (112, ""),

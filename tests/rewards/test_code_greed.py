@@ -221,6 +221,31 @@ def test_where_memory_runs_out_programs_are_ended_first():
     assert first(os.getpid()) == own, "what trains stays as it was"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_program_has_no_large_pages():
+    with worker_of(60.0) as process:
+        number = sleeping_program(process).pid
+        with open(f"/proc/{number}/status", encoding="ascii", errors="replace") as file:
+            lines = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    if "THP_enabled" not in lines:
+        pytest.skip("this kernel does not say whether a process may have large pages")
+    assert lines["THP_enabled"] == "0"
+
+
+@needs_guards
+@pytest.mark.skipif(not HELD.space, reason="nothing can be mounted here")
+def test_the_kernel_counts_the_threads_of_a_program_alone(score):
+    """By its own user id, or in a namespace of its own; a limit that it cannot raise."""
+    program = (
+        "import os, resource\n"
+        "def f(): return [*resource.getrlimit(resource.RLIMIT_NPROC), os.getuid()]"
+    )
+    words = score(program, "assert f() == 0").reason.partition("gave ")[2]
+    _, soft, hard, user = json.loads(words.replace("'", '"'))
+    assert (soft, hard) == (512, 512)
+    assert user >= 0x70000000 if os.geteuid() == 0 else user == os.geteuid()
+
+
 @needs_guards
 @pytest.mark.parametrize("place", ["/proc/self", "/proc/thread-self", "/proc/{worker}"])
 def test_no_program_changes_who_is_ended_first(score, place):
