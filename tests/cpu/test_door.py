@@ -5,6 +5,7 @@ behind it.
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import sys
 
@@ -228,6 +229,21 @@ def test_a_library_or_folder_of_another_owner_is_not_loaded(cached_library, monk
     owner = os.geteuid()
     monkeypatch.setattr(native.os, "geteuid", lambda: owner + 1)
     assert not trusted(built) and load() is None
+
+
+def test_a_folder_of_another_owner_is_not_used_whoever_owns_the_library(
+    cached_library, monkeypatch
+):
+    load, built = cached_library
+    look = os.fstat
+
+    def foreign(opened):
+        status = look(opened)
+        other = (*status[:4], status.st_uid + stat.S_ISDIR(status.st_mode), *status[5:10])
+        return os.stat_result(other)
+
+    monkeypatch.setattr(native.os, "fstat", foreign)
+    assert trusted(built) and load() is None
 
 
 def test_others_lose_the_right_to_write_to_the_folder(cached_library):
