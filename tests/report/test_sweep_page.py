@@ -285,13 +285,19 @@ def test_the_tax_is_in_points_and_per_nat_over_seeds(tmp_path):
 @pytest.mark.parametrize(
     ("gains", "headline", "names"),
     [
-        ({0.0: (0.5, 0.1, 0.9), 0.05: (0.3, 0.31, 0.32)}, "A gain is shown: the greatest at", "0.05"),
+        ({0.0: (0.5, 0.1, 0.9), 0.05: (0.3, 0.31, 0.32)}, "A gain is shown, the greatest shown at", "0.05"),
         ({0.0: (0.5, -0.1, 0.9), 0.05: (0.3, -0.3, 0.1)}, "No setting is shown to gain", "0"),
-        ({0.0: (0.5, 0.51, 0.52), 0.05: (0.3, 0.31, 0.32)}, "A gain is shown: the greatest at", "0"),
+        ({0.0: (0.5, 0.51, 0.52), 0.05: (0.3, 0.31, 0.32)}, "A gain is shown, the greatest shown at", "0"),
+        # t = 4.95 with 2 degrees of freedom: above 4.30 (5%), below 6.21 (5% shared by two)
+        ({0.0: (0.65, 1.0, 1.35), 0.05: (-0.3, 0.0, 0.3)}, "No setting is shown to gain", "0"),
+        # the other setting is clear of 0 at 6.21, so this one is compared with 4.30 (Holm)
+        ({0.0: (0.65, 1.0, 1.35), 0.05: (0.3, 0.31, 0.32)}, "A gain is shown, the greatest shown at", "0"),
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_greatest_gain_that_is_shown(tmp_path, gains, headline, names):
-    """A larger mean whose interval holds 0 comes after a smaller one that is clear of 0."""
+    """A larger mean whose interval holds 0 comes after a smaller one that is clear of 0. Gains are
+    shown at 5% in all (Holm 1979), against quantiles of Student's t from a table.
+    """
     run = write_sweep(tmp_path / "run", {KEY: (0.0, 0.05), "seed": (0, 1, 2)})
     for beta, own in gains.items():
         for seed, gain in enumerate(own):
@@ -302,7 +308,9 @@ def test_the_verdict_names_the_greatest_gain_that_is_shown(tmp_path, gains, head
     assert headline in verdict and f"{KEY} = {names}: gold gain" in verdict
     assert students(gains[float(names)]) in verdict
     assert bracketed(normal_mean([4.0, 5.0, 6.0])._replace(count=0)) in verdict
-    assert "It is the greatest of 2 means" in verdict
+    greatest = max(gains, key=lambda beta: sum(gains[beta])) == float(names)
+    assert ("It is the greatest of 2 means" in verdict) == greatest
+    assert "After Holm's correction for 2 comparisons, " in verdict
 
 
 def test_controls_say_what_they_take_away_and_are_compared_by_seed(tmp_path):

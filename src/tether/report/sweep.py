@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tether.report.controls import sweep_controls
 from tether.report.frame import HERE, fill_template
 from tether.report.narrative import Conclusion
-from tether.report.numbers import SENTENCES, bracketed, side
+from tether.report.numbers import SENTENCES, bracketed
 from tether.report.plotting import Plot
 from tether.report.reading import Row
 from tether.report.rollouts import packed, packed_rollouts
@@ -162,12 +162,12 @@ def _numbers(setting: int, measures: Sequence[Measured]) -> str:
 
 def _verdict(sweep: Sweep, gain: Measured | None, kl: Measured | None) -> Conclusion | None:
     """The setting with the greatest gain that is shown, else with the greatest of all; None where
-    no gain was measured.
+    no gain was measured. A gain is shown after Holm's correction for the number of settings.
     """
     if gain is None or gain.key not in GAINS[:3]:
         return None
     means = {place: mean for place in range(len(gain.values)) if (mean := gain.mean(place))}
-    shown = {place: mean for place, mean in means.items() if side(mean, 0) > 0}
+    shown = gain.gaining()
     best = max(shown or means, key=lambda place: means[place].value)
     title = sweep.title(sweep.settings[best])
     spent = kl.mean(best) if kl else None
@@ -177,7 +177,11 @@ def _verdict(sweep: Sweep, gain: Measured | None, kl: Measured | None) -> Conclu
         gain=bracketed(means[best], gain.show),
         kl=bracketed(spent),
     )
-    sentences = [numbers, *[SAYS["largest"].format(count=len(means))] * (len(means) > 1)]
+    sentences = [numbers]
+    if best == gain.greatest and len(means) > 1:
+        sentences.append(SAYS["largest"].format(count=len(means)))
+    if len(means) > 1:
+        sentences.append(SAYS["corrected"].format(count=len(means), shown=len(shown)))
     headline = SAYS["gained" if shown else "not-gained"].format(setting=title)
     return Conclusion("good" if shown and gain.key != "proxy" else "open", headline, sentences, [])
 

@@ -14,6 +14,7 @@ from tether.stats.counts import few_interval as few_interval
 from tether.stats.estimates import TOO_FEW as TOO_FEW
 from tether.stats.estimates import Estimate as Estimate
 from tether.stats.estimates import EstimateFields as EstimateFields
+from tether.stats.estimates import widened as widened
 from tether.stats.estimates import without_interval as without_interval
 from tether.stats.groups import Array as Array
 from tether.stats.groups import Influence as Influence
