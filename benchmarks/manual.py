@@ -72,8 +72,8 @@ show_signature_annotations = true
 separate_signature = true
 heading_level = 1
 """
-KEYS = "reference/recipes.md"
-"""The page that lists the keys of a recipe in tables."""
+LISTED = {"reference/recipes.md": "Recipes", "reference/commands.md": "Commands"}
+"""Pages that list keys of a recipe or options of a command in tables, with their titles."""
 CELLS = re.compile(r"(?<!\\)\|")
 """The border between two cells of a row."""
 CSS = """.md-grid { max-width: 84rem; }
@@ -87,7 +87,7 @@ CSS = """.md-grid { max-width: 84rem; }
 
 
 class Key(NamedTuple):
-    """A key of a recipe: the line of its row, its full name, its anchor, and its cells."""
+    """A key or an option: the line of its row, its full name, its anchor, and its cells."""
 
     line: int
     name: str
@@ -151,7 +151,7 @@ def module_page(name: str) -> str:
 
 
 def keys(text: str) -> Iterator[Key]:
-    """The keys in the tables of the page of recipes, each with an anchor of its own."""
+    """The keys or options in the tables of a page, each with an anchor of its own."""
     section, within, tables, used = "", "", False, set()
     for number, line in enumerate(text.splitlines()):
         if heading := re.match(r"(##+) (.+)", line):
@@ -160,7 +160,7 @@ def keys(text: str) -> Iterator[Key]:
             within = ""
         elif row := re.match(r"\| `([^`]+)`", line):
             name = f"{section}.{row[1]}" if section else row[1]
-            anchor = f"table.{name}" if tables else name
+            anchor = re.sub(r"[^\w.-]+", "-", f"table.{name}" if tables else name)
             while anchor in used:
                 anchor += "-"
             used.add(anchor)
@@ -171,25 +171,26 @@ def keys(text: str) -> Iterator[Key]:
 
 
 def anchored(text: str) -> str:
-    """The page of recipes with an anchor at each key."""
+    """A page of keys or options with an anchor at each."""
     lines = text.splitlines()
     for key in keys(text):
-        cell = key.cells[0]
+        cell = key.cells[0].replace("|", "\\|")
         lines[key.line] = lines[key.line].replace(cell, f"{cell}{{ #{key.anchor} }}", 1)
     return "\n".join(lines) + "\n"
 
 
-def entry(key: Key) -> dict[str, object]:
-    """What the search shows of a key."""
+def entry(key: Key, page: str) -> dict[str, object]:
+    """What the search shows of a key or an option."""
     _, kind, default, meaning = key.cells
     section, _, name = key.name.partition(".") if "." in key.name else ("", "", key.name)
-    text = f"{meaning}. {kind.capitalize()}; default: {default or 'unset'}. {key.within}"
+    given = "required" if default == "required" else f"default: {default or 'unset'}"
+    text = f"{meaning}. {kind.capitalize()}; {given}. {key.within}"
     return {
-        "location": f"{Path(KEYS).with_suffix('.html')}#{key.anchor}",
+        "location": f"{Path(page).with_suffix('.html')}#{key.anchor}",
         "level": 3,
         "title": f"{name} [{section}]" if section else name,
         "text": f"<p>{escape(text.replace('`', ''), quote=False)}</p>",
-        "path": ["Reference", "Recipes"],
+        "path": ["Reference", LISTED[page]],
         "tags": [],
     }
 
@@ -202,7 +203,7 @@ def prepare(folder: Path = BUILD) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         if page.suffix == ".md":
             text = linked(page.read_text(encoding="utf-8"), page)
-            file.write_text(anchored(text) if place(page) == KEYS else text, encoding="utf-8")
+            file.write_text(anchored(text) if place(page) in LISTED else text, encoding="utf-8")
         else:
             shutil.copyfile(page, file)
     index = ROOT / "docs" / "README.md"
@@ -243,7 +244,8 @@ def _toml(value: object) -> str:
 
 def finish(folder: Path = BUILD) -> None:
     """Make the built pages complete without a network: the search of a page that lies on a disk
-    takes `manual.js` in place of a script from elsewhere. Each key of a recipe joins the search.
+    takes `manual.js` in place of a script from elsewhere. Each key of a recipe and each option of
+    a command joins the search.
     """
     shutil.copyfile(Path(__file__).with_suffix(".js"), folder / "site" / "search_on_disk.js")
     for page in (folder / "site").rglob("*.html"):
@@ -251,9 +253,11 @@ def finish(folder: Path = BUILD) -> None:
         depth = len(page.relative_to(folder / "site").parts) - 1
         own = f"{'../' * depth}search_on_disk.js"
         page.write_text(text.replace(ELSEWHERE, own), encoding="utf-8")
-    page = folder / "pages" / KEYS
-    if page.is_file():
-        _index(folder / "site", [entry(key) for key in keys(page.read_text(encoding="utf-8"))])
+    for name in LISTED:
+        page = folder / "pages" / name
+        if page.is_file():
+            text = page.read_text(encoding="utf-8")
+            _index(folder / "site", [entry(key, name) for key in keys(text)])
 
 
 def _index(site: Path, more: list[dict[str, object]]) -> None:

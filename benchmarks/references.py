@@ -1,5 +1,6 @@
 """`python -m benchmarks.references`: docs/reference/recipes.md from the config classes, data.md from
-the table of formats, algorithms.md from docstrings, docs/guides/coming_from.md from the synonyms.
+the table of formats, commands.md from the parser of the command line, algorithms.md from docstrings,
+docs/guides/coming_from.md from the synonyms.
 
 `tests/test_references.py` compares each with what the code says now.
 """
@@ -13,9 +14,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tables import markdown
 from pydantic import BaseModel
 
-from benchmarks import library, names
+from benchmarks import commands, library, names
 from tether.data.formats.registry import FORMATS, KINDS, detect, reader_for
 from tether.data.inspection import READ_BY
 from tether.settings.recipe import recipe_type
@@ -187,13 +189,7 @@ def _table(keys: Iterable[Key]) -> str:
             else ".".join(key.path)
         )
         rows.append((f"`{name}`", key.type, key.default, key.description))
-    return _markdown(HEAD, rows)
-
-
-def _markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(tuple(head))]
-    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-    return "\n".join(lines) + "\n"
+    return markdown(HEAD, rows)
 
 
 def examples(part: str = "row") -> dict[str, Any]:
@@ -232,6 +228,7 @@ PAGES = {
     "reference/recipes.md": recipes_page,
     "reference/data.md": data_page,
     "reference/algorithms.md": library.page,
+    "reference/commands.md": commands.page,
     "guides/coming_from.md": names.page,
     "../llms.txt": library.llms,
 }

@@ -2,11 +2,14 @@
 recipe has a description.
 """
 
+import inspect
 import json
+import re
 
 import pytest
 
 from benchmarks import references
+from tether.cli import journeys, prefs, trained
 from tether.core.types import Problem
 from tether.data.formats.registry import FORMATS, KINDS
 from tether.data.inspection import READ_BY
@@ -14,6 +17,8 @@ from tether.data.sources import read
 from tether.settings.recipe import Recipe, recipe_type
 from tether.settings.reference import keys_of
 from tether.settings.stages import STAGES
+
+PREFS = {f"tether prefs {name}": command for name, command in prefs.COMMANDS.items()}
 
 
 @pytest.mark.parametrize("name", references.PAGES)
@@ -61,3 +66,17 @@ def test_the_sections_that_read_a_kind_are_those_of_the_table():
         .kind
         is Problem
     )
+
+
+def test_the_page_of_commands_has_every_option_that_a_command_takes():
+    """The options are counted where they are declared: in the signatures of the functions."""
+    page = (references.DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^### (tether [^\n]+)\n(.*?)(?=^#|\Z)", page, re.M | re.S))
+    functions = {"tether plan": journeys.plan, "tether chat": trained.chat, **PREFS}
+    for name, function in functions.items():
+        rows = re.findall(r"^\| `", sections[name], re.M)
+        assert len(rows) == len(inspect.signature(function).parameters), name
+    assert "| `--temperature` | number, at least 0 | `0.7` |" in sections["tether chat"]
+    assert "| `--port` | integer from 0 to 65535 |" in sections["tether prefs serve"]
+    assert "| `--output`, `-o` | file |" in sections["tether prefs agree"]
+    assert "those of [`tether sft`](#tether-sft)" in sections["tether ppo"]

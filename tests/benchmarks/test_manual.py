@@ -99,7 +99,7 @@ def test_each_key_of_a_recipe_has_an_anchor_and_an_entry_in_the_search(tmp_path)
     lines = manual.anchored(ROWS).splitlines()
     marked = [re.findall(r"`\{ #(.+) \} \|", lines[key.line]) for key in keys]
     assert marked == [[anchor] for anchor in anchors]
-    page = tmp_path / "pages" / manual.KEYS
+    page = tmp_path / "pages" / "reference" / "recipes.md"
     page.parent.mkdir(parents=True)
     page.write_text(manual.anchored(ROWS))
     (tmp_path / "site").mkdir()
@@ -115,13 +115,25 @@ def test_each_key_of_a_recipe_has_an_anchor_and_an_entry_in_the_search(tmp_path)
     assert json.loads(script.removeprefix("var __index = ").removesuffix(";")) == index
 
 
-def test_every_row_of_the_reference_is_a_key():
-    text = (manual.ROOT / "docs" / manual.KEYS).read_text()
+@pytest.mark.parametrize("page", manual.LISTED)
+def test_every_row_of_the_reference_is_a_key_or_an_option(page):
+    text = (manual.ROOT / "docs" / page).read_text()
     keys = list(manual.keys(text))
     rows = [line for line in text.splitlines() if line.startswith("| `")]
-    assert len(keys) == len(rows) > 400
+    assert len(keys) == len(rows) > 150
     assert len({key.anchor for key in keys}) == len(keys)
     assert {len(key.cells) for key in keys} == {4}
+    assert manual.anchored(text).count("{ #") == len(keys)
+
+
+def test_an_option_joins_the_search_with_its_command():
+    text = "### tether run\n\n| `--on`, `-o` | text |  | Where. |\n| `[A \\| B=C]...` | text |  | x |\n"
+    option, argument = manual.keys(text)
+    shown = manual.entry(option, "reference/commands.md")
+    assert shown["title"] == "--on [tether run]"
+    assert shown["location"] == "reference/commands.html#tether-run.--on"
+    assert (shown["path"], argument.anchor) == (["Reference", "Commands"], "tether-run.-A-B-C-...")
+    assert manual.anchored(text).splitlines()[2].startswith("| `--on`, `-o`{ #tether-run.--on } |")
 
 
 @pytest.mark.slow

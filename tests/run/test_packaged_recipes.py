@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +18,7 @@ from tether.settings.reading import packaged_recipes
 from tether.settings.recipe import read_recipe
 from tether.settings.stages import STAGES
 
+ROOT = Path(__file__).resolve().parents[2]
 LETTERS = "{ call = 'tether.quickstart.judges:letters' }"
 TINY = ["model={ source = 'tiny', dtype = 'float32' }"]
 SMALL = {
@@ -114,13 +116,40 @@ def test_a_recipe_for_a_machine_fits_it_by_its_plan(name, options, fits, tmp_pat
 
 
 SHAPES = {
+    "cluster-70b": "llama-3.1-70b",
+    "constitutional": "qwen2.5-7b",
     "gsm8k-grpo": "qwen2.5-1.5b",
     "hh-helpful-harmless": "smollm2-135m",
+    "lora-7b-24gb": "qwen2.5-7b",
+    "lora-7b-80gb": "qwen2.5-7b",
+    "process-grpo": "qwen2.5-1.5b",
+    "rlaif": "qwen2.5-1.5b",
+    "summarise-ppo": "qwen2.5-0.5b",
+    "support-bot": "qwen2.5-1.5b",
+    "ultrafeedback-dpo": "mistral-7b",
 }
 """The shapes of the models of recipes whose heads state a plan."""
 PLANNED = re.compile(
     r"`tether plan ([\w-]+) --gpu (\w+) --prompt-tokens (\d+)`: ([\d.]+) GB\D+ (\d+) s a step"
 )
+
+
+def figures(name):
+    """The plan in a recipe's head: its name, the GPU, prompt tokens, peak GB, seconds a step."""
+    head = packaged_recipes()[name].read_text().partition("\nrun =")[0].replace("\n# ", " ")
+    return PLANNED.search(head).groups()
+
+
+def test_each_recipe_asked_for_has_a_plan_in_its_head_and_in_the_table():
+    assert SHAPES.keys() == set(ASKED_FOR)
+    page = (ROOT / "docs" / "guides" / "packaged_recipes.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| `([\w.-]+)`[^|]*\| (\w+) \| ([\d.]+) \| (\d+) \|", page, re.M
+    )
+    stated = {name: (shape, gpu, memory, seconds) for name, shape, gpu, memory, seconds in rows}
+    for name, shape in SHAPES.items():
+        named, gpu, _, memory, seconds = figures(name)
+        assert (name, stated[name]) == (named, (shape, gpu, memory, seconds))
 
 
 def recipe_for_plan(name):
@@ -139,8 +168,7 @@ def recipe_for_plan(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_head_of_a_recipe_states_what_the_planner_gives(name):
-    head = packaged_recipes()[name].read_text().partition("\nrun =")[0].replace("\n# ", " ")
-    named, gpu, tokens, memory, seconds = PLANNED.search(head).groups()
+    named, gpu, tokens, memory, seconds = figures(name)
     config, device, tokens = recipe_for_plan(name), devices.gpu(None, gpu), int(tokens)
     sizes = row_sizes(config, config.stages, tokens)
     shape = SHAPES[name]

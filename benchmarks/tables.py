@@ -1,0 +1,12 @@
+"""Tables of pages that programs write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of Markdown; borders inside a cell are escaped."""
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(tuple(head))]
+    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
