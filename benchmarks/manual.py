@@ -72,7 +72,8 @@ show_signature_annotations = true
 separate_signature = true
 heading_level = 1
 """
-LISTED = {"reference/recipes.md": "Recipes", "reference/commands.md": "Commands"}
+RECIPES = "reference/recipes.md"
+LISTED = {RECIPES: "Recipes", "reference/commands.md": "Commands"}
 """Pages that list keys of a recipe or options of a command in tables, with their titles."""
 CELLS = re.compile(r"(?<!\\)\|")
 """The border between two cells of a row."""
@@ -245,7 +246,7 @@ def _toml(value: object) -> str:
 def finish(folder: Path = BUILD) -> None:
     """Make the built pages complete without a network: the search of a page that lies on a disk
     takes `manual.js` in place of a script from elsewhere. Each key of a recipe and each option of
-    a command joins the search.
+    a command joins the search; arguments are words that many keys share, and stay out.
     """
     shutil.copyfile(Path(__file__).with_suffix(".js"), folder / "site" / "search_on_disk.js")
     for page in (folder / "site").rglob("*.html"):
@@ -257,7 +258,8 @@ def finish(folder: Path = BUILD) -> None:
         page = folder / "pages" / name
         if page.is_file():
             text = page.read_text(encoding="utf-8")
-            _index(folder / "site", [entry(key, name) for key in keys(text)])
+            rows = [key for key in keys(text) if "`-" in key.cells[0] or name == RECIPES]
+            _index(folder / "site", [entry(key, name) for key in rows])
 
 
 def _index(site: Path, more: list[dict[str, object]]) -> None:
