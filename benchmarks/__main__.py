@@ -295,7 +295,7 @@ def run(
 def table(result: dict[str, Any], products: float) -> str:
     sides = result["sides"]
     lines = [
-        f"### {result['name']}\n\n{result['note']}.\n",
+        f"## {result['name']}\n\n{result['note']}.\n",
         f"| | {result['unit']}, median | tether / it (smallest, largest of the rounds) | peak GB "
         "| start, s |",
         "|---|---|---|---|---|",
