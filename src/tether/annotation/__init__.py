@@ -1,0 +1,3 @@
+from tether.core.errors import require
+
+require("sqlmodel", "a preference store", "preferences")

@@ -159,11 +159,11 @@ def _check_online(name: str, section: OnlineSection, model: ModelConfig) -> None
 
 
 def _check_pairs(section: PairsSection) -> None:
-    from tether.annotation.store import Store
-
     if section.agreement is not None:
         look((section.agreement,), Comparison)
     if section.store is not None:
+        from tether.annotation.store import Store
+
         with contextlib.closing(Store(section.store)):
             pass
     prompts = section.prompts or 0
