@@ -28,7 +28,7 @@ from tether.data.sources import Quarantine, look, read, split_by_group
 from tether.evaluation.sycophancy import read_premise_pairs
 from tether.judges.constitution import read_rubric
 from tether.models.loading import check_model
-from tether.models.pretrained import check_folder
+from tether.models.pretrained import check_model_folder
 from tether.models.saving import ENSEMBLE
 from tether.rewards.forms import check_arguments
 from tether.rewards.loading import load_function
@@ -137,7 +137,7 @@ def _check_reward(name: str, section: RewardedSection) -> None:
             )
         if source.is_dir():
             where = f"{name}.classifier"
-            check_folder(
+            check_model_folder(
                 "SequenceClassification", build(ModelConfig, {"source": str(source)}, where=where)
             )
 

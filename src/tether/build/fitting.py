@@ -18,7 +18,7 @@ from tether.core.rundir import read_json, write_json
 from tether.core.types import Json, Prompt
 
 _LOG = logging.getLogger("tether.budget")
-MEASURED = "measured_prompts.json"
+MEASURED_PROMPTS = "measured_prompts.json"
 """The file of the number of held-out prompts, in the stage's folder."""
 LEAST = 32
 """Prompts that a stage answers however short the time is."""

@@ -17,7 +17,7 @@ import torch
 from tether.build.context import Context, note_machine
 from tether.build.engines import served_engine
 from tether.build.evaluators import JudgedAnswers, Material
-from tether.build.fitting import MEASURED, has_time, measured_prompts
+from tether.build.fitting import MEASURED_PROMPTS, has_time, measured_prompts
 from tether.build.judges import described, score_judge
 from tether.build.models import open_model
 from tether.build.prompts import usable_in
@@ -165,7 +165,7 @@ def _measure_start(
     answers = max(evaluation.config.best_of, default=0)
     drawn = 1 + len(evaluation.config.temperatures)
     seconds = limit.measured * answers / drawn
-    note = context.folder / MEASURED
+    note = context.folder / MEASURED_PROMPTS
     if not answers or context.ranks.once(lambda: has_time(limit, seconds, note)):
         evaluation.choose()
     else:
@@ -391,7 +391,7 @@ def _held_out(
     from the training's.
     """
     assert section.evaluate is not None
-    note = context.folder / MEASURED
+    note = context.folder / MEASURED_PROMPTS
     most = section.evaluate.prompts
     count = context.ranks.once(lambda: measured_prompts(time_limit(), note, most))
     if section.evaluate.data is None:

@@ -30,7 +30,7 @@ from tether.models.carried import (
 )
 from tether.models.older_readers import write_for_older_readers
 from tether.models.precision import cast
-from tether.models.pretrained import check_folder, from_pretrained, quiet
+from tether.models.pretrained import check_model_folder, from_pretrained, quiet
 from tether.models.quantized import LIBRARY, quantize
 from tether.models.sources import check_model_source
 from tether.models.speech import Speech, declare_ends, eos_ids, read_speech
@@ -186,7 +186,7 @@ def check_model(config: ModelConfig) -> None:
 
     check_model_source(config)
     is_local = os.path.isdir(os.path.expanduser(config.source))
-    tokenizer = check_folder("CausalLM", config) if is_local else tiny_tokenizer()
+    tokenizer = check_model_folder("CausalLM", config) if is_local else tiny_tokenizer()
     if config.stop_tokens and (is_local or config.source == TINY):
         _stop_ids(config, tokenizer, None, None)
     _check_template(config.source, tokenizer, _template(config))

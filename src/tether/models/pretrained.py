@@ -210,7 +210,7 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
     return model, tokenizer, source
 
 
-def check_folder(kind: str, config: ModelConfig) -> Any:
+def check_model_folder(kind: str, config: ModelConfig) -> Any:
     """The tokenizer of a model's folder, after all checks that need no weights; of an adapter also
     those of its base.
 
@@ -220,7 +220,7 @@ def check_folder(kind: str, config: ModelConfig) -> Any:
     folder, source = resolve(config)
     if kind == "CausalLM" and holds_adapter(Path(folder)):
         with base_of(config, Path(folder)) as base:
-            tokenizer = check_folder(kind, base)
+            tokenizer = check_model_folder(kind, base)
         own = any(Path(folder).glob("*token*.json"))
         return tokenizer_of(folder) if own else tokenizer
     with _one_sentence(kind, source):

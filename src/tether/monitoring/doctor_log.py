@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tether.core.budget import BUDGET
+from tether.core.types import Facts
 from tether.monitoring.doctor import Finding, Result, Unexamined, diagnose, kl_scale
 from tether.monitoring.trends import HELD_KL, HELD_PRICE, KL, TRENDS, near_reference, still
 from tether.settings.supervised import REFERENCE_FREE
@@ -207,7 +208,7 @@ def kl_weight(log: StageLog) -> Result:
     return kl_scale(paid[-1], reached, unit)
 
 
-def seconds_left_out(summary: Mapping[str, Any]) -> float:
+def seconds_left_out(summary: Facts) -> float:
     """Seconds of the steps that a budget has left out of a training. Those of prompts are not
     known.
     """
@@ -215,9 +216,7 @@ def seconds_left_out(summary: Mapping[str, Any]) -> float:
     return float(ended.get("left_out", 0.0))
 
 
-def check_time(
-    section: str, settings: Mapping[str, Any], summary: Mapping[str, Any], missing: float
-) -> list[Result]:
+def check_time(section: str, settings: Facts, summary: Facts, missing: float) -> list[Result]:
     """The check of a training that a budget has ended: it had some steps to learn from.
 
     Args:

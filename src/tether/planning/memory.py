@@ -34,7 +34,7 @@ from tether.settings.recipe import BaseRecipe
 from tether.settings.reward import RewardSection
 from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import OnlineSection, PolicySection
-from tether.settings.section import PromptedSection
+from tether.settings.section import PromptedSection, Section
 from tether.settings.supervised import (
     DirectSection,
     KTOSection,
@@ -92,7 +92,7 @@ def own_models(section: Any) -> bool:
     return isinstance(section, OnlineSection) and section.roles == "separate"
 
 
-def _judge(section: Any) -> Any:
+def _judge(section: Section) -> object:
     """The judge of a stage's answers, or of those held out."""
     if isinstance(section, PromptedSection):
         return dict(section).get("judge")

@@ -118,7 +118,7 @@ class Speeds:
         read = answers * (prompt + tokens)
         return self.passes(read, answers * tokens, 1.0, ceil(read / MICRO_BATCH_TOKENS))
 
-    def judging(self, judge: Any, answers: int, prompt: int, tokens: int) -> float:
+    def judging(self, judge: object, answers: int, prompt: int, tokens: int) -> float:
         """A judge reads answers; the gold judge also embeds each, and the sentence that ends it."""
         embedded = self.embedding(answers * 1.5 * tokens) if is_gold(judge) else 0.0
         return self.reading(answers, prompt, tokens) + embedded
@@ -152,6 +152,6 @@ def reads_answers(judge: Any, section: Any) -> bool:
     return section.scorer is not None if judge == "reward" else judge != "people"
 
 
-def is_gold(judge: Any) -> bool:
+def is_gold(judge: object) -> bool:
     """True of the packaged judge."""
     return isinstance(judge, FunctionJudge) and judge.call == GOLD

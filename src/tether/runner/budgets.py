@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tether.build.fitting import MEASURED, measurements_cut
+from tether.build.fitting import MEASURED_PROMPTS, measurements_cut
 from tether.core.budget import BUDGET, TimeLimit, is_short, logger, stays_short
 from tether.core.rundir import EVALUATIONS, RunDirectory, is_control, read_jsonl, write_jsonl
+from tether.core.types import Facts
 from tether.learner.checkpoint import complete_checkpoints
 from tether.planning.shares import Price, StagePrice, need, seconds_of, share_out
 from tether.runner.folder import round_folder
@@ -128,7 +129,7 @@ def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
         logger.warning("%s", stays_short(run.path, before))
         return False
     evaluate: Any = dict(section).get("evaluate")
-    cut = measurements_cut(run.path / MEASURED, evaluate.prompts) if evaluate else ""
+    cut = measurements_cut(run.path / MEASURED_PROMPTS, evaluate.prompts) if evaluate else ""
     if evaluate and evaluate.keep == "best" and before["ended_at"] % evaluate.every:
         cut = "its best weights were chosen at its end"
     if cut or not again or _stood_on(run.path):
@@ -184,6 +185,6 @@ def _forget_end(run: RunDirectory, section: Section, step: int) -> None:
             write_jsonl(path, keep)
 
 
-def _is_last(record: Mapping[str, Any]) -> bool:
+def _is_last(record: Facts) -> bool:
     """True of a measurement that only the end of a training makes."""
     return record["moment"] == "after"
