@@ -6,12 +6,11 @@ import json
 import pytest
 
 from tether.core.errors import ConfigError
-from tether.core.rundir import RunDirectory, read_json
+from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
 from tether.report.about import control_lines
 from tether.report.page import write_report
 from tether.report.reading import read_journey
-from tether.report.tiles import arm_table
 from tether.rewards.control import CheckedControl
 from tether.rewards.limit import FailureLimit
 from tether.rewards.majority import MajorityReward
@@ -139,10 +138,3 @@ def test_an_arm_is_measured_by_the_known_answers_and_the_page_says_what_it_lacks
     assert random.startswith("grpo-random takes away all that the reward says")
     page = html.unescape(write_report(run).read_text())
     assert majority in page and random in page
-    columns, rows = arm_table(read_journey(run).compared)
-    assert "held-out gain" in columns and ">held-out gain</th>" in page
-    gain = columns.index("held-out gain")
-    gains = {row[0]: float(row[gain].split()[0].replace("−", "-")) for row in rows}
-    for name in measured:
-        summary = read_json(run / name / "summary.json")["heldout"]["correct"]["gain"]["value"]
-        assert gains[name] == pytest.approx(summary, abs=6e-4)
