@@ -83,9 +83,9 @@ def seeds_sentence(record: dict[str, Any]) -> str:
     *first, last = [_bounds(value, 0) for value in best_decoding(record).values()]
     (random,) = record["seeds"]["random_reward"].values()
     return (
-        f"In three seeds, the policy won {', '.join(first)} and {last} of 150 comparisons with the SFT "
-        f"model.\nEach model used its best temperature. With a random reward, the policy won "
-        f"{_bounds(random, 0)} (seed 0)."
+        f"In runs with three seeds, the policy won {', '.join(first)} and {last} of 150 comparisons "
+        f"with the SFT model.\nEach model used its best temperature. For comparison, a policy that "
+        f"was trained on a random reward won {_bounds(random, 0)} (seed 0)."
     )
 
 
@@ -105,8 +105,8 @@ def texts(record: dict[str, Any]) -> dict[Path, dict[str, str]]:
         f"{percent(over['win_rate']['high'])}]"
     )
     time = (
-        f"`make quickstart` takes {least} to {most} minutes on two CPU cores and needs {gigabytes} of RAM, "
-        "after the installation."
+        f"On two CPU cores, `make quickstart` takes {least} to {most} minutes, without the installation. "
+        f"It needs {gigabytes} of RAM."
     )
     expected = (
         f"On two cores with AMX instructions, the quickstart takes {fast[0]} minutes. On two cores "

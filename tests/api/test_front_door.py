@@ -398,7 +398,7 @@ def test_a_method_goes_by_its_name_and_its_few_updates_come_first(method, tmp_pa
     run = getattr(tether, method)("tiny", PAIRS, run=tmp_path / "run")
     out = capsys.readouterr().out
     lines = [line.strip() for line in out.replace(str(tmp_path), "").splitlines()]
-    words = f"{method}: only 1 update, next to nothing for a model."
+    words = f"{method}: only 1 update. This hardly changes a model."
     assert [line for line in lines if line.startswith(words)]
     assert lines.index(next(line for line in lines if line.startswith(words))) < lines.index(
         next(line for line in lines if re.match(f"{method} +1/1", line))

@@ -166,7 +166,7 @@ def test_the_quickstart_ends_with_its_verdict(project):
         and found["over_best_decoding"]["win_rate"]["count"] > 0
     )
     words = " ".join(done.stdout.split())
-    assert "At the best decoding of each" in words and "nats of KL per response" in words
+    assert "Each model at its best temperature" in words and "nats of KL per response" in words
     headlines = {
         "better": "Better than any",
         "sharper": "Sharper, not",

@@ -192,7 +192,8 @@ def test_policies_that_learned_from_rows_and_in_rounds_are_judged_like_others(tm
     done = tether("run", "judged.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (
-        "Ranking pairs is not answering" not in done.stdout and "gain by the judge" in done.stdout
+        "A good ranking of pairs does not show" not in done.stdout
+        and "gain by the judge" in done.stdout
     )
     rows = [row.split() for row in done.stdout.splitlines() if row.startswith("│ ")]
     assert {row[1] for row in rows} >= {"dpo", "spin"} and "direct" not in {row[1] for row in rows}
@@ -200,7 +201,7 @@ def test_policies_that_learned_from_rows_and_in_rounds_are_judged_like_others(tm
     assert loaded.stages == ["direct", "rounds", "evaluate"]
     assert (
         "Judged by tether.quickstart.judges:letters" in page
-        and "Ranking pairs is not answering" not in page
+        and "A good ranking of pairs does not show" not in page
         and ("Answers to the same held-out prompts") in page
     )
     again = tether("report", "runs/judged", "runs/judged/rounds", "-o", "both.html", cwd=tmp_path)

@@ -152,10 +152,9 @@ def report(run: Path) -> Page:
 def test_numbers_of_the_page_are_those_of_the_files(tmp_path: Path, synthetic: Any) -> None:
     page = report(synthetic.write_quickstart(tmp_path / "run"))
     assert (
-        "the trained model's answers beat those from before in 71.3% of 200 comparisons on "
-        "held-out prompts"
+        "the trained model won 71.3% of 200 comparisons with the start model on held-out prompts"
     ) in page.text
-    assert "(95% interval 64.6% to 77.1%; 50% is no difference)" in page.text
+    assert "(95% interval 64.6% to 77.1%; 50% means no difference)" in page.text
     assert "The gold score changed by +0.322 (95% interval +0.260 to +0.384)" in page.text
     assert "one question back (+0.430), on topic (+0.310), kind (+0.070)" in page.text
     assert "What got worse: brief (−0.140)." in page.text
@@ -353,7 +352,7 @@ def test_direct_methods_are_no_reward_models(tmp_path: Path, synthetic: Any, sec
     said = (
         "ranks 64.0% of held-out pairs as people did (95% interval 58.0% to 70.0%)"
         if section == "direct"
-        else "nothing was held out"
+        else "No rows were held out"
     )
     assert said in page.text
 
@@ -394,7 +393,7 @@ def test_every_supervised_stage_of_a_run_has_its_losses(tmp_path: Path, syntheti
             "correct",
             0.03,
             "Better",
-            "answers that are right went from 20.0% to 30.0%; change +0.100 (95% interval +0.030 "
+            "the share of right answers went from 20.0% to 30.0%. The change is +0.100 (95% interval +0.030 "
             "to +0.200)",
         ),
         ("correct", -0.01, "Not shown to be better", "The interval contains 0"),
@@ -550,7 +549,7 @@ def test_wrong_types_and_nulls_are_left_out(tmp_path: Path, synthetic: Any) -> N
     assert not {"curve-policy-entropy", "curve-response-length", "goodhart-steps"} & set(
         page.charts
     )
-    assert "No judge but the training's own reward saw the answers" in page.text
+    assert "Only the training's own reward scored the answers" in page.text
     assert "NaN" not in page.source and "nan" not in " ".join(page.texts("reward-kl", "title"))
 
 
@@ -582,9 +581,9 @@ def test_empty_foreign_and_missing_folders_are_errors(tmp_path: Path) -> None:
             (0.71, 0.65, 0.77),
             (0.3, 0.2, 0.4),
             "Better, at one temperature",
-            "beat those from before in 71.0%",
+            "won 71.0% of 200",
         ),
-        ((0.38, 0.32, 0.45), (-0.1, -0.2, -0.05), "Worse", "beat those from before in 38.0%"),
+        ((0.38, 0.32, 0.45), (-0.1, -0.2, -0.05), "Worse", "won 38.0% of 200"),
         (
             (0.48, 0.41, 0.55),
             (-0.01, -0.05, 0.02),
@@ -614,15 +613,15 @@ def test_verdict_follows_the_interval(
             "better",
             (0.3, 0.1, 0.5),
             "good",
-            "Better than any decoding of the model before",
-            "No temperature gives that",
+            "Better than the start model at its best temperature",
+            "does not reach this at any tested temperature",
         ),
         (
             "sharper",
             (0.02, -0.1, 0.14),
             "open",
             "Sharper, not better",
-            "what a lower temperature of the model before gives",
+            "gives the same gain without any training",
         ),
         (
             "undecided",
@@ -631,7 +630,13 @@ def test_verdict_follows_the_interval(
             "Not shown to be better",
             "does not show a difference",
         ),
-        ("worse", (-0.3, -0.5, -0.1), "bad", "Worse", "if it is decoded well"),
+        (
+            "worse",
+            (-0.3, -0.5, -0.1),
+            "bad",
+            "Worse",
+            "At its best temperature, the start model answers better.",
+        ),
     ],
 )
 def test_the_verdict_follows_the_best_decoding_of_the_start(
@@ -667,7 +672,7 @@ def test_the_verdict_follows_the_best_decoding_of_the_start(
     found = conclusion(read_journey(tmp_path / "ppo"))
     assert (found.tone, found.headline) == (tone, headline)
     assert sentence in " ".join(found.sentences) and (
-        "at temperature 0.5 against the model before greedy"
+        "policy at temperature 0.5 and start model greedy"
     ) in " ".join(found.sentences)
     assert not any("at one temperature" in warning for warning in found.warnings)
     page = write_report(tmp_path / "ppo").read_text()
@@ -686,7 +691,9 @@ def test_a_gain_without_the_control_says_so(tmp_path: Path, synthetic: Any) -> N
     synthetic.write(tmp_path / "ppo" / "summary.json", summary)
     found = conclusion(read_journey(tmp_path / "ppo"))
     assert (found.tone, found.headline) == ("open", "Better, at one temperature")
-    assert "A lower one often makes the model before better for nothing" in " ".join(found.warnings)
+    assert "A lower temperature often improves the start model without training" in " ".join(
+        found.warnings
+    )
     assert "What decoding alone gives" not in write_report(tmp_path / "ppo").read_text()
 
 
@@ -1042,9 +1049,9 @@ def test_what_was_not_learned_from_is_a_warning(tmp_path, synthetic):
     told = " ".join(conclusion(read_journey(run)).warnings)
     assert (
         "reward: 20 rows of its data could not be used" in told
-        and ("ppo: in 3 steps an update was left out") in told
+        and ("ppo: in 3 steps, the update was left out") in told
     )
-    assert "sft: only 1 update, next to nothing" in told
+    assert "sft: only 1 update. This hardly changes a model" in told
 
 
 @pytest.mark.parametrize(
@@ -1124,8 +1131,8 @@ def test_the_timeline_of_a_step_of_median_length(tmp_path, synthetic):
 
 @pytest.mark.parametrize("section", ["reward", "direct"])
 @pytest.mark.parametrize(
-    ("longer", "count", "told"), [(0.8, 200, "in 80.0% of its pairs the "
-                                             "longer"), (0.2, 200, "80.0% of its pairs the "
+    ("longer", "count", "told"), [(0.8, 200, "in 80.0% of its pairs, the "
+                                             "longer"), (0.2, 200, "80.0% of its pairs, the "
                                                                    "shorter"),
                                  (0.8, 5, ""), (0.6, 200, ""), (0.5, 200, "")],
 )  # fmt: skip
@@ -1144,5 +1151,7 @@ def test_pairs_that_length_decides_are_told(tmp_path, synthetic, section, longer
             ).as_dict()
         },
     )
-    warnings = [w for w in conclusion(read_journey(run.parent)).warnings if "of its pairs the" in w]
+    warnings = [
+        w for w in conclusion(read_journey(run.parent)).warnings if "of its pairs, the" in w
+    ]
     assert len(warnings) == bool(told) and told in "".join(warnings)

@@ -99,7 +99,7 @@ def test_prompts_that_were_trained_on_are_not_called_held_out(tmp_path):
     page = Page(write_report(run)).text
     assert "Answers to the same prompts" in page and "on held-out prompts (" not in page
     alone = brief(read_journey(judged_run(tmp_path / "own", "mine.py:good")))
-    assert alone.sentences[0].startswith("Held-out answers won")
+    assert alone.sentences[0].startswith("On held-out prompts, the policy won")
 
 
 def test_a_single_stage_names_its_judge(tmp_path):

@@ -68,7 +68,7 @@ def test_the_log_the_summary_and_the_page_say_so(name, fraction, tmp_path, caplo
     assert ("held out: no " in caplog.text) == none
     assert (run.summary[key] == 0) == none
     assert (
-        "held out: none. Its accuracy and loss are those of rows that it learned from." in page
+        "no rows were held out. Its accuracy and loss come from rows that it learned from." in page
     ) == none
 
 

@@ -116,8 +116,8 @@ def _controlled(policy: SubRun, how: str) -> Iterator[str]:
     gain = estimate(over)
     if rate and gain:
         sides = {
-            "ours": at_temperature(over.get("policy_temperature")),
-            "theirs": at_temperature(over.get("temperature")),
+            "ours": at_temperature(over.get("policy_temperature")).removeprefix("at temperature "),
+            "theirs": at_temperature(over.get("temperature")).removeprefix("at temperature "),
         }
         yield SAYS["control"].format(rate=rate, gain=_shown(gain, signed), **sides)
     elif is_judged(policy):

@@ -64,7 +64,7 @@ RANKED = {
     -1: ("bad", "Ranks held-out pairs worse than chance"),
 }
 DECODED = {
-    "better": ("good", "Better than any decoding of the model before"),
+    "better": ("good", "Better than the start model at its best temperature"),
     "sharper": ("open", "Sharper, not better"),
     "undecided": ("open", "Not shown to be better"),
     "worse": ("bad", "Worse"),
@@ -170,8 +170,8 @@ def at_temperature(temperature: Any) -> str:
 
 
 def control_sentences(control: Mapping[str, Any]) -> list[str]:
-    """Sentences that compare the policy at its best decoding with the model before at its own, and
-    with its best of n answers.
+    """Sentences that compare the policy with the start model, each at its best temperature, and with
+    the best of n answers of the start model.
     """
     over = mapping(control.get("over_best_decoding"))
     says = SENTENCES["decoding"]
