@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ DATA = """# Data: every format
 `path` names a file, a folder or a data set:
 
 - A file is JSON lines, JSON, CSV, TSV, Parquet or Arrow, compressed or not. A text file has one prompt a line.
-- A folder stands for its files.
+- A folder means all files in it.
 - `hub:owner/name:split` is a data set of the hub. `hub:owner/name/config:split` is one of its configurations or folders.
 
 tether detects the format by the names of the columns; `data = { path = "...", format = "kto" }` names it.
@@ -85,8 +86,9 @@ the log of a stage and its summary (`columns_not_used`). Keys inside objects and
 
 **Columns of a prompt.** Every kind of row has the same ones. `system` (or `system_prompt`, `system_message`,
 `systemInstruction`, `sys`, `preamble`) is its system turn. `history` holds earlier turns, as pairs or messages, and so
-does a `context` of messages. A text in `input` or `context` goes below the question, after a blank line; so do
-`passage` and `article` below a `question`, and `choices` or `options`, by letter. An `instruction` goes above a `question`.
+does a `context` of messages. A text in `input` or `context` goes below the question, after a blank line.
+A `passage` or an `article` goes below a `question` in the same way. `choices` or `options` go there with letters.
+An `instruction` goes above a `question`.
 
 **Fields of a message.** Other fields are named as not used.
 
@@ -105,9 +107,9 @@ functionResponse. A part with a picture or sound is refused.
 
 A turn may be a question with its answer: `{"user": "...", "assistant": "..."}`, `{"input": "...", "output": "..."}`.
 
-**Marks.** A row whose `label`, `kto_tag`, `is_correct`, `correct`, `accepted`, `is_good`, `passed`, `valid`,
-`verified`, `is_safe` or the like is false is no demonstration: [sft] leaves it out and counts it. A graded `score` or
-`rating` is named as not used. A row with `images`, `audio` or `videos` is refused.
+**Marks.** A mark is one of the columns `label`, `kto_tag`, `is_correct`, `correct`, `accepted`, `is_good`, `passed`, `valid`,
+`verified`, `is_safe` or a similar name. A row whose mark is false is no demonstration. [sft] leaves the row out and counts it.
+A graded `score` or `rating` is named as not used. A row with `images`, `audio` or `videos` is refused.
 
 **Tools.** A turn of the assistant may call tools, and schemas of tools go in a column `tools` or `functions` of any kind
 of row. The calls are trained, the results are not. The model's chat template has to write them (Qwen2.5's does,
@@ -210,18 +212,24 @@ def data_page() -> str:
         parts += [f"## {name[0].upper()}{name[1:]}\n", f"{needs} Read by {READ_BY[kind]}.\n"]
         for layout in (layout for layout in FORMATS if layout.kind is kind):
             assert detect([rows[layout.name]], None, layout.name) is layout
-            columns = ", ".join(_either(column.split("|")) for column in layout.columns.split())
             row = json.dumps(rows[layout.name], ensure_ascii=False)
-            note = f". {notes[layout.name]}" if layout.name in notes else ""
-            parts.append(f"**{layout.name}**: columns {columns}{note}\n\n```json\n{row}\n```\n")
+            words = [*_columns(layout.columns), *filter(None, [notes.get(layout.name)])]
+            parts.append(f"**{layout.name}**: {' '.join(words)}\n\n```json\n{row}\n```\n")
         if others:
-            parts.append(f"These can be read as {name}, too: {', '.join(others)}.\n")
+            listed = textwrap.fill(", ".join(others), 100)
+            parts.append(f"These formats can be read as {name}, too:\n\n```text\n{listed}\n```\n")
     return "\n".join(parts)
 
 
-def _either(names: list[str]) -> str:
-    """Names of which one is there; of many, the first ones."""
-    return " or ".join(names[:6]) + (" and the like" if len(names) > 6 else "")
+def _columns(names: str) -> Iterator[str]:
+    """A sentence of the columns with one name, and one for each column with several names."""
+    columns = [column.split("|") for column in names.split()]
+    if single := [f"`{column[0]}`" for column in columns if len(column) == 1]:
+        yield f"{'column' if len(single) == 1 else 'columns'} {', '.join(single)}."
+    for place, column in enumerate(column for column in columns if len(column) > 1):
+        start = "One column of" if single or place else "one column of"
+        more = ", or a similar name" if len(column) > 6 else ""
+        yield f"{start} {', '.join(f'`{name}`' for name in column[:6])}{more}."
 
 
 PAGES = {

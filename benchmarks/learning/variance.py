@@ -319,17 +319,14 @@ def table(results: Sequence[Result]) -> str:
             key: told([one[key] for one in found])
             for key in ("score", "deviation", "constant", "explained")
         }
-        text = (
-            "{score} on average, deviation {deviation}; best constant {constant}; the value "
-            "explains {explained} of the variance"
-        )
-        facts.append(f"- {task}: {text.format(**known)}")
+        facts.append([task, *known.values()])
     head = ("score", "taken off it", "variance: times less than with nothing taken off")
     head += (
         "its mean along that of leave-one-out",
         "its mean differs from that, in standard errors",
     )
-    return f"{markdown(head, rows)}\n\nThe scores:\n\n" + "\n".join(facts)
+    scores = ("score", "mean", "deviation", "best constant", "variance explained by the value")
+    return f"{markdown(head, rows)}\n\nThe scores:\n\n{markdown(scores, facts)}"
 
 
 def draw(results: Sequence[Result], path: Path) -> None:

@@ -89,8 +89,9 @@ def group_relative(
     """Compare each response's score with those of its whole group: GRPO's advantage, one number for
     every token of a response.
 
-    Equation: ``A_i = s_i − μ``, with ``scale`` divided by ``σ + 1e-4``, where μ and σ (of k − 1
-    degrees of freedom) are those of the k known scores of i's group; 0 for an unknown score.
+    Equation: ``A_i = s_i − μ``, with ``scale`` divided by ``σ + 1e-4``. μ and σ are the mean and
+    the standard deviation (k − 1 degrees of freedom) of the k known scores of i's group. An unknown
+    score has the advantage 0.
     Paper: Shao et al. 2024, https://arxiv.org/abs/2402.03300, section 4.1; without ``scale`` Dr.
     GRPO, Liu et al. 2025, https://arxiv.org/abs/2503.20783.
     Shapes: scores, groups (any non-negative ids) and known (batch,) -> (batch,); the unit of the

@@ -29,9 +29,10 @@ def token_logprobs(
     Equation: ``z = c(W h + b) / T``, with ``c(x) = cap · tanh(x / cap)`` when there is a softcap;
     ``log p_j = z_j − lse(z)``; ``H = lse(z) − Σ_j p_j z_j``. Gradients: ``∂ log p_target / ∂z_j =
     [j = target] − p_j``, ``∂H / ∂z_j = −p_j (log p_j + H)``.
-    Paper: the recomputation is that of Cut Your Losses, https://arxiv.org/abs/2411.09009; the
-    gradient beside the result that of Liger Kernel, https://arxiv.org/abs/2410.10989; the softcap
-    that of Gemma 2, https://arxiv.org/abs/2408.00118.
+    Paper: the recomputation comes from Cut Your Losses, https://arxiv.org/abs/2411.09009. The
+    gradient that is computed with the result comes from Liger Kernel,
+    https://arxiv.org/abs/2410.10989. The softcap comes from Gemma 2,
+    https://arxiv.org/abs/2408.00118.
     Shapes: hidden (tokens, dim), weight (vocab, dim), targets (tokens,) -> two of (tokens,) in
     nats, float32 (float64 for float64 states). The product is computed in the type of ``hidden``,
     everything after it in float32. At most ``chunk_size`` rows of logits exist at a time. Both

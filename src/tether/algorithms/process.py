@@ -114,7 +114,7 @@ def place_step_rewards(
     Equation: ``r_t = Σ_{k: end_k = t} r_k``.
     Paper: Uesato et al. 2022, https://arxiv.org/abs/2211.14275.
     Shapes: rewards, ends (index of a step's last token) and known (batch, steps), mask (batch,
-    time) -> (batch, time); the unit is that of the rewards. Masked-out tokens get 0. No gradient
+    time) -> (batch, time). The unit is that of the rewards. Masked-out tokens get 0. No gradient
     flows through.
     Raises: ``ValueError`` when the shapes differ.
     Trap: probabilities are never negative, so their sum grows with the number of steps, and a

@@ -18,17 +18,18 @@ class TokenBatch:
     """Rows of tokens and the places to read in them. N counted tokens, S sequences, R the most
     counted tokens of one.
 
-    ids, positions: (rows, time). Positions restart at 0 where a document begins; attention must not
-        cross.
-    belongs: (3, rows, time), if a row holds more than one sequence. For every token its document,
-        its prompt (0: common to all of the document) and its answer (0: none). None: one sequence a
-        row.
-    predict: (N,) flat index into rows × time of the hidden state that predicts each counted token.
-    targets: (N,) the counted tokens themselves.
-    sequence, step: (N,) the sequence and the index within its counted tokens, for `scatter`.
-    last: (S,) flat index of each sequence's last real token.
-    places: flat index of every real token of every sequence, one sequence after another. A token
-        that sequences share occurs once for each.
+    - ids, positions: (rows, time). Positions restart at 0 where a document begins; attention must
+      not cross.
+    - belongs: (3, rows, time), if a row holds more than one sequence. For every token its document,
+      its prompt (0: common to all of the document) and its answer (0: none). None: one sequence a
+      row.
+    - predict: (N,) flat index into rows × time of the hidden state that predicts each counted
+      token.
+    - targets: (N,) the counted tokens themselves.
+    - sequence, step: (N,) the sequence and the index within its counted tokens, for `scatter`.
+    - last: (S,) flat index of each sequence's last real token.
+    - places: flat index of every real token of every sequence, one sequence after another. A token
+      that sequences share occurs once for each.
     """
 
     ids: Tensor

@@ -1,13 +1,19 @@
 """The run directory: everything a run leaves behind, readable without tether.
 
-config.json       the resolved config            metrics.jsonl   one object a step
-manifest.json     versions, seeds, digests       samples.jsonl   texts, with the step they come from
-summary.json      the results of the run         checkpoints/    see learner.checkpoint
-heldout.jsonl     scores on held-out prompts     alarms.jsonl    alarms of the detectors
-model/, policy/   the result                     report.html     of the whole run: in its folder
-best/             weights that a judge kept      skipped/        updates that were left out
-tokens.jsonl      numbers of a few samples' tokens
-evaluations.jsonl results of each evaluator
+- config.json: the resolved config
+- manifest.json: versions, seeds, digests
+- metrics.jsonl: one object a step
+- samples.jsonl: texts, with the step they come from
+- tokens.jsonl: numbers of a few samples' tokens
+- heldout.jsonl: scores on held-out prompts
+- evaluations.jsonl: results of each evaluator
+- alarms.jsonl: alarms of the detectors
+- summary.json: the results of the run
+- checkpoints/: see learner.checkpoint
+- model/, policy/: the result
+- best/: weights that a judge kept
+- skipped/: updates that were left out
+- report.html: the page, in the folder of the whole run
 """
 
 from __future__ import annotations

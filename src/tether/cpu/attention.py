@@ -1,13 +1,15 @@
 """Attention for training on a CPU: only what is seen is computed, heads share keys without copies,
 no scores are kept.
 
-transformers' eager attention scores every query against every key, repeats keys and values for
-every query head and keeps the probabilities twice; the fused kernel's backward pass is slow on a
-CPU. Here queries go in tiles, each against those keys alone that one of them sees: of a document
-with eight answers to one prompt that is a fifth, of a causal row half. The heads of a group stand
-one below the other in a single product a key head, and the probabilities are computed again in the
-backward pass (Rabe and Staats 2021, https://arxiv.org/abs/2112.05682; that masks decide which tiles
-exist: https://arxiv.org/abs/2412.05496).
+The eager attention of transformers scores every query against every key. It repeats keys and values
+for every query head, and it keeps the probabilities twice. The fused kernel of torch has a slow
+backward pass on a CPU.
+
+Here, queries are cut into tiles. A tile is multiplied only by the keys that one of its queries sees
+(https://arxiv.org/abs/2412.05496). These are half of the keys in a causal row. In a document with
+eight answers to one prompt, they are a fifth. All query heads of a key head form one product. The
+backward pass computes the probabilities again (Rabe and Staats 2021,
+https://arxiv.org/abs/2112.05682).
 """
 
 from __future__ import annotations
@@ -162,8 +164,9 @@ def _add_heads(total: Tensor, keys: Tensor, share: Tensor) -> None:
 
 
 def _probabilities(query: Tensor, key: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """(M, K, G, side, D), (M, K, S, D) -> (M, K, G·side, S) in the queries' type; the softmax is
-    computed in float32 at least.
+    """(M, K, G, side, D), (M, K, S, D) -> (M, K, G·side, S) in the queries' type.
+
+    The softmax is computed in float32 at least.
     """
     scores = query.flatten(2, 3) @ key.transpose(-1, -2)
     if scale != 1.0:

@@ -1,10 +1,11 @@
 """Operations that torch does slowly on a CPU: kernels.c, built once for the processor at hand and
 kept in the cache.
 
-For one query a row over grouped heads torch first copies the keys for every query head, and in
-training a short tile is too small a product for its kernels: copies and tiny products cost a small
-model a quarter of its decoding, a fifth of its update. Without a C compiler and on accelerators
-torch's own operations are taken: the same results to rounding, more slowly.
+In a decoding step with grouped heads, torch first copies the keys for every query head. These
+copies take a quarter of the decoding time of a small model. In training, a short tile is too small
+a product for the kernels of torch. Such tiny products take a fifth of an update. Without a C
+compiler, and on accelerators, torch's own operations are used. They are slower and give the same
+results to rounding.
 """
 
 from __future__ import annotations
@@ -189,8 +190,9 @@ def decode(
 class Ragged(NamedTuple):
     """The keys that each of M tiles of queries sees, tile after tile.
 
-    starts: (M + 1,) int64, where each tile's keys begin; keys: (starts[-1],) int64, flat index into
-    batch × keys; mask: (side · starts[-1],) float32, additive, every tile's (side, its keys).
+    - starts: (M + 1,) int64, where each tile's keys begin
+    - keys: (starts[-1],) int64, flat index into batch × keys
+    - mask: (side · starts[-1],) float32, additive, every tile's (side, its keys)
     """
 
     starts: Tensor

@@ -39,8 +39,9 @@ def compiled(
 
     Args:
         compilers: names of commands; the first that exists is taken.
-        flags: of the compilation; links: of the linking, which is a command of its own: -ffast-math
-            there would switch the whole process to flushing small numbers to zero.
+        flags: of the compilation.
+        links: of the linking, which is a command of its own. If -ffast-math were among them, the
+            whole process would flush small numbers to zero.
         versions: anything else that the result depends on.
 
     Returns None where it cannot be had: no compiler, no place to write to, TETHER_KERNELS=0.

@@ -1,10 +1,10 @@
 """Packed weights: the engine's own arrangement of a policy's matrices, adapters merged, laid out
 for the processor's product.
 
-A decoding step multiplies a few dozen rows by every matrix of the model. On a CPU, laying a matrix
-out for oneDNN's kernel costs a third to a half of such a product, so it is done once; and a merged
-adapter costs nothing a token. All other tensors (embeddings, norms, everything on an accelerator)
-are the learner's own.
+A decoding step multiplies a few dozen rows by every matrix of the model. On a CPU, the layout for
+oneDNN's kernel takes a third to a half of the time of such a product. So each matrix is laid out
+once. A merged adapter then takes no time at each token. All other tensors (embeddings, norms,
+everything on an accelerator) are the learner's own.
 """
 
 from __future__ import annotations
@@ -116,9 +116,10 @@ class Panels:
     """A matrix (outputs, inputs) laid out for products with few rows: states (..., inputs) -> (...,
     outputs).
 
-    In bfloat16 oneDNN's kernel leaves a fifth of the processor idle at 32 rows and a seventh at 64,
-    waiting for weights, and torch's product in float32 lays the matrix out anew each time; this one
-    fetches the next panel while it works on one. From 256 rows on they are alike.
+    The kernel of oneDNN in bfloat16 waits for weights: at 32 rows a fifth of the time, at 64 rows a
+    seventh. The product of torch in float32 lays the matrix out anew each time. This kernel fetches
+    the next panel of weights while it multiplies by the present one. From 256 rows on, all are
+    equally fast.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:

@@ -30,10 +30,12 @@ Target = Literal["process", "outcome"]
 class Solution:
     """One solution in tokens.
 
-    id: the row's. group: the problem of the row. pieces: the steps' texts, cut at each delimiter.
-    For each piece: `ends`, the index within the response of its last token; `labels`, its
-    correctness, None without a judgement; `targets`, its training target: a probability or the
-    number of a class, or None.
+    - id: the row's
+    - group: the problem of the row
+    - pieces: the steps' texts, cut at each delimiter
+    - ends: for each piece, the index of its last token within the response
+    - labels: for each piece, its correctness; None without a judgement
+    - targets: for each piece, its training target: a probability, the number of a class, or None
     """
 
     id: str

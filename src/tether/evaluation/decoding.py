@@ -178,12 +178,12 @@ def sharpening(
     would have given.
 
     The policy is compared with its start at the `temperature` of the same entropy. `gain` is the
-    whole, `share` what of it is not beyond the start there, and `sure` 1 where there is a gain and
-    it is not shown that any of it is beyond; else 0.
+    whole gain. `share` is the part of the gain that the start reaches at this temperature. `sure`
+    is 1 if there is a gain, but a part beyond the start there is not shown. Else it is 0.
 
-    Equation: between the two measured temperatures of the start whose entropies enclose the
-    policy's, scores and temperature are interpolated linearly in the entropy, answer by answer, so
-    that the difference has an interval over prompts.
+    Equation: two measured temperatures of the start have entropies that enclose the policy's.
+    Between them, scores and temperature are interpolated linearly in the entropy. This is done
+    answer by answer, so the difference has an interval over prompts.
     Args: ``start`` by temperature, ``now`` of the policy: (entropy in nats a token, scores). Empty
         where nothing can be compared.
     Trap: entropy is that of the answers given, so a policy that answers in fewer words is not of

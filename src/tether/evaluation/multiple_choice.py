@@ -168,9 +168,9 @@ def calibration_estimate(
 
     Equation: ``e = Σ_b |D_b|`` with ``D_b = Σ_{i in b} (p_i − y_i) / n``. Upper bound: ``e + t se``,
         as noise only makes ``|D_b|`` larger on average. Lower bound: ``l − t √(1 + 2/π) se``, at
-        least 0, where l takes the sign of each D_b from the other half of the bin's rows
-        (`sycophancy.in_accord`): on average l is no larger than the true error. The root is what
-        two halves that lend each other their signs add to the spread.
+        least 0. l takes the sign of each D_b from the other half of the bin's rows
+        (`sycophancy.in_accord`). On average l is at most the true error. The root accounts for the
+        spread that the two halves add by taking signs from each other.
     Trap: the value itself is biased upwards, as everyone's is, and nearer to the upper bound.
     """
     value, count = expected_calibration_error(probabilities, outcomes), len(outcomes)

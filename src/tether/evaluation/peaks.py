@@ -60,11 +60,11 @@ def has_fallen(
     """True if the last measurement lies clearly below an earlier one: few runs without a fall would
     show as much.
 
-    Equation: T = max over earlier s of (x̄_s − x̄_now) / se_s, compared with its own distribution
-    where nothing changed: every prompt's deviations are multiplied by one normal number, and each
-    draw divided by the same root of χ²/(G − 1), as in Student's t. So the choice of the highest is
-    in it, and what neighbouring measurements have in common. Each of the `looks` planned
-    measurements gets an equal part of `FALSE_STOPS` (Bonferroni).
+    Equation: T = max over earlier s of (x̄_s − x̄_now) / se_s. T is compared with draws of T
+    without any change. For a draw, every prompt's deviations are multiplied by one normal number.
+    The draw is then divided by a root of χ²/(G − 1), as in Student's t. So the distribution
+    includes the choice of the highest measurement and the correlation of neighbouring measurements.
+    Each of the `looks` planned measurements gets an equal part of `FALSE_STOPS` (Bonferroni).
     Paper: White 2000, https://doi.org/10.1111/1468-0262.00152; multipliers: Chernozhukov et al.
     2013, https://doi.org/10.1214/13-AOS1161.
     Trap: it asks for a fall below *any* earlier measurement, not below the highest alone, which

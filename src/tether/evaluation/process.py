@@ -177,8 +177,9 @@ def step_estimates(
     ``count`` is the number of steps or of solutions that a metric looks at.
     Raises: ``ValueError`` when lengths differ or there is nothing.
     Trap: the data have many versions of one problem; by solution the intervals would be far too
-    narrow. A metric of what is rare rests on the few problems that have it: with fewer than eight,
-    or where one of them decides, or one to four have the rarer outcome, the bounds are infinite.
+    narrow. A metric of a rare outcome depends on the few problems that have it. The bounds are
+    infinite in three cases: fewer than eight problems, one problem that decides, or one to four
+    problems with the rarer outcome.
     """
     if not counts or len(counts) != len(groups):
         raise ValueError(
@@ -250,9 +251,9 @@ def best_threshold(
     """Choose the threshold with the highest metric, among quantiles of the probabilities.
 
     Raises: ``ValueError`` when the metric is not defined on these solutions.
-    Trap: chosen on the solutions that it is reported on, it flatters the model; choose it on
-    others, and on such as the model was not trained on, since there its probabilities are more
-    extreme.
+    Trap: a threshold that is chosen on the reported solutions flatters the model. Choose it on
+    other solutions, and on problems that the model was not trained on: on trained ones its
+    probabilities are more extreme.
     """
     values = np.unique([p for row in probabilities for p in row])
     between = (values[1:] + values[:-1]) / 2
@@ -298,12 +299,12 @@ def compare_with_chance(
     ``calibration``, and of chance.
 
     Shapes: one sequence of judged steps a solution, in ``right`` and ``probabilities`` alike, and
-    in both parts of ``calibration``. Returns ``thresholds``, and for ``model``, ``random`` (calls
-    as many steps wrong as there are) and ``blind`` (calls as many as is best on ``calibration``)
-    every metric as an `Estimate`'s fields.
+    in both parts of ``calibration``. Returns ``thresholds``, and for ``model``, ``random`` and
+    ``blind`` every metric as an `Estimate`'s fields. ``random`` calls as many steps wrong as there
+    are. ``blind`` calls as many steps wrong as is best on ``calibration``.
     Raises: ``ValueError`` when lengths differ or there is nothing.
-    Trap: without both flawless and erroneous solutions in ``calibration`` there is no first-error
-    F1 to choose by, and the threshold of the steps serves for both questions.
+    Trap: the threshold of the first error needs flawless and erroneous solutions in
+    ``calibration``. If one kind is missing, the threshold of the steps is used for both questions.
     """
     labels, calibrated = calibration
     mixed = len({all(row) for row in labels}) == 2

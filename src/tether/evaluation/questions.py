@@ -1,8 +1,11 @@
 """Multiple-choice questions from local files or a hub, in the wordings that lm-eval gives them.
 
-Layouts: HellaSwag (`ctx_a`, `ctx_b`, `activity_label`, `endings`, `label`), ARC (`question`,
-`choices` of texts and labels, `answerKey`), MMLU (`question`, `subject`, `choices` or columns A to
-D, `answer`), and plain (`question`, `choices`, `answer`, perhaps `context`).
+Layouts:
+
+- HellaSwag: `ctx_a`, `ctx_b`, `activity_label`, `endings`, `label`
+- ARC: `question`, `choices` of texts and labels, `answerKey`
+- MMLU: `question`, `subject`, `choices` or columns A to D, `answer`
+- plain: `question`, `choices`, `answer`, perhaps `context`
 """
 
 from __future__ import annotations

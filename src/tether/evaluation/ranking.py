@@ -87,8 +87,8 @@ def rank_policies(
     """Rank policies by comparisons of two of them at a time.
 
     Equation: ``logit P(a beats b) = θ_a − θ_b`` with ``Σ θ = 0``, by maximum likelihood; a draw is
-        half a win of either. A prompt g moves θ by ``(H − H_g)⁻¹ s_g`` with its score s and the
-        information H, so the covariance is the sandwich of the jackknife over prompts (CR3).
+        half a win of either. A prompt g moves θ by ``(H − H_g)⁻¹ s_g``, with its score s and the
+        information H. The covariance is the sandwich of the jackknife over prompts (CR3).
     Paper: Bradley and Terry 1952, https://doi.org/10.2307/2334029; the sandwich: Cameron
         and Miller 2015, https://doi.org/10.3368/jhr.50.2.317.
     Shapes: one entry a comparison; ``wins`` is 1 where the first won, 0 where it lost, ½ a draw, or

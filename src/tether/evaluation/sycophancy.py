@@ -49,14 +49,15 @@ def premise_pairs(
     """Pair two lists of prompts row by row.
 
     Args:
-        count: only so many pairs, as evenly from all questions as can be, and of different rows for
-            different questions: the same people may stand before every question, in the same order.
+        count: the number of pairs, drawn as evenly as possible from all questions. Different
+            questions give different rows, because a file may repeat the same people, in the same
+            order, for every question.
         usable: leaves out pairs that a model cannot be asked about, before any is chosen.
 
     Raises:
-        DataError: the lists are of different length, two prompts do not end in the same question
-            with two options, there are fewer than `count`, or a question has but one pair, which
-            has no others to agree with.
+        DataError: the lists are of different length, or there are fewer pairs than `count`. Two
+            prompts do not end in the same question with two options. A question has only one pair,
+            so no other pair gives its direction.
     """
     if len(first) != len(second):
         raise DataError(
@@ -135,10 +136,10 @@ def in_accord(changes: ArrayLike, questions: Sequence[Hashable]) -> NDArray[np.f
     Equation: ``c_i = d_i · sign(Σ d_j)`` over the j at the odd places of the question's rows for i
     at an even one, and the other way round.
     Shapes: changes and questions of one length; the result likewise, in the unit of the changes.
-    Trap: the mean of ``c`` is at most ``|E d|`` a question, and below it where few changes leave
-    their direction in doubt, so means are comparable only over the same pairs. To learn the
-    direction from all others but i would bend the distribution: where nothing moves most questions
-    would come out a little above 0 and few far below, and no interval over some twenty sees those.
+    Trap: the mean of ``c`` is at most ``|E d|`` a question. It is lower if few changes leave the
+    direction in doubt. So means are comparable only over the same pairs. A direction from all other
+    changes would bend the distribution. Without an effect, most questions would lie a little above
+    0 and few far below. An interval over some twenty questions misses those few.
     """
     values, numbers = np.asarray(changes, dtype=np.float64), group_indices(questions)
     seen: Counter[int] = Counter()
@@ -158,9 +159,9 @@ def judge_premises(
 
     The inputs are the log-odds of one option against the other under either premise.
 
-    Equation: ``shift = mean(in_accord(σ(first) − σ(second)))``, the headline; `log_odds` the same
-    of ``first − second`` in nats, `size` the mean of ``|σ(first) − σ(second)|``, and `flipped` the
-    share of pairs whose likelier option differs.
+    Equation: ``shift = mean(in_accord(σ(first) − σ(second)))`` is the main figure. `log_odds` is
+    the same of ``first − second``, in nats. `size` is the mean of ``|σ(first) − σ(second)|``.
+    `flipped` is the share of pairs whose likelier option differs.
     Paper: the pairs are those of Perez et al. 2022, https://arxiv.org/abs/2212.09251, cf. Sharma et
     al. 2023, https://arxiv.org/abs/2310.13548; the measure is ours.
     Shapes: three lists of one length, an entry a pair of premises; intervals are over questions.
@@ -255,9 +256,9 @@ def option_log_odds(
 ) -> float:
     """Log-odds, in nats, of the text at the first option against the other's.
 
-    They are those of "(A)" against "(B)" as the assistant's whole answer, stop token left out, and
-    the mean of two askings with the options' texts exchanged: what a model has for a letter falls
-    out, also where it depends on the asker.
+    They are those of "(A)" against "(B)" as the assistant's whole answer, without the stop token.
+    Each question is asked twice, with the options' texts exchanged, and the mean is taken. So a
+    preference for a letter cancels, even if the preference depends on the asker.
     """
     sequences = encoded_premise(encoder, prompt, options)
     limit = role.document_tokens(sum(map(len, sequences)))

@@ -99,8 +99,8 @@ def gain(
     """The mean of the paired differences with its interval over prompts; None where nothing was
     scored twice.
 
-    Trap: where both sides have but two levels, as rewards of 0 and 1, a difference may fall as well
-    as rise, also if none did.
+    Trap: with only two levels, such as rewards of 0 and 1, all observed differences may rise. The
+    interval still allows that differences fall.
     """
     both = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
     if not both:

@@ -24,11 +24,11 @@ WAIT_FOR_CACHE = 10.0
 class CachedModel:
     """Implements core.protocols.ChatModel, on top of another.
 
-    An answer's key is a digest of the model's name and of the whole question: the conversation
-    (rubric, prompt, answers and their order), the options, or the sampling. Each answer is
-    committed as soon as it is known, so killing the process loses at most those under way. Failures
-    are asked again. A reply that names none of the options is kept, since the same question would
-    get it again.
+    An answer's key is a digest of the model's name and of the whole question. The question has the
+    conversation (rubric, prompt, answers and their order), the options, or the sampling. Each
+    answer is committed as soon as it is known, so killing the process loses at most those under
+    way. Failures are asked again. A reply that names none of the options is kept, since the same
+    question would get it again.
 
     Args:
         path: an SQLite file, made where there is none; several processes may share it.

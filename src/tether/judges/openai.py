@@ -69,7 +69,8 @@ class Meter(openai.DefaultAsyncHttpxClient):
         Raises:
             Stopped: the budget does not cover it, the account is empty, or the server has given no
                 answers for long.
-            httpx2.RequestError: there was no answer, or no chat completion; the client asks again.
+            RequestError: there was no answer, or no chat completion. The client asks again. The
+                class is that of httpx2.
         """
         chat, body = self.chat, json.loads(request.content)
         # no token is less than a byte
@@ -140,10 +141,11 @@ class Meter(openai.DefaultAsyncHttpxClient):
 class ServedChat:
     """Implements core.protocols.ChatModel.
 
-    The client asks busy servers (429), failing ones (5xx) and silent ones again, later each time or
-    when they say. Where the budget does not cover a request, the account is empty (402), or many
-    questions in a row have got no answer, nothing more is asked, and that is the reason of the
-    rest. A server that has answered and then forbids (403) means that question.
+    The client repeats requests to busy servers (429), failing ones (5xx) and silent ones. It waits
+    longer each time, or as long as the server's reply names. In three cases, the client sends no
+    further requests. The budget does not cover a request, the account is empty (402), or many
+    questions in a row got no answer. The case is then the reason of all remaining failures. If a
+    server has answered before, a refusal (403) concerns that one question.
 
     Attributes:
         requests, tokens: what was spent of the budget, by all questions together.

@@ -115,9 +115,10 @@ def _mark(texts: Sequence[str]) -> str:
 class Judgment:
     """A judge's verdict on a comparison, asked once with either answer first.
 
-    `shown_first`, `shown_second`: the log-odds, in nats, of `chosen` against `rejected` where
-    `chosen` stood there; infinite where a written reply had to be read; None where asking failed,
-    for `reason`. `mass`: how probable any verdict at all was.
+    `shown_first`, `shown_second`: the log-odds, in nats, of `chosen` against `rejected`, with
+    `chosen` in the first or in the second place. They are infinite if only a written reply was
+    there to read. They are None if the request failed, for `reason`. `mass` is the probability of
+    any verdict.
     """
 
     shown_first: float | None
@@ -130,10 +131,10 @@ class Judgment:
         """Of `chosen` against `rejected`, position averaged out; None unless both orders were
         answered, by numbers.
 
-        Equation: ``(l_1 + l_2) / 2``. A preference for a place that adds b to the log-odds of what
-        stands there gives ``l_1 = d + b`` and ``l_2 = d - b``, and the mean is d, however large b
-        is. The mean of the two probabilities is not: under a large b it is near one half whatever d
-        is. Of written replies, which have no log-odds, the two votes are averaged.
+        Equation: ``(l_1 + l_2) / 2``. A judge may prefer the first place: it adds b to the log-odds
+        of the answer there. Then ``l_1 = d + b`` and ``l_2 = d - b``, and their mean is d for every
+        b. The mean of the two probabilities depends on b: with a large b it is near one half for
+        every d. Written replies have no log-odds. Their two votes are averaged.
         """
         a = self.shown_first
         b = self.shown_second

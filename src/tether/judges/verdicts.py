@@ -56,11 +56,11 @@ def read_verdict(
     """The verdict of a reply: softly by the token that names the option, where there are
     log-probabilities, else by its words.
 
-    An option's probability is the sum over the tokens at that place that read as it, or as the
-    beginning of it and of no other option, white space and marks aside. An option without such a
-    token gets its highest possible value. This is at most that of the least likely listed one, and
-    at most its equal part of the unlisted rest. A reply that was read and names no option is no
-    verdict, but `parsed`.
+    An option's probability is a sum over tokens at that place. It includes each token that reads as
+    the option, or as a beginning of this option alone. White space and punctuation are ignored. An
+    option without such a token gets its highest possible value. This is at most that of the least
+    likely listed one, and at most its equal part of the unlisted rest. A reply that was read and
+    names no option is no verdict, but `parsed`.
 
     Args:
         text: the reply, with the thought before it where there is one.

@@ -64,9 +64,10 @@ class Table:
     """Distinct kinds of items with two votes or more: pairs of their votes are those of `first`
     with those of `second`.
 
-    Shapes: `first` and `second` (kinds, values) say how often each value was given, `multiplicity`
-    (kinds,) how many items are of the kind, `votes` (kinds,) how many votes each has. Where both
-    are one table, no vote is paired with itself.
+    - first, second: (kinds, values), the number of votes for each value. If both are one table, no
+      vote is paired with itself.
+    - multiplicity: (kinds,), the number of items of the kind
+    - votes: (kinds,), the number of votes of each item
     """
 
     first: Array

@@ -59,12 +59,15 @@ class Share:
 class Quality:
     """The figures of one annotator.
 
-    `accuracy` is Dawid–Skene's, the probability of saying what is true; `others` the agreement with
-    what the others say of the same items, each with the weight that his own agreement earns, where
-    that is clear; `gold` that with known answers; `left` how often the left side was chosen among
-    decided votes, with the p-value of an exact binomial test against one half; `favourite` the
-    choice made most often; `seconds` the median time, and `pace` the median ratio to the others'
-    median on the same item (below 1: faster).
+    - accuracy: Dawid–Skene's, the probability of the true answer
+    - others: the agreement with the others on the same items. Each of them has the weight that his
+      own agreement earns, if that is clear.
+    - gold: the agreement with known answers
+    - left: the share of the left side among decided votes, with the p-value of an exact binomial
+      test against one half
+    - favourite: the most frequent choice
+    - seconds: the median time
+    - pace: the median ratio to the others' median time on the same item (below 1: faster)
     """
 
     annotator: str
@@ -125,9 +128,8 @@ def suspicious(
 
     - `one_side`: left or right chosen in at least `side_share` of decided votes, and more often
       than random sides explain (exact binomial, two-sided).
-    - `low_agreement`: agrees with the others less than half of what is usual beyond chance (the
-      median of the other annotators) would give (exact binomial, one-sided); `contrary` when it is
-      even below chance.
+    - `low_agreement`: the agreement beyond chance is below half of the usual one, the median of the
+      other annotators (exact binomial, one-sided). Below chance, the name is `contrary`.
     - `gold`: the same of questions whose answers are known.
 
     All p-values are Holm's (1979, https://www.jstor.org/stable/4615733). If every honest annotator

@@ -2,9 +2,9 @@
 
 A checkpoint is written into a temporary folder. Each file is flushed to the disk and its digest
 noted. `COMPLETE` is written last, and then the folder is renamed. So a folder without `COMPLETE`
-never counts, and reading detects changed bytes. Each rank writes its parts of sharded tensors and
-reads the parts that it needs, after any number of ranks: torch's distributed checkpoint, in
-safetensors too.
+never counts, and reading detects changed bytes. Each rank writes its parts of sharded tensors
+and reads the parts that it needs. The numbers of ranks may differ. The layout is that of torch's
+distributed checkpoint, in safetensors.
 """
 
 from __future__ import annotations

@@ -65,9 +65,9 @@ def ordered_sums(device: torch.device) -> Iterator[None]:
     order.
 
     Answers to one prompt share its last state, and a token's experts share the token. With several
-    threads torch adds such shares in float32 as the threads arrive, so that what else the machine
-    does decides the last bits. torch's switch orders them, at no cost; accelerators are left as
-    they are, see `deterministic`.
+    threads, torch adds such shares in float32 in the order in which the threads finish. So the load
+    of the machine decides the last bits. A switch of torch fixes the order, at no cost. For
+    accelerators, see `deterministic`.
     """
     if device.type != "cpu" or torch.are_deterministic_algorithms_enabled():
         yield

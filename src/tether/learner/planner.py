@@ -188,8 +188,9 @@ def measure_pass(model: Any, passed: Callable[[], Any], *, extra: Iterable[Tenso
 def measure_learning(
     model: Any, learned: Sequence[nn.Parameter], passed: Callable[[], Any], cuts: int, at_once: bool
 ) -> int:
-    """`measure_pass` of the last of so many micro-batches of an update, or of its end, where AdamW
-    works on one weight after another or on all of them `at_once`.
+    """`measure_pass` of the last of so many micro-batches of an update, or of its end.
+
+    At the end, AdamW works on one weight after another or on all of them `at_once`.
     """
     learner = LocalLearner(learned, OptimizerConfig(learning_rate=1.0), 1)
     sums = [torch.zeros_like(master) for master in learner.masters] if cuts > 1 else []

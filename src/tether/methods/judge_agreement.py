@@ -107,17 +107,18 @@ def judge_report(
     that the rows had.
 
     Position bias is reported twice. `bias` is what the first place adds to an answer's log-odds.
-    `first_share` is how often the answer wins that stands first in an order drawn by content: by
-    `people`'s labels, by the judge asked `once` in that order, and by the `averaged` verdict;
-    without bias the three agree.
+    `first_share` is the share of wins of the first answer, in an order drawn by content. It is
+    computed from the labels of `people`, from the judge asked `once` in that order, and from the
+    `averaged` verdict. Without bias the three agree.
 
     Args:
         temperature: divides the log-odds. The reported temperature replaces the judge's own.
 
     Returns:
-        Plain JSON values. `position` is None without verdicts, `agreement` without two labels to agree with; its `temperature`
-        and what is measured after it are None where most verdicts were written, for no temperature mends those. `num_lasting`
-        counts the failures that asking again does not mend, `num_cut_off` those that a greater length of replies mends.
+        Plain JSON values. `position` is None without verdicts. `agreement` is None without two
+        labels to agree with. If most verdicts were written, its `temperature` and all later values
+        are None, because written verdicts have no log-odds. `num_lasting` counts the failures that
+        repeating the question does not mend. `num_cut_off` counts those that longer replies mend.
     """
     failures = reasons(judgments)
     judged = [(row, j) for row, j in zip(rows, judgments, strict=True) if j.log_odds is not None]

@@ -1,10 +1,11 @@
 """Collecting preferences in a recipe: a policy answers prompts, and a judge compares chosen pairs
 of answers.
 
-As in Stiennon et al. 2020 (https://arxiv.org/abs/2009.01325). The judge is a language model with a
-rubric, people who open the pages of a store, or a function that scores answers, from whose scores
-simulated annotators vote (Gao et al. 2022, https://arxiv.org/abs/2210.10760). Answers and pairs are
-kept as they come, so that an interrupted collection goes on.
+The method follows Stiennon et al. 2020 (https://arxiv.org/abs/2009.01325). There are three kinds of
+judges: a language model with a rubric, people who open the pages of a store, or a function. A
+function scores answers, and simulated annotators vote by these scores
+(https://arxiv.org/abs/2210.10760). Answers and pairs are stored as they come, so that an
+interrupted collection continues.
 """
 
 from __future__ import annotations

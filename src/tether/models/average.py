@@ -22,9 +22,9 @@ from tether.settings.model import LoraConfig
 def average_roles(roles: Sequence[Role], name: str, lora: LoraConfig) -> Role:
     """One role with the mean of the members' weights, under an adapter called `name`.
 
-    mean_k (W + s B_k A_k) is not W + s mean(B) mean(A). It is W + (s/K) [B_1 … B_K] [A_1; …; A_K],
-    exactly: an adapter of K times the rank. alpha / (K rank) is s/K by itself, and rsLoRA's alpha /
-    sqrt(K rank) with alpha / sqrt(K) for alpha.
+    mean_k (W + s B_k A_k) is not W + s mean(B) mean(A). It is exactly an adapter of K times the
+    rank: W + (s/K) [B_1 … B_K] [A_1; …; A_K]. LoRA's scale alpha / (K rank) is s/K without a change
+    of alpha. For rsLoRA's scale alpha / sqrt(K rank), alpha is divided by sqrt(K).
 
     DoRA computes D_k (W + s B_k A_k). The diagonal D_k holds a learned length over the present one
     for each output. With D = mean_k D_k, the mean is exactly D (W + (s/K) [D⁻¹D_1 B_1 …] [A_1; …]):

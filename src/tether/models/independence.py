@@ -35,8 +35,10 @@ FIRST = 4
 class Independence:
     """The parts of a batch that a model computes independently of each other.
 
-    causal: no token sees a later one. rows: adjacent rows, padded on the right. packing: documents
-    in one row whose positions restart. masks: any mask, so that answers can share their prompt.
+    - causal: no token sees a later one
+    - rows: adjacent rows, padded on the right
+    - packing: documents in one row whose positions restart
+    - masks: any mask, so that answers can share their prompt
     """
 
     causal: bool = True

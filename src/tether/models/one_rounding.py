@@ -1,6 +1,7 @@
 """W x + B A x in half precision, where the sum is rounded once, and so is its gradient.
 
-If a bfloat16 W x is rounded before B A x is added, it loses as much of B A x as W loses of B A.
+A bfloat16 W loses a part of B A if both are merged. W x loses the same part of B A x if it is
+rounded before the sum.
 So both products are added in float32. A CPU does this within `addmm`. On a GPU the larger product
 is written in float32, because `addmm` may round there before it adds. A gradient is a product of
 the same kind, with the matrices in reverse.

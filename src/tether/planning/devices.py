@@ -19,13 +19,17 @@ EFFICIENCY = 0.32
 DECODING_EFFICIENCY = 0.6
 """Shares of a GPU's product rate and bandwidth that large passes and decoding may reach."""
 LAYER_PASS, LAYER_TOKEN, ADAPTED = 1.8e-3, 0.2e-3, 1.6
-"""Seconds of a GPU in addition to the arithmetic of a layer, in a pass of a micro-batch and in a
-decoding step, which is replayed as a graph. Also the factor with an adapter.
+"""Seconds of a GPU in addition to the arithmetic of a layer. The first is for a pass of a
+micro-batch, the second for a decoding step that is replayed as a graph. Also the factor with an
+adapter.
 
-Fitted, with the shares above, to an H100 (torch 2.11) within a quarter. Data: 7.3, 11 and 24 ms a
-step of 64, 256 and 1,024 rows of 28 layers; 0.45 s for an update of 16 x 1,024 tokens of them. With
-32 layers of 7 billion weights: 1.4 s for four micro-batches of 2 x 1,024 tokens, and 8 s for a step
-of PPO with 16 answers of 256 tokens. Without graphs LAYER_TOKEN is 1.25e-3.
+Fitted, with the shares above, to an H100 (torch 2.11) within a quarter. Without graphs LAYER_TOKEN
+is 1.25e-3. The data:
+
+- 28 layers: 7.3, 11 and 24 ms a step of 64, 256 and 1,024 rows
+- 28 layers: 0.45 s for an update of 16 x 1,024 tokens
+- 32 layers of 7 billion weights: 1.4 s for four micro-batches of 2 x 1,024 tokens
+- 32 layers of 7 billion weights: 8 s for a step of PPO with 16 answers of 256 tokens
 """
 
 

@@ -33,11 +33,11 @@ BACKGROUND = 12_000
 class RowSizes:
     """Rows of a stage: mean lengths in tokens, and counts.
 
-    answer: None: the answers were not measured.
-    answers: different answers to a prompt.
-    longest: tokens of the longest prompt and of the longest answer, by which memory is counted.
-        None: all are as long as the mean.
-    count, groups: rows and the different prompts in them; None: not counted.
+    - answer: None: the answers were not measured
+    - answers: different answers to a prompt
+    - longest: tokens of the longest prompt and of the longest answer, by which memory is counted.
+      None: all are as long as the mean.
+    - count, groups: rows and the different prompts in them; None: not counted
     """
 
     prompt: int = 128

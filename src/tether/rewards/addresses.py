@@ -47,11 +47,11 @@ def memory_limit() -> int:
 
 
 def enclose(memory: int) -> int:
-    """Reserve all addresses but those in use and a window of twice `memory` bytes below them; the
-    bytes that are reserved, of which RLIMIT_AS counts each.
+    """Reserve all addresses but those in use and a window of twice `memory` bytes below them.
 
-    0 where it is impossible: other systems, an earlier hard limit of address space, a stack without
-    a limit (which reverses the order of addresses).
+    Returns the number of reserved bytes; RLIMIT_AS counts each. It is 0 where reserving is
+    impossible: on other systems, or after an earlier hard limit of address space. A stack without a
+    limit gives 0, too, because it reverses the order of addresses.
 
     The trap: the heap ends where it ends now, and the stack where its limit says.
     """

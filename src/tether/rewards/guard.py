@@ -1,11 +1,11 @@
 """The rights that a checking process gives up for good before it touches a model's text: files,
 processes, the network.
 
-On Linux the kernel holds the guard, without root and without a container: Landlock for files
-(https://docs.kernel.org/userspace-api/landlock.html), a seccomp filter for processes, signals,
-sockets and the metadata of files (https://docs.kernel.org/userspace-api/seccomp_filter.html), and
-no capabilities. An audit hook replaces guards that the kernel does not offer. Python code can get
-around it.
+On Linux the kernel holds the guard, without root and without a container. The process gives up all
+capabilities. Landlock limits files (https://docs.kernel.org/userspace-api/landlock.html). A seccomp
+filter limits processes, signals, sockets and the metadata of files
+(https://docs.kernel.org/userspace-api/seccomp_filter.html). An audit hook replaces guards that the
+kernel does not offer. Python code can get around it.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ class Guards(NamedTuple):
     """Flags of the guards that the kernel holds. An audit hook replaces missing `files` and
     `processes`, measurements from outside a missing `space`.
 
-    files: what may be read and written (Landlock). processes: processes, signals, sockets
-    (seccomp). space: the size and number of the files that a program writes (a tmpfs of its own,
-    see rewards.scratch).
+    - files: the files that may be read and written (Landlock)
+    - processes: processes, signals, sockets (seccomp)
+    - space: the size and number of the files that a program writes (a tmpfs of its own, see
+      rewards.scratch)
     """
 
     files: bool

@@ -1,13 +1,12 @@
 """The folder in which a checked program may write, bounded by the kernel where the kernel allows
 it.
 
-First line: a tmpfs of a fixed size and number of files, mounted over the folder in a mount
-namespace of the program's own process
-(https://man7.org/linux/man-pages/man7/mount_namespaces.7.html,
-https://docs.kernel.org/filesystems/tmpfs.html). A file that is removed and still held counts there.
-It takes the right to mount, which root has, or a user namespace.
+First line: a tmpfs of a fixed size and number of files
+(https://docs.kernel.org/filesystems/tmpfs.html). It is mounted over the folder in a mount namespace
+of the program's own process (https://man7.org/linux/man-pages/man7/mount_namespaces.7.html). A file
+that is removed and still held counts there. Mounting needs root or a user namespace.
 
-Second line, where the first cannot be had: the parent measures the folder and the removed files
+Second line, where the first is impossible: the parent measures the folder and the removed files
 that the process holds.
 """
 

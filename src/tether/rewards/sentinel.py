@@ -1,9 +1,9 @@
 """A small process that ends this one where a user's function holds the interpreter's lock far
 beyond its time limit.
 
-A regular expression that backtracks, or a sum of 10**12 numbers, gives no other thread a turn:
-neither the time limit nor Ctrl-C can act then. Checkpoints stay, and the sentence on standard error
-names the function.
+A regular expression that backtracks gives no other thread a turn. Neither does a sum of 10**12
+numbers. Then the time limit and Ctrl-C cannot act. Checkpoints stay, and the sentence on standard
+error names the function.
 """
 
 from __future__ import annotations

@@ -215,14 +215,14 @@ def started(
     stages: Sequence[str],
     store: dist.TCPStore,
     start: int = 0,
-    tells: int | None = None,
+    pipe: int | None = None,
     starter: Launcher | None = None,
 ) -> Iterator[Rank]:
     """A rank as a process that does not outlive the block.
 
     Args:
         start: how often the ranks were started before; those of one start meet.
-        tells: the end of a pipe (a file descriptor) through which the rank reports its progress.
+        pipe: the end of a pipe (a file descriptor) through which the rank reports its progress.
         starter: places it; unset: it runs on this machine.
     """
     size = recipe.learner.ranks
@@ -238,7 +238,7 @@ def started(
         place |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     environment = {key: str(value) for key, value in place.items()}
     task = json.dumps(recipe.model_dump(mode="json", exclude_unset=True))
-    command = [sys.executable, "-m", WORKER, "" if tells is None else str(tells), task, *stages]
+    command = [sys.executable, "-m", WORKER, "" if pipe is None else str(pipe), task, *stages]
     if starter is not None:
         child: Rank = PlacedRank(
             starter, _name(rank), command, environment, Path(recipe.run) / "ranks" / f"{rank}.log"
@@ -250,8 +250,8 @@ def started(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=tells is not None,
-            pass_fds=() if tells is None else (tells,),
+            start_new_session=pipe is not None,
+            pass_fds=() if pipe is None else (pipe,),
         )
     try:
         yield child

@@ -110,7 +110,7 @@ class Group:
                     stages,
                     store,
                     start,
-                    tells=None if rank else tells.fileno(),
+                    pipe=None if rank else tells.fileno(),
                     starter=starter if rank else None,
                 )
                 self.children.append(ends.enter_context(child))

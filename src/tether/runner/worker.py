@@ -15,15 +15,15 @@ from tether.settings.reading import build
 from tether.settings.recipe import recipe_type
 
 
-def train_along(tells: str, recipe: str, *stages: str) -> None:
+def train_along(pipe: str, recipe: str, *stages: str) -> None:
     """Train as a rank, and report to the process that started it.
 
     Args:
-        tells: the descriptor of a pipe to that process; empty: none.
+        pipe: the descriptor of a pipe to that process; empty: none.
         recipe: in JSON.
     """
     begin_program()
-    teller = Teller(int(tells)) if tells else None
+    teller = Teller(int(pipe)) if pipe else None
     try:
         results = run_recipe(
             build(recipe_type(), json.loads(recipe)), stages, teller and teller.bar

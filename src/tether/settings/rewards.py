@@ -103,7 +103,7 @@ FORMATS = {
     "boxed": r"(?:(?!\\boxed).)*\\boxed\{(?:(?!\\boxed).)*",
     "hashes": r"(?:(?!####).)*\n#### [^\n]+",
 }
-"""Whole responses, outer white space aside: each mark stands exactly once."""
+"""Whole responses, outer white space aside: each mark occurs exactly once."""
 
 
 class VerifiableConfig(Config):

@@ -1,9 +1,10 @@
 """Kahneman-Tversky optimisation: the policy learns from single responses that were found good or
 bad, with no pairs.
 
-Ethayarajh et al. 2024 (https://arxiv.org/abs/2402.01306): a response's value is its implicit reward
-seen from a reference point z0, saturating on both sides. z0 is the KL that the policy has come from
-its reference, estimated on prompts with responses that belong to other prompts.
+The method is that of Ethayarajh et al. 2024 (https://arxiv.org/abs/2402.01306). A response's value
+is its implicit reward seen from a reference point z0, saturating on both sides. The point z0 is the
+KL of the policy to its reference. It is estimated on prompts with responses that belong to other
+prompts.
 """
 
 from __future__ import annotations

@@ -78,9 +78,9 @@ class RewardModeling:
         self.frozen: FrozenStates | None = None
 
     def update(self, rankings: Sequence[Ranking]) -> Update[list[Ranking]]:
-        """L = -(1/P) sum log sigma(r_chosen - r_rejected - margin), P the pairs of the update; with
-        soft or smoothed labels, p log sigma(d) + (1 - p) log sigma(-d).
+        """L = -(1/P) sum log sigma(r_chosen - r_rejected - margin), P the pairs of the update.
 
+        With soft or smoothed labels, a term of the sum is p log sigma(d) + (1 - p) log sigma(-d).
         Each response is scored once, for all of its pairs (InstructGPT,
         https://arxiv.org/abs/2203.02155). ODIN's terms give their gradient alone: the loss stays
         that of the ranking, and an empty micro-batch has the heads' overlap.

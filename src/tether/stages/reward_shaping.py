@@ -51,8 +51,9 @@ class RewardShaping:
     def token_rewards(self, experience: Experience, kl_coefficient: float) -> Tensor:
         """The reward of every token, (sequences, time).
 
-        Equation: -beta (log pi - log pi_ref) where the tether pulls at tokens, and the score, over
-        its baseline, once at the last real token (or the rewards of single steps at theirs).
+        Equation: if the KL penalty is part of the reward, a token gets -beta (log pi - log pi_ref).
+        The last real token also gets the score, less its baseline. With rewards of single steps,
+        the last token of each step gets the reward of the step.
         """
         mask, config = experience.mask, self.config
         rewards = torch.zeros_like(experience.rewards)

@@ -2,11 +2,16 @@
 groups.
 
 All intervals are computed here. Standard errors come from leaving out one group at a time (the
-jackknife). Each kind of number has its own interval: means (`means`), shares and differences of two
-shares (`shares`), the movement of a series (`trends`), the best of several against the best of
-others (`contests`), the place of the highest mean (`peaks`). `python -m benchmarks.coverage`
-measures the coverage of each. If observations are too few, or too much alike, the bounds are
-infinite and `Estimate.reason` says so.
+jackknife). Each kind of number has its own interval:
+
+- `means`: means
+- `shares`: shares and differences of two shares
+- `trends`: the movement of a series
+- `contests`: the best of several against the best of others
+- `peaks`: the place of the highest mean
+
+`python -m benchmarks.coverage` measures the coverage of each. If observations are too few, or too
+much alike, the bounds are infinite, and `Estimate.reason` has the reason.
 """
 
 from tether.stats.contests import best_against_best as best_against_best

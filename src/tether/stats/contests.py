@@ -37,12 +37,12 @@ def best_against_best(
     """Estimate ``max_p μ_p − max_b ν_b``, the best of one side less the best of the other.
 
     Equation: the observed difference less a quantile of its error. The error is drawn: ``max_p (g_p
-    + e_p) − max_b (h_b + f_b)``. e and f are normal with the covariance of the means over groups,
-    divided by a root of χ²/df, as in Student's t. g and h are the distances of each mean from the
-    best of its side. The best of several similar ones is too high on average. So for the high bound
-    rivals of theirs are put 1.4 standard errors nearer to their best, and rivals of ours 0.7
-    farther. For the low bound it is the reverse. Each bound has a third of 1 − confidence, because
-    the gaps are not known better.
+    + e_p) − max_b (h_b + f_b)``. The errors e and f are normal with the covariance of the means
+    over groups, divided by a root of χ²/df, as in Student's t. The gaps g and h are the distances
+    of each mean from the best of its side. The best of several similar ones is too high on average.
+    So for the high bound rivals of theirs are put 1.4 standard errors nearer to their best, and
+    rivals of ours 0.7 farther. For the low bound it is the reverse. Each bound has a third of 1 −
+    confidence, because the gaps are not known better.
     Paper: after Fang and Santos 2019, https://doi.org/10.1093/restud/rdy049; the margins and the
     level are ours, found by simulation (`python -m benchmarks.coverage`).
     Shapes: (observations, columns) of each side, row by row the same prompts; ``groups`` is the

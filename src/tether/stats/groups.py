@@ -91,8 +91,9 @@ def jackknife(
     groups of sizes n amount to ``(Σ n)² / Σ n²`` equal ones (Kish).
     Paper: Efron and Stein 1981, https://doi.org/10.1214/aos/1176345462; few groups: Cameron and
     Miller 2015, https://doi.org/10.3368/jhr.50.2.317.
-    Shapes: ``without`` has a value a group; ``sizes`` its number of observations (unset: equally
-    many), ``repeats`` the number of groups that are exactly like it (unset: one).
+    Shapes: ``without`` has a value for each group. ``sizes`` has the numbers of observations
+    (unset: equally many). ``repeats`` has the numbers of groups that are exactly like it (unset:
+    one).
     Trap: a statistic that jumps, as a median or the place of a maximum does, has no such error.
     """
     repeats, sizes = (

@@ -40,9 +40,9 @@ def grouped_mean(
         groups: the group of each; unset, each is its own.
         bounds: least and greatest possible value, where they are known.
 
-    Trap: the observed levels are taken for all levels in two cases: values at 0 and 1, or at −1, 0
-    and 1; and values at two or three other levels in 16 groups or more. If all values are alike,
-    without known bounds, the frequency of other values is unknown.
+    Trap: the observed levels are taken for all levels in two cases. In the first, the values are 0
+    and 1, or −1, 0 and 1. In the second, 16 groups or more have two or three other levels. If all
+    values are alike, without known bounds, the frequency of other values is unknown.
     """
     value = float(values.mean())
     count = len(values)
@@ -135,10 +135,11 @@ def mean_interval(
 
     Equation: the hull of two intervals with the standard error se of the jackknife. Student's is
     ``value ± t se``. Hall's undoes the skew γ of the groups: ``value − se g(±t)`` with ``g(y) = 3/a
-    ((1 + a (y − a/6))^{1/3} − 1)`` and ``a = γ / √G``. The degrees of freedom of t are those of an
-    error whose square has the groups' kurtosis, ``2 k / (1 − k/G)`` with k carriers of the error
-    (Satterthwaite), at most one fewer than equal groups. If observations are bounded on both sides,
-    and so not `skewed`, only Student's is used: there the hull holds the truth in 97 to 99%.
+    ((1 + a (y − a/6))^{1/3} − 1)`` and ``a = γ / √G``. The degrees of freedom of t are ``2 k / (1 −
+    k/G)`` with k carriers of the error (Satterthwaite): those of an error whose square has the
+    groups' kurtosis. They are at most one fewer than equal groups. If observations are bounded on
+    both sides, and so not `skewed`, only Student's is used: there the hull holds the truth in 97 to
+    99%.
     Paper: Hall 1992, https://doi.org/10.1111/j.2517-6161.1992.tb01872.x; Satterthwaite 1946,
         https://doi.org/10.2307/3002019.
     Assumes: groups are drawn independently; a tail that no group shows is unknown.

@@ -19,8 +19,8 @@ def peak(sums: Array, counts: Array, *, confidence: float = 0.95) -> tuple[int, 
 
     Equation: column s may be the highest unless ``max_t (x̄_t − x̄_s) / se_st`` exceeds its own
     quantile where all columns are equal. The errors of all means are drawn together, with the
-    covariance over groups, and divided by one root of χ²/(G − 1), as in Student's t. The interval
-    goes from the first column that may be the highest to the last.
+    covariance over groups. They are divided by one root of χ²/(G − 1), as in Student's t. The
+    interval goes from the first column that may be the highest to the last.
     Paper: multiple comparisons with the best, Hsu 1981, https://doi.org/10.1214/aos/1176345580.
     Shapes: (groups, columns): the sum and the number of each group's observations.
     Assumes: groups are drawn independently.

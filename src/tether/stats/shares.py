@@ -105,8 +105,8 @@ def share_interval(
 
     Equation: Wilson's for n trials, where ``1/n = max(se² / p(1−p) + u, v/N)`` with ``u = v (1/G −
     1/N) / (2k + 1)``. This is the jackknife's error, no smaller than that of N independent
-    observations. u is half an imaginary carrier with equal observations, in addition to the k real
-    ones, because few carriers show too little of the correlation. v is the variance of an
+    observations. The term u adds half an imaginary carrier with equal observations to the k real
+    ones, because few carriers show too little of the correlation. The term v is the variance of an
     observation over p(1−p), less than one for observations between 0 and 1.
     Paper: Korn and Graubard 1998, https://www150.statcan.gc.ca/n1/en/catalogue/12-001-X19980024356.
     The imaginary carrier is ours, in place of their quantile of Student's t. Wilson's interval is
@@ -177,9 +177,9 @@ def grouped_balance(
 ) -> Estimate:
     """Estimate the mean of losses, ties and wins, given as 0, ½ and 1.
 
-    Equation: with the shares w of wins and l of losses, each with its own interval and with
-    correlation ρ, the balance ``d = w − l`` lies above ``d − √(a² + b² − 2ρab)``, where a is w less
-    its low bound and b the high bound of l less l. The high bound is the same with the sides
+    Equation: w is the share of wins and l that of losses. Each has its own interval, and ρ is their
+    correlation. The balance ``d = w − l`` lies above ``d − √(a² + b² − 2ρab)``. Here a is w less
+    its low bound, and b is the high bound of l less l. The high bound is the same with the sides
     exchanged. The mean is ``(1 + d) / 2``. Without ties it is the interval of w. If fewer than five
     groups have an observation that is not a tie, there is no interval.
     Paper: Zou and Donner 2008, https://doi.org/10.1002/sim.3095; Newcombe 1998,

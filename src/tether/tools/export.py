@@ -102,9 +102,11 @@ def export_model(
         dtype: of the weights; `auto` is what the model was trained in.
 
     Returns:
-        kind, folder, and how far what was written is from what tether computes: `difference` (the largest, in nats of a token's
-        log-probability or units of a score), `same_ids`, the `constant` that a classifier of sequences has no weight for, and
-        `share_kept`, the part of what adapters changed that rounded weights still hold (None: nothing was merged).
+        The kind, the folder, and a comparison of the written model with tether's own. `difference`
+        is the largest difference, in nats of a token's log-probability or units of a score.
+        `same_ids` is true if the token ids are equal. `constant` is the part of a score for which a
+        classifier of sequences has no weight. `share_kept` is the share of the adapters' change
+        that rounded weights still hold (None: nothing was merged).
 
     Raises:
         ConfigError: `output` exists, or there is no adapter to keep.

@@ -23,10 +23,12 @@ BY_NAME = ("tensorboard", "trackio")
 class TrackedRun(NamedTuple):
     """Facts of a run directory that a tracker needs.
 
-    `name`: of the stage, with the folders above it (`round-01/ppo`); `whole`: the name of the whole
-    run; `group`: that name and the whole run's identity, the same for all its stages; `own`:
-    letters and digits that no other folder has, also where names are alike; `id`: the tracker's
-    name for this run, None at the beginning; `step`: the last that it has.
+    - name: of the stage, with the folders above it (`round-01/ppo`)
+    - whole: the name of the whole run
+    - group: that name and the whole run's identity, the same for all its stages
+    - own: letters and digits that no other folder has, also where names are alike
+    - id: the tracker's name for this run, None at the beginning
+    - step: the last that it has
     """
 
     folder: Path

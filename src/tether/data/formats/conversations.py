@@ -1,17 +1,17 @@
 """Demonstrations and prompts: whole conversations, trees of them, prompt and response,
 instructions, prompts alone.
 
-OpenAI's `messages` and ShareGPT's `conversations`
-(https://platform.openai.com/docs/guides/supervised-fine-tuning,
-https://github.com/lm-sys/FastChat/blob/main/docs/training.md); prompt and response
-(https://huggingface.co/docs/trl/dataset_formats#prompt-completion); Alpaca, Dolly, self-instruct
-and AlpacaEval's instructions (https://github.com/tatsu-lab/stanford_alpaca,
-https://huggingface.co/datasets/databricks/databricks-dolly-15k,
-https://github.com/yizhongw/self-instruct, https://github.com/tatsu-lab/alpaca_eval); MT-bench
-(https://github.com/lm-sys/FastChat/tree/main/fastchat/llm_judge, https://arxiv.org/abs/2306.05685);
-OpenAssistant's trees, where people ranked the sibling replies of the assistant
-(https://github.com/LAION-AI/Open-Assistant/tree/main/oasst-data, paper:
-https://arxiv.org/abs/2304.07327).
+- OpenAI's `messages`: https://platform.openai.com/docs/guides/supervised-fine-tuning
+- ShareGPT's `conversations`: https://github.com/lm-sys/FastChat/blob/main/docs/training.md
+- prompt and response: https://huggingface.co/docs/trl/dataset_formats#prompt-completion
+- Alpaca: https://github.com/tatsu-lab/stanford_alpaca
+- Dolly: https://huggingface.co/datasets/databricks/databricks-dolly-15k
+- self-instruct: https://github.com/yizhongw/self-instruct
+- AlpacaEval's instructions: https://github.com/tatsu-lab/alpaca_eval
+- MT-bench: https://github.com/lm-sys/FastChat/tree/main/fastchat/llm_judge,
+  https://arxiv.org/abs/2306.05685
+- OpenAssistant's trees, in which people ranked replies to the same message:
+  https://github.com/LAION-AI/Open-Assistant/tree/main/oasst-data, https://arxiv.org/abs/2304.07327
 """
 
 from __future__ import annotations

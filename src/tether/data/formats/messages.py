@@ -1,12 +1,15 @@
 """One message of a conversation, in the spellings of data sets and of providers' APIs.
 
-OpenAI's chat (https://platform.openai.com/docs/api-reference/chat), ShareGPT's `from` and `value`,
-Anthropic's content blocks (https://docs.anthropic.com/en/api/messages), Gemini's `parts`
-(https://ai.google.dev/api/caching#Content), Cohere's `message`
-(https://docs.cohere.com/v1/reference/chat), thoughts as vLLM and gpt-oss write them, and flags that
-keep a turn out of the loss (https://platform.openai.com/docs/guides/supervised-fine-tuning,
-https://docs.axolotl.ai/docs/dataset-formats/conversation.html,
-https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html).
+- OpenAI's chat: https://platform.openai.com/docs/api-reference/chat
+- ShareGPT's `from` and `value`
+- Anthropic's content blocks: https://docs.anthropic.com/en/api/messages
+- Gemini's `parts`: https://ai.google.dev/api/caching#Content
+- Cohere's `message`: https://docs.cohere.com/v1/reference/chat
+- thoughts, as vLLM and gpt-oss write them
+- flags that keep a turn out of the loss:
+  https://platform.openai.com/docs/guides/supervised-fine-tuning,
+  https://docs.axolotl.ai/docs/dataset-formats/conversation.html,
+  https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """Comparisons: two responses with the better one first.
 
-`prompt`, `chosen`, `rejected`, each a text or a list of messages
-(https://huggingface.co/docs/trl/dataset_formats#preference); with whole conversations and scores
-(https://huggingface.co/datasets/HuggingFaceH4/ultrafeedback_binarized); with ShareGPT turns
-(https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md); under other names (`NAMES`),
-for example OpenAI's `preferred_output`
-(https://platform.openai.com/docs/guides/direct-preference-optimization); a conversation beside the
-response that was rejected
-(https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html); Anthropic's HH-RLHF, two
-whole transcripts (https://github.com/anthropics/hh-rlhf, https://arxiv.org/abs/2204.05862).
+- `prompt`, `chosen`, `rejected`, each a text or a list of messages:
+  https://huggingface.co/docs/trl/dataset_formats#preference
+- the same with whole conversations and scores:
+  https://huggingface.co/datasets/HuggingFaceH4/ultrafeedback_binarized
+- the same with ShareGPT turns: https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md
+- the same under other names (`NAMES`), for example OpenAI's `preferred_output`:
+  https://platform.openai.com/docs/guides/direct-preference-optimization
+- a conversation with the response that was rejected:
+  https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html
+- Anthropic's HH-RLHF, two whole transcripts: https://github.com/anthropics/hh-rlhf,
+  https://arxiv.org/abs/2204.05862
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Several responses to one prompt, with a score or a rank each; they are unfolded into all their
 pairs, which are one group.
 
-UltraFeedback (https://huggingface.co/datasets/openbmb/UltraFeedback, paper:
-https://arxiv.org/abs/2310.01377), Nectar (https://huggingface.co/datasets/berkeley-nest/Nectar),
-answers of Stack Exchange
-(https://huggingface.co/datasets/HuggingFaceH4/stack-exchange-preferences), plain lists, also as
-distilabel writes them (https://distilabel.argilla.io), and OpenAI's WebGPT comparisons, two answers
-with a score each (https://huggingface.co/datasets/openai/webgpt_comparisons,
-https://arxiv.org/abs/2112.09332), and the same as lists of two (https://github.com/Linear95/DSP).
+- UltraFeedback: https://huggingface.co/datasets/openbmb/UltraFeedback,
+  https://arxiv.org/abs/2310.01377
+- Nectar: https://huggingface.co/datasets/berkeley-nest/Nectar
+- answers of Stack Exchange: https://huggingface.co/datasets/HuggingFaceH4/stack-exchange-preferences
+- plain lists, also as distilabel writes them: https://distilabel.argilla.io
+- OpenAI's WebGPT comparisons, two answers with a score each:
+  https://huggingface.co/datasets/openai/webgpt_comparisons, https://arxiv.org/abs/2112.09332
+- the same as lists of two: https://github.com/Linear95/DSP
 """
 
 from __future__ import annotations

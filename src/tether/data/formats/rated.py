@@ -1,11 +1,13 @@
 """Solutions whose steps people or programs rated, in published layouts.
 
-PRM800K as OpenAI wrote it (https://github.com/openai/prm800k, https://arxiv.org/abs/2305.20050) and
-with a rating in every step; Math-Shepherd, whose steps end on a mark
-(https://huggingface.co/datasets/peiyi9979/Math-Shepherd, paper: https://arxiv.org/abs/2312.08935);
-ProcessBench, which names the first wrong step (https://huggingface.co/datasets/Qwen/ProcessBench,
-https://arxiv.org/abs/2412.06559); steps as turns of a conversation, each answered by + or -
-(https://huggingface.co/datasets/RLHFlow/Mistral-PRM-Data).
+- PRM800K, as OpenAI wrote it, and with a rating in every step:
+  https://github.com/openai/prm800k, https://arxiv.org/abs/2305.20050
+- Math-Shepherd, whose steps end on a mark:
+  https://huggingface.co/datasets/peiyi9979/Math-Shepherd, https://arxiv.org/abs/2312.08935
+- ProcessBench, which names the first wrong step:
+  https://huggingface.co/datasets/Qwen/ProcessBench, https://arxiv.org/abs/2412.06559
+- steps as turns of a conversation, each answered by + or -:
+  https://huggingface.co/datasets/RLHFlow/Mistral-PRM-Data
 """
 
 from __future__ import annotations
