@@ -13,6 +13,8 @@ from benchmarks.every_stage import differences, results
 from tests.run.journeys import Killed, dying_after
 from typer.testing import CliRunner
 
+from tether.build.context import Context
+from tether.build.reward_servers import reward_settings
 from tether.cli import app
 from tether.core.errors import RunError
 from tether.core.locks import release
@@ -158,3 +160,24 @@ def test_without_former_defaults_settings_stay(name, tmp_path):
     now = json.loads(settings.model_dump_json())
     assert put_former_defaults(settings, {}) == settings
     assert former_defaults(settings, now, section, name) == {}
+
+
+def test_servers_of_rewards_score_with_former_defaults(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "one"}) + "\n")
+    source = {"reward_source": "classifier", "classifier": {"source": str(tmp_path)}}
+    values = recipe_of(tmp_path / "run", prompts, **source)
+    del values["model"]["rendered_texts"]
+    recipe = build(Recipe, values)
+    began = recipe.section("ppo").model_dump(mode="json")
+    del began["classifier"]["dtype"]
+    former = former_defaults(
+        recipe.section("ppo"), began, recipe_of("", "", **source)["ppo"], "ppo"
+    )
+    assert former == {"classifier.dtype": ("float32", "auto")}
+    section = recipe.continued({"ppo": former}).section("ppo")
+    model = recipe.continued({"model": {"rendered_texts": ("keep", "auto")}}).model
+    context = Context(name="ppo", folder=tmp_path, model=model, seed=0)
+    settings = reward_settings(section, context)
+    assert settings["reward"]["classifier"]["dtype"] == "float32"
+    assert settings["model"]["rendered_texts"] == "keep"

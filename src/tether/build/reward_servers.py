@@ -42,13 +42,16 @@ MODELS = ("learned", "process", "classifier")
 def reward_settings(section: OnlineSection, context: Context) -> Json:
     """Everything that a server of a stage's reward needs to know."""
     scoring = section.model_dump(mode="json", include=SCORING, exclude_unset=True)
+    if scoring.get("classifier"):
+        # with its defaults, which a former version may have set
+        scoring |= section.model_dump(mode="json", include={"classifier"})
     scorer = (
         None if section.scorer is None or context.scorer is None else str(context.scorer.resolve())
     )
     return {
         "reward": scoring,
         "scorer": scorer,
-        "model": context.model.model_dump(mode="json", exclude_unset=True),
+        "model": context.model.model_dump(mode="json"),
     }
 
 
