@@ -124,7 +124,7 @@ def check_all(recipe: BaseRecipe, names: Sequence[str]) -> None:
 def _check_folder(job: Job) -> None:
     """Check that a stage that has begun goes on with the same settings."""
     if RunDirectory(job.folder).begun and (job.folder / "config.json").is_file():
-        recipe = by_device(job.recipe, [job.name])
+        recipe = with_former_defaults(by_device(job.recipe, [job.name]))
         model = recipe.model if job.start is None else _fine_tuned(recipe, job.start.parent)
         settings = {job.kind.name: recipe.section(job.name), "model": model, "seed": job.seed}
         RunDirectory.open(job.folder, settings)
