@@ -456,7 +456,16 @@ def test_group_of_folds_case_and_space_and_prefers_the_explicit_one() -> None:
     assert group_of(pair("x", "mine")) == "mine"
     assert (
         group_of(
-            Solution("1", "mine", (user("x"),), ("y",), Encoded((), ()), (0,), (True,), (1.0,))
+            Solution(
+                "1",
+                "mine",
+                (user("x"),),
+                ("y",),
+                sequence=Encoded((), ()),
+                ends=(0,),
+                labels=(True,),
+                targets=(1.0,),
+            )
         )
         == "mine"
     )

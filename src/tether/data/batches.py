@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -105,7 +105,8 @@ def _write(
         return range(start, len(tokens))
 
     root, prompts = _tree(members)
-    common, answer = put(members[0], 0, root, 0, 0), 0
+    common = put(members[0], 0, root, 0, 0)
+    answer = 0
     for prompt, group in enumerate(prompts, 1):
         head = members[group[0]].prompt_length
         rest = put(members[group[0]], root, head, prompt, 0)
@@ -263,5 +264,5 @@ def _rounded(width: int) -> int:
     return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
-def _long(values: Sequence[Any]) -> Tensor:
+def _long(values: Sequence[object]) -> Tensor:
     return torch.tensor(values, dtype=torch.long)

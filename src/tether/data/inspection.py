@@ -12,7 +12,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from tether.core.types import (
     Feedback,
     Problem,
     Prompt,
+    Record,
     StepLabels,
 )
 from tether.core.visible import visible
@@ -85,6 +86,7 @@ class Inspection:
     kind: type
     files: Mapping[str, Format]
     unread: Mapping[str, str]
+    _: KW_ONLY
     num_examples: int
     quarantine: Quarantine = field(default_factory=Quarantine)
     rows: int = 0
@@ -136,7 +138,7 @@ class Inspection:
         )
         return Agreement(same / total, total, len(repeated)) if total else None
 
-    def add(self, record: Any) -> None:
+    def add(self, record: Record) -> None:
         """Take in what counts of a record."""
         self.rows += 1
         prompt = prompt_of(record)
@@ -170,7 +172,7 @@ class Inspection:
             lean = -annotation.preference if flip else annotation.preference
             votes.setdefault(annotation.annotator, (lean > 0) - (lean < 0))
 
-    def _sample(self, record: Any, texts: Mapping[str, str]) -> None:
+    def _sample(self, record: Record, texts: Mapping[str, str]) -> None:
         if len(self.examples) < self.num_examples:
             self.examples.append(_example(record, texts))
         elif (place := self._draw.randrange(self.rows)) < self.num_examples:
@@ -203,7 +205,7 @@ def inspect_data(
         else ({str(path): format_named(format)}, left_out(path))
     )
     wanted = kind or next(iter(files.values())).kind
-    inspection = Inspection(str(path), wanted, files, unread, num_examples)
+    inspection = Inspection(str(path), wanted, files, unread, num_examples=num_examples)
     aside = inspection.quarantine
     for record in read(
         list(files), wanted, format=format, quarantine=aside, limit=limit, columns=columns
@@ -254,11 +256,12 @@ RESPONSES: dict[type, Callable[[Any], dict[str, str]]] = {
 """The texts of a record of each kind beside its prompt."""
 
 
-def _example(record: Any, texts: Mapping[str, str]) -> Mapping[str, str]:
+def _example(record: Record, texts: Mapping[str, str]) -> Mapping[str, str]:
     """The texts of a record as people read them: who says what, and which verdict a response or a
     step has.
     """
-    shown, turns = dict(texts), prompt_of(record)
+    shown = dict(texts)
+    turns = prompt_of(record)
     if len(turns) > 1:
         shown["prompt"] = "\n".join(f"{turn.role}: {turn.spoken}" for turn in turns)
     if isinstance(record, Feedback):
@@ -271,7 +274,7 @@ def _example(record: Any, texts: Mapping[str, str]) -> Mapping[str, str]:
     return shown
 
 
-def _labels(record: Any) -> list[str]:
+def _labels(record: object) -> list[str]:
     if isinstance(record, Feedback):
         return ["desirable" if record.desirable else "undesirable"]
     names = {True: "right steps", False: "wrong steps", None: "unjudged steps"}
@@ -326,7 +329,9 @@ def inspection_tables(inspection: Inspection) -> RenderableType:
     """The inspection as rich tables; texts from the data are shortened and cannot act as markup."""
     from rich.console import Group
 
-    parts: list[Any] = [_table("", [("source", inspection.source), *_overview(inspection)])]
+    parts: list[RenderableType] = [
+        _table("", [("source", inspection.source), *_overview(inspection)])
+    ]
     if inspection.lengths:
         rows = [(name, *summarise(lengths)) for name, lengths in inspection.lengths.items()]
         parts.append(

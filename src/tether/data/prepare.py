@@ -118,7 +118,7 @@ def within(sequence: Encoded, limit: Limit) -> Encoded:
 
 
 def by_prompt(
-    rows: Iterable[tuple[str, Sequence[Encoded], Sequence[Any]]],
+    rows: Iterable[tuple[str, Sequence[Encoded], Sequence[object]]],
 ) -> Iterator[tuple[Any, ...]]:
     """Labelled responses gathered by prompt, each distinct one once.
 
@@ -244,7 +244,11 @@ def encode_comparisons(
         return group_of(row), sides, (row.probability, abs(row.margin or 0.0))
 
     pairs, skipped = encode_rows(comparisons, encode)
-    return [Ranking(*columns) for columns in by_prompt(pairs)], skipped
+    rankings = [
+        Ranking(group, sequences, chosen, rejected, probability=probability, margin=margin)
+        for group, sequences, chosen, rejected, probability, margin in by_prompt(pairs)
+    ]
+    return rankings, skipped
 
 
 def pairs_of(rankings: Sequence[Ranking]) -> Pairs:

@@ -26,7 +26,9 @@ Rendered = Literal["auto", "split", "keep"]
 `split` all that hold marks.
 """
 
-_QUESTION, _ANSWER, _RULES = "qzjxk", "zkqvj", "jqxvz"
+_QUESTION = "qzjxk"
+_ANSWER = "zkqvj"
+_RULES = "jqxvz"
 """Words that no template writes."""
 _NO_REPLY = re.compile(r"(<think>\s*(</think>)?)?")
 """Content of a last turn that only waits for a reply."""
@@ -284,7 +286,8 @@ def _found(text: str, known_marks: Sequence[Marks], mode: Rendered) -> Marks | N
 def _with_turns(messages: Conversation, place: int, marks: Marks) -> Conversation:
     """The conversation whose turn at `place` is a rendered one."""
     _report(marks)
-    turns, rest = marks.turns(messages[place].content), messages[place + 1 :]
+    turns = marks.turns(messages[place].content)
+    rest = messages[place + 1 :]
     if turns and messages[place].tools:
         turns = (replace(turns[0], tools=messages[place].tools), *turns[1:])
     # the prompt begins the reply
@@ -303,7 +306,8 @@ def _bare_reply(
     if (marks := _found(message.content, known_marks, mode)) is not None and marks.begins(
         message.content
     ):
-        turns, before = marks.turns(message.content), [turn.content.strip() for turn in earlier]
+        turns = marks.turns(message.content)
+        before = [turn.content.strip() for turn in earlier]
         if turns and turns[0].role == "user" and earlier and earlier[0].role == "system":
             before = before[1:]  # the system prompt stands beside the conversation alone
         if [turn.content for turn in turns[: len(before)]] != before or len(turns) == len(before):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tether.core.protocols import RewardSource
 from tether.core.rundir import write_jsonl
@@ -19,7 +18,7 @@ def turn_rows(conversation: Conversation) -> list[Json]:
     return [turn.as_row() for turn in conversation]
 
 
-def turns_of(rows: Sequence[Mapping[str, Any]]) -> Conversation:
+def turns_of(rows: Sequence[Mapping[str, object]]) -> Conversation:
     """The conversation that `turn_rows` was given."""
     return tuple(turn for row in rows for turn in read_message(row, "messages"))
 

@@ -22,7 +22,7 @@ def digest_of(record: Any) -> str:
     return prompt_digest(prompt_of(record))
 
 
-def write_seen(folder: Path, records: Iterable[Any]) -> None:
+def write_seen(folder: Path, records: Iterable[object]) -> None:
     """Write the digests of the prompts of these records into a model's folder, sorted, each once, a
     line each.
     """

@@ -12,7 +12,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,7 +74,7 @@ class Quarantine:
         self._path = None if path is None else Path(path)
         self._keep = keep
 
-    def add(self, file: str, line: int | None, reason: str, row: Any) -> None:
+    def add(self, file: str, line: int | None, reason: str, row: object) -> None:
         """Put one row away; `row` is the parsed row, or the text where that failed. Without a line,
         `file` is the row's id.
         """
@@ -121,7 +121,7 @@ class Quarantine:
         }
 
 
-def _excerpt(row: Any, longest: int = 400) -> str:
+def _excerpt(row: object, longest: int = 400) -> str:
     words = row if isinstance(row, str) else json.dumps(row, ensure_ascii=False, default=str)
     return words if len(words) <= longest else words[: longest - 1] + "…"
 
@@ -166,11 +166,15 @@ def read(
         )
     if limit is not None and limit < 0:
         raise DataError(f"limit is {limit}; it must be 0 or more, or None for all records.")
-    layout, files, seen = None if format == "auto" else format_named(format), places(sources), set()
+    layout = None if format == "auto" else format_named(format)
+    files = places(sources)
+    seen = set()
     records = (
         r
         for place in files
-        for r in _File(place, quarantine, strict, seen, check, columns or {}).records(kind, layout)
+        for r in _File(place, quarantine, strict, seen, check=check, columns=columns or {}).records(
+            kind, layout
+        )
     )
     return itertools.islice(records, limit)
 
@@ -237,6 +241,7 @@ class _File:
     quarantine: Quarantine | None
     strict: bool
     seen: set[int]
+    _: KW_ONLY
     check: Callable[[Any], None] | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     bad: Quarantine = field(default_factory=lambda: Quarantine(keep=1))
@@ -340,7 +345,8 @@ class _File:
         self._check_names(cells.unread())
         if named and not parts:
             self.reject(line, row, DataError("no record: read in this format, the row gives none"))
-        name, before = self._name(line, own) if named else "", self.num_records
+        name = self._name(line, own) if named else ""
+        before = self.num_records
         for number, part in enumerate(parts, 1):
             try:
                 if isinstance(part, DataError):

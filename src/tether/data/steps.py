@@ -85,7 +85,8 @@ class StepEncoder:
             DataError: no step has a label, the row lacks a column, or the tokens do not give back
                 the steps.
         """
-        pieces, owners = [], []
+        pieces = []
+        owners = []
         for position, step in enumerate(row.steps):
             parts = self._cut(step)
             pieces += parts
@@ -106,7 +107,14 @@ class StepEncoder:
             )
         labels = tuple(None if k is None else row.labels[k] for k in owners)
         return Solution(
-            row.id, self._problem(row), row.prompt, tuple(pieces), tokens, ends, labels, targets
+            row.id,
+            self._problem(row),
+            row.prompt,
+            tuple(pieces),
+            sequence=tokens,
+            ends=ends,
+            labels=labels,
+            targets=targets,
         )
 
     def prefix(self, solution: Solution, count: int) -> Encoded:
@@ -123,7 +131,9 @@ class StepEncoder:
         """
         ids = list(response_ids)
         body = ids[:-1] if ids and ids[-1] in self.encoder.stop_ids else ids
-        text, ends, start = self._decode(body), [], 0
+        text = self._decode(body)
+        ends = []
+        start = 0
         for delimiter in self._pattern.finditer(text):
             if text[start : delimiter.start()].strip():
                 ends.append(self._completes(body, text[: delimiter.end()], ends[-1] if ends else 0))

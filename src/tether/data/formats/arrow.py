@@ -4,11 +4,13 @@ all rows puts into them.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tether.core.errors import DataError, one_line
+from tether.core.types import JsonValue
 from tether.data.formats import growth
 from tether.data.formats.columns import no_column_twice
 from tether.data.formats.json_rows import BadRow, Row
@@ -27,7 +29,7 @@ schemas of functions.
 """
 
 
-def without_added_nulls(value: Any, inside: bool = False) -> Any:
+def without_added_nulls(value: object, inside: bool = False) -> JsonValue:
     """A row without the nulls in its tool calls and schemas of tools.
 
     A table has one schema, so each call gets every argument of all functions, null where it has
@@ -46,7 +48,7 @@ def without_added_nulls(value: Any, inside: bool = False) -> Any:
     )
 
 
-def parquet_rows(stream: Any, where: str) -> Iterator[tuple[int, Row | BadRow]]:
+def parquet_rows(stream: io.BufferedReader, where: str) -> Iterator[tuple[int, Row | BadRow]]:
     """The numbered rows of a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -67,7 +69,7 @@ def parquet_rows(stream: Any, where: str) -> Iterator[tuple[int, Row | BadRow]]:
         ) from error
 
 
-def arrow_rows(stream: Any, where: str) -> Iterator[tuple[int, Row | BadRow]]:
+def arrow_rows(stream: io.BufferedReader, where: str) -> Iterator[tuple[int, Row | BadRow]]:
     """The numbered rows of an Arrow file: a stream, as `save_to_disk` of `datasets` writes them, or
     a file with an index.
     """
@@ -131,7 +133,7 @@ def _rows(batches: Iterable[Any], where: str) -> Iterator[tuple[int, Row | BadRo
             yield number, row if isinstance(row, BadRow) else without_added_nulls(row)
 
 
-def _single(row: Any) -> Row | BadRow:
+def _single(row: JsonValue) -> Row | BadRow:
     try:
         return row.to_pylist()[0]
     except (ValueError, OverflowError) as error:

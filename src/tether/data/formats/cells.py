@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from tether.core.types import Json
+from tether.core.types import Json, JsonValue
 
 
 class Cells(Json):
@@ -18,17 +17,17 @@ class Cells(Json):
 
     __slots__ = ("_left_out", "_read")
 
-    def __init__(self, row: Mapping[str, Any]) -> None:
+    def __init__(self, row: Mapping[str, object]) -> None:
         super().__init__(row)
         self._read: set[str] = set()
         self._left_out: list[str] = []
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> JsonValue:
         if name not in self._read:
             self[name] = super().__getitem__(name)
         return super().__getitem__(name)
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         """Put a value that was decoded from a cell's text into its place; the cell then counts as
         read.
         """
@@ -40,13 +39,13 @@ class Cells(Json):
         # well.
         return super().__iter__()
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> JsonValue:
         return self[name] if name in self else default  # noqa: SIM401
 
-    def values(self) -> list[Any]:
+    def values(self) -> list[JsonValue]:
         return [self[name] for name in self]
 
-    def items(self) -> list[tuple[str, Any]]:
+    def items(self) -> list[tuple[str, JsonValue]]:
         return [(name, self[name]) for name in self]
 
     def leave_out(self, name: str) -> None:
@@ -92,18 +91,18 @@ def _joined(outer: str, inner: str) -> str:
     return inner if inner.partition(".")[0] == outer else f"{outer}.{inner}"
 
 
-def _inside(value: Any) -> list[str]:
+def _inside(value: object) -> list[str]:
     if isinstance(value, Cells):
         return value.unused()
     return [name for item in value for name in _inside(item)] if isinstance(value, list) else []
 
 
-def _is_empty(value: Any) -> bool:
+def _is_empty(value: object) -> bool:
     """True if leaving a value out loses nothing: null, NaN, an empty text or an empty list."""
     return value is None or value != value or (isinstance(value, str | list | dict) and not value)
 
 
-def _tracked(value: Any) -> Any:
+def _tracked(value: object) -> JsonValue:
     if isinstance(value, Cells):
         return value
     if isinstance(value, dict):
@@ -111,14 +110,14 @@ def _tracked(value: Any) -> Any:
     return [_tracked(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def without_cells(value: Any) -> Any:
+def without_cells(value: object) -> JsonValue:
     """The value with plain objects in place of `Cells`, which were all used then."""
     if isinstance(value, dict):
         return {name: without_cells(inner) for name, inner in value.items()}
     return [without_cells(item) for item in value] if isinstance(value, list) else value
 
 
-def leave_out(row: Mapping[str, Any], *names: str) -> None:
+def leave_out(row: Mapping[str, object], *names: str) -> None:
     """Name parts of a row that a reader read and did not use, where the row records such things."""
     if isinstance(row, Cells):
         for name in names:

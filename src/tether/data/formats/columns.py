@@ -8,9 +8,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from tether.core.errors import DataError
+from tether.core.types import Facts, JsonValue
 from tether.data.formats.json_rows import Row, kind_name
 from tether.data.formats.printed import cell_value
 from tether.settings.synonyms import alike
@@ -43,7 +43,9 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
     Raises:
         DataError: a name leads to nothing.
     """
-    taken, beside, passed = {}, {}, set[str]()
+    taken = {}
+    beside = {}
+    passed = set[str]()
     for name, own in columns.items():
         try:
             taken[name], places = _value(row, own, "", beside)
@@ -56,7 +58,7 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
     } | taken
 
 
-def _value(value: Any, path: str, before: str, beside: Row) -> tuple[Any, list[str]]:
+def _value(value: object, path: str, before: str, beside: Row) -> tuple[JsonValue, list[str]]:
     """The value at a path, and all places on the way. `before` is the path of the start value.
 
     `beside` gets the values next to these places.
@@ -84,8 +86,8 @@ def _value(value: Any, path: str, before: str, beside: Row) -> tuple[Any, list[s
 
 
 def _inner(
-    values: Mapping[Any, Any], key: str | int, path: str, before: str, beside: Row
-) -> tuple[Any, list[str]]:
+    values: Mapping[JsonValue, object], key: str | int, path: str, before: str, beside: Row
+) -> tuple[JsonValue, list[str]]:
     """The same behind one of these values."""
     place = f"{before}.{key}" if before else str(key)
     reached, places = _value(values[key], path, place, beside) if path else (values[key], [])
@@ -96,7 +98,7 @@ def _inner(
     return reached, [place, *places]
 
 
-def _unpacked(value: str) -> Any:
+def _unpacked(value: str) -> JsonValue:
     """The object or list that a cell holds as text, else the text itself."""
     with suppress(ValueError):
         return cell_value(value) if value.lstrip().startswith(("{", "[")) else value
@@ -133,7 +135,7 @@ def no_column_twice(names: Sequence[str], where: str) -> Sequence[str]:
     return names
 
 
-def rows_of_columns(table: Mapping[str, Any]) -> list[Row] | None:
+def rows_of_columns(table: Facts) -> list[Row] | None:
     """The rows of {"prompt": ["a", "b"], "answer": ["1", "2"]}; None if it is no table of columns.
 
     An object whose values are lists is one row if a list holds the turns of a conversation.
@@ -157,7 +159,7 @@ def rows_of_columns(table: Mapping[str, Any]) -> list[Row] | None:
     return [dict(zip(table, cells, strict=True)) for cells in zip(*columns, strict=True)]
 
 
-def _is_conversation(column: list[Any]) -> bool:
+def _is_conversation(column: list[JsonValue]) -> bool:
     return bool(column) and all(
         isinstance(item, Mapping) and ("role" in item or "from" in item) for item in column
     )

@@ -90,7 +90,8 @@ def places(sources: str | Path | Sequence[str | Path]) -> list[Place]:
     all_places = [place for source in sources for place in _resolve(source)]
     if not all_places:
         raise DataError("no data source is given. Name a file, a folder or hub:owner/name.")
-    totals, counts = Counter(place.stem for place in all_places), Counter()
+    totals = Counter(place.stem for place in all_places)
+    counts = Counter()
     for index, place in enumerate(all_places):  # so that no two rows have one id
         counts[place.stem] += 1
         if totals[place.stem] > 1:
@@ -123,7 +124,8 @@ def _resolve(source: str | Path) -> list[Place]:
         path = Path(source).expanduser()
         # `rglob` is silent about folders that it may not read
         entries = os.listdir(path) if path.is_dir() else None
-        exists, is_file = path.exists(), path.is_file()
+        exists = path.exists()
+        is_file = path.is_file()
     except (OSError, RuntimeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise DataError(
@@ -226,7 +228,7 @@ def _file_rows(path: Path) -> Numbered:
         ) from error
 
 
-def _unpacked(stream: io.BufferedReader) -> Any:
+def _unpacked(stream: io.BufferedReader) -> io.BufferedReader:
     """The bytes of a file, unpacked if they begin as gzip or zstd does, whatever the name says."""
     head = stream.peek(4)[:4]
     if head.startswith(b"\x1f\x8b"):
@@ -245,8 +247,10 @@ class _Unpacking(io.RawIOBase):
     shrink to a tenth or so.
     """
 
-    def __init__(self, unpacked: Any, packed: io.BufferedReader) -> None:
-        self.unpacked, self.packed, self.read_bytes = unpacked, packed, 0
+    def __init__(self, unpacked: io.BufferedIOBase, packed: io.BufferedReader) -> None:
+        self.unpacked = unpacked
+        self.packed = packed
+        self.read_bytes = 0
 
     def readable(self) -> bool:
         return True
@@ -270,7 +274,7 @@ class _Unpacking(io.RawIOBase):
         return len(content)
 
 
-def _rows(stream: Any, suffix: str, where: str) -> Numbered:
+def _rows(stream: io.BufferedReader, suffix: str, where: str) -> Numbered:
     if suffix == ".parquet":
         return parquet_rows(stream, where)
     if suffix == ".arrow":

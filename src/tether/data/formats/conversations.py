@@ -21,7 +21,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import (
@@ -282,7 +281,7 @@ def read_self_instruct(row: Row) -> Iterator[Demonstration | DataError]:
     if not instances:
         raise DataError("empty response: the task has no instances")
 
-    def one(instance: Any) -> Demonstration:
+    def one(instance: object) -> Demonstration:
         if not isinstance(instance, dict):
             raise DataError("not an instance: instances need input and output")
         words = fields.with_input(
@@ -325,7 +324,8 @@ def read_tree(row: Row) -> Iterator[Comparison | DataError]:
 
 def _pair(ranked: tuple[Conversation, tuple[Node, Node]]) -> Comparison:
     prompt, (better, worse) = ranked
-    tie, sides = _rank(better) == _rank(worse), ((_message(better),), (_message(worse),))
+    tie = _rank(better) == _rank(worse)
+    sides = ((_message(better),), (_message(worse),))
     return fields.checked_comparison(
         Comparison(prompt, *sides, tie=tie, probability=0.5 if tie else 1.0)
     )

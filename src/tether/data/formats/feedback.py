@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Feedback, assistant, user
@@ -89,7 +88,7 @@ _BAD = frozenset(
 )
 
 
-def is_good(value: Any, name: str) -> bool:
+def is_good(value: object, name: str) -> bool:
     """True for a good response: a boolean, 0 or 1, or a word such as good, thumbs_up or
     accepted.
     """
@@ -112,7 +111,7 @@ def _label(row: Row) -> str | None:
     )
 
 
-def _is_verdict(value: Any, name: str) -> bool:
+def _is_verdict(value: object, name: str) -> bool:
     try:
         is_good(value, name)
     except DataError:
@@ -148,7 +147,8 @@ def read_feedback(row: Row) -> Iterator[Feedback]:
     desirable = is_good(row[name], name)
     if fields.has(row, "messages", "conversations", "conversation"):
         messages = conversation(row)
-        prompt, response = messages[:-1], messages[-1:]
+        prompt = messages[:-1]
+        response = messages[-1:]
     else:
         prompt = fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE)
         column, value = fields.first(row, *RESPONSES)
@@ -161,8 +161,6 @@ def read_truthful_qa(row: Row) -> Iterator[Feedback]:
     every statement is true but undesirable. Both scores stay in the metadata.
     """
     scores = {name: fields.number(row.get(name), name) for name in ("true", "info")}
-    answer, question = (
-        (assistant(fields.text(row, "answer")),),
-        (user(fields.text(row, "question")),),
-    )
+    answer = (assistant(fields.text(row, "answer")),)
+    question = (user(fields.text(row, "question")),)
     yield replace(fields.feedback(question, answer, min(scores.values()) >= 0.5), metadata=scores)

@@ -21,6 +21,7 @@ from tether.core.types import (
     Demonstration,
     Feedback,
     Json,
+    JsonValue,
     Message,
     assistant,
 )
@@ -46,7 +47,8 @@ class LeftOutError(DataError):
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 _OPENINGS = tuple(before + quote for before in ("[{", "{") for quote in "\"'")
 _MESSAGES = re.compile(r"""\[?\{['"](role|content|from|value)['"]:""")
-_TRUE, _FALSE = {"true", "1", "1.0", "yes", "+"}, {"false", "0", "0.0", "no", "-"}
+_TRUE = {"true", "1", "1.0", "yes", "+"}
+_FALSE = {"false", "0", "0.0", "no", "-"}
 
 
 def unfolded(rest: Json) -> Json:
@@ -62,7 +64,7 @@ def has(row: Row, *names: str) -> bool:
     return any(not missing(dict.get(row, name)) for name in names)
 
 
-def first(row: Row, *names: str) -> tuple[str, Any]:
+def first(row: Row, *names: str) -> tuple[str, JsonValue]:
     """The first of these columns that holds something, and what it holds.
 
     Raises:
@@ -87,7 +89,7 @@ def optional(row: Row, *names: str) -> str:
     return text(row, *names) if has(row, *names) else ""
 
 
-def number(value: Any, name: str) -> float:
+def number(value: JsonValue, name: str) -> float:
     """A finite number, also from the text of one."""
     try:
         result = float(value)
@@ -107,7 +109,7 @@ def cell_numbers(rows: Iterable[Row], name: str) -> set[float]:
     return given
 
 
-def boolean(value: Any, name: str) -> bool:
+def boolean(value: object, name: str) -> bool:
     """A verdict, written as a boolean, as 0 or 1, or as a word for them."""
     word = str(value).strip().lower()
     if word not in _TRUE | _FALSE:
@@ -122,7 +124,7 @@ def texts(row: Row, name: str) -> tuple[str, ...]:
     return tuple(as_text(item, name) for item in sequence(row.get(name), name))
 
 
-def turns(value: Any, speaker: ChatRole, name: str) -> Conversation:
+def turns(value: object, speaker: ChatRole, name: str) -> Conversation:
     """A text as one turn of `speaker`; a message or a list of them (also as JSON text) as
     `read_message` reads them.
 
@@ -137,7 +139,7 @@ def turns(value: Any, speaker: ChatRole, name: str) -> Conversation:
     return (Message(speaker, as_text(value, name)),)
 
 
-def _from_text(value: Any, name: str) -> Any:
+def _from_text(value: object, name: str) -> JsonValue:
     """Messages that a CSV cell carries as JSON, or as Python prints them; any other text stays a
     text.
 
@@ -297,7 +299,8 @@ def options(row: Row) -> list[tuple[str, str]]:
     )
     value = row[name] if name else None
     if isinstance(value, Mapping) and {"text", "label"} <= value.keys():
-        labels, choices = sequence(value["label"], name), sequence(value["text"], name)
+        labels = sequence(value["label"], name)
+        choices = sequence(value["text"], name)
         if len(labels) != len(choices):
             raise DataError(
                 f"uneven lists: {len(labels)} labels but {len(choices)} texts in column {name}"
@@ -341,7 +344,7 @@ def earlier_turns(row: Row, name: str = "") -> Conversation:
     return earlier
 
 
-def _exchange(item: Any) -> Conversation:
+def _exchange(item: object) -> Conversation:
     if isinstance(item, Mapping):
         return read_message(item, "history")
     if not isinstance(item, list | tuple) or len(item) != 2:
@@ -359,13 +362,13 @@ def filled(row: Row, name: str) -> bool:
     )
 
 
-def _is_messages(value: Any) -> bool:
+def _is_messages(value: object) -> bool:
     """True for a list of messages, and for the JSON text of one."""
     value = _from_text(value, "")
     return isinstance(value, list | tuple) and bool(value) and all(map(is_turn, value))
 
 
-def _is_prose(value: Any) -> bool:
+def _is_prose(value: object) -> bool:
     """True for a text that is no list of JSON."""
     return isinstance(value, str) and not value.lstrip().startswith("[")
 
@@ -390,7 +393,7 @@ def turns_at(row: Row, name: str, speaker: ChatRole) -> Conversation:
     return turns(row[name], speaker, name)
 
 
-def is_transcript(value: Any) -> bool:
+def is_transcript(value: object) -> bool:
     return isinstance(value, str) and re.match(r"\s*(Human|Assistant):", value) is not None
 
 
@@ -406,7 +409,7 @@ def split_transcript(transcript: str) -> Conversation:
     )
 
 
-def attempt(make: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T | DataError]:
+def attempt(make: Callable[[Any], T], items: Iterable[object]) -> Iterator[T | DataError]:
     """One record for each item, or the reason why there is none: the other parts of a row stay
     good.
     """

@@ -10,10 +10,9 @@ is a pair under other names, see `pairs`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Conversation
+from tether.core.types import Comparison, Conversation, JsonValue
 from tether.data.formats import fields
 from tether.data.formats.json_rows import Row
 from tether.data.formats.rankings import Ranked, RankedResponses
@@ -60,7 +59,7 @@ def nova(row: Row) -> Iterator[Comparison | DataError]:
     return RankedResponses(prompt, ranked, measured=False).pairs()
 
 
-def _candidate(item: Any) -> Ranked:
+def _candidate(item: JsonValue) -> Ranked:
     label = str(item.get("preferenceLabel")).lower() if isinstance(item, dict) else ""
     if label not in _LABELS:
         raise DataError(

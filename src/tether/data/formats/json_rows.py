@@ -11,10 +11,10 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 from tether.core.errors import DataError
-from tether.core.types import Json
+from tether.core.types import Json, JsonValue
 
 Row = Json
 CHUNK = 1 << 16
@@ -48,7 +48,9 @@ class BadRow:
     excerpt: str
 
 
-def rows(stream: Any, is_lines: bool, where: str) -> Iterator[tuple[int, Row | BadRow]]:
+def rows(
+    stream: io.BufferedReader, is_lines: bool, where: str
+) -> Iterator[tuple[int, Row | BadRow]]:
     """The rows of a buffered binary stream with their 1-based line or element numbers.
 
     Args:
@@ -107,7 +109,7 @@ def _line(line: str) -> Row | BadRow:
         return BadRow(str(error), line[:400])
 
 
-def parse(words: str) -> Any:
+def parse(words: str) -> JsonValue:
     """The value of a whole JSON text.
 
     Raises:
@@ -127,7 +129,7 @@ def _complaint(error: ValueError | RecursionError) -> str:
     return _TOO_DEEP if isinstance(error, RecursionError) else "a number of thousands of digits"
 
 
-def kind_name(value: Any) -> str:
+def kind_name(value: object) -> str:
     """The word of JSON for such a value, for messages."""
     if value is None:
         return "nothing"
@@ -137,7 +139,7 @@ def kind_name(value: Any) -> str:
     )
 
 
-def _as_row(value: Any, source: str) -> Row | BadRow:
+def _as_row(value: object, source: str) -> Row | BadRow:
     """The value, if it is an object."""
     return (
         value
@@ -146,7 +148,7 @@ def _as_row(value: Any, source: str) -> Row | BadRow:
     )
 
 
-def fault(value: Any, depth: int = 0) -> str:
+def fault(value: object, depth: int = 0) -> str:
     """The reason why a value cannot be used: too deep, a text with NUL or that is no UTF-8; empty
     if it can.
     """
@@ -193,7 +195,7 @@ def _elements(stream: IO[bytes], where: str, is_array: bool) -> Iterator[tuple[i
         yield number, value if isinstance(value, dict) else _as_row(value, json.dumps(value))
 
 
-def _values(text: str) -> Iterator[Any]:
+def _values(text: str) -> Iterator[JsonValue]:
     position = 0
     while solid := _SOLID.search(text, position):
         value, position = _DECODER.raw_decode(text, solid.start())

@@ -7,10 +7,10 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.once import once
+from tether.core.types import JsonValue
 from tether.data.formats.columns import rows_of_columns
 from tether.data.formats.folders import SPLIT_OF
 from tether.data.formats.json_rows import BadRow, Row
@@ -54,7 +54,7 @@ def unwrapped(
     yield from itertools.chain(first, rows)
 
 
-def _inside(whole: Row, where: str) -> list[Any] | None:
+def _inside(whole: Row, where: str) -> list[JsonValue] | None:
     """The rows inside of an object; None if the object is a row itself."""
     lists = [
         name
@@ -86,7 +86,8 @@ def _of_frame(whole: Row) -> list[Row] | None:
     """The rows of `DataFrame.to_json(orient="split")`, or of its usual orient: {"prompt": {"0":
     "a", "1": "b"}}.
     """
-    names, cells = whole.get("columns"), whole.get("data")
+    names = whole.get("columns")
+    cells = whole.get("data")
     if (
         isinstance(names, list)
         and isinstance(cells, list)
@@ -104,7 +105,7 @@ def _of_frame(whole: Row) -> list[Row] | None:
     ]
 
 
-def _of_columns(whole: Mapping[str, Any], where: str) -> list[Row] | None:
+def _of_columns(whole: Mapping[str, object], where: str) -> list[Row] | None:
     try:
         return rows_of_columns(whole)
     except DataError as error:

@@ -62,8 +62,8 @@ def compared(
     votes: Mapping[str, float] | None = None,
     probability: float | None = None,
     margin: float | None = None,
-    models: Sequence[Any] = (),
-    facts: Mapping[str, Any] | None = None,
+    models: Sequence[object] = (),
+    facts: Mapping[str, object] | None = None,
 ) -> Comparison:
     """Two answers in the order of their row and the verdict: the first is better for `lean` > 0,
     a tie for 0.
@@ -108,7 +108,8 @@ def voted(
     More than half of the votes decide; without that it is a tie. `probability` is that of the first
     answer, by default its share of the votes with ties halved.
     """
-    won, lost = sum(lean > 0 for lean in votes.values()), sum(lean < 0 for lean in votes.values())
+    won = sum(lean > 0 for lean in votes.values())
+    lost = sum(lean < 0 for lean in votes.values())
     share = probability if probability is not None else 0.5 + (won - lost) / (2 * len(votes))
     tie = 2 * max(won, lost) <= len(votes)
     return compared(prompt, answers, won - lost, tie=tie, votes=votes, probability=share, **more)
@@ -270,7 +271,7 @@ def read_helpsteer3(row: Row) -> Iterator[Comparison]:
     )
 
 
-def _individual(person: Any) -> float:
+def _individual(person: object) -> float:
     if not isinstance(person, dict):
         raise DataError(
             "not an annotation: individual_preference lists something other than "
@@ -318,7 +319,8 @@ def read_summaries(row: Row) -> Iterator[Comparison]:
     """`choice` is the index, 0 or 1, of the better of two `summaries` of `info.post` or
     `info.article`.
     """
-    choice, both = _one_of(row, "choice", 0, 1), fields.sequence(row.get("summaries"), "summaries")
+    choice = _one_of(row, "choice", 0, 1)
+    both = fields.sequence(row.get("summaries"), "summaries")
     if len(both) != 2 or not all(isinstance(item, dict) for item in both):
         raise DataError("not a pair: summaries needs two objects with a text")
     answers = tuple(fields.text(item, "text") for item in both)
@@ -331,7 +333,7 @@ def read_summaries(row: Row) -> Iterator[Comparison]:
     )
 
 
-def _to_summarise(info: Any) -> str:
+def _to_summarise(info: object) -> str:
     """The text to summarise, after the paper: a post with its forum and title, or an article."""
     if not isinstance(info, dict) or not fields.has(info, "post", "article"):
         raise DataError("empty prompt: info has neither a post nor an article")
@@ -372,8 +374,10 @@ def read_two_answers(row: Row) -> Iterator[Comparison]:
         )
     name, value = fields.first(row, *VERDICTS)
     lean, facts = side_of(value, name, two, row)
-    answers: Any = tuple(fields.turns(row[column], "assistant", column) for column in two.columns)
-    yield compared(fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE), answers, lean, facts=facts)
+    first, second = (fields.turns(row[column], "assistant", column) for column in two.columns)
+    yield compared(
+        fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE), (first, second), lean, facts=facts
+    )
 
 
 def are_scored(row: Row) -> bool:
@@ -393,7 +397,10 @@ def read_scored(row: Row) -> Iterator[Comparison]:
             "response_b, score_a, score_b"
         )
     one, other = (fields.number(row[name], name) for name in names)
-    answers: Any = tuple(fields.turns(row[column], "assistant", column) for column in two.columns)
+    first, second = (fields.turns(row[column], "assistant", column) for column in two.columns)
     yield compared(
-        fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE), answers, one - other, margin=one - other
+        fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE),
+        (first, second),
+        one - other,
+        margin=one - other,
     )

@@ -18,10 +18,9 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import ChatRole, Conversation, Message
+from tether.core.types import ChatRole, Conversation, Facts, JsonValue, Message
 from tether.data.formats.json_rows import Row, kind_name
 from tether.data.formats.values import as_text, json_value, missing, sequence
 
@@ -45,7 +44,8 @@ _ASKED = ("input", "question", "query", "prompt", "instruction")
 _ANSWERED = ("output", "answer", "response", "completion")
 _SPOKEN = {**ROLES, **dict.fromkeys(_ASKED, "user"), **dict.fromkeys(_ANSWERED, "assistant")}
 _FLAGS = ("weight", "train", "training", "loss", "loss_mask")
-_ON, _OFF = {"1", "1.0", "true"}, {"0", "0.0", "false"}
+_ON = {"1", "1.0", "true"}
+_OFF = {"0", "0.0", "false"}
 _TURN_SHAPES = (
     {"role", "content"},
     {"role", "tool_calls"},
@@ -55,14 +55,14 @@ _TURN_SHAPES = (
 )
 
 
-def is_turn(item: Any) -> bool:
+def is_turn(item: object) -> bool:
     """True if an object has the keys of a message. A cell with the text of such an object holds
     messages.
     """
     return isinstance(item, dict) and any(item.keys() >= shape for shape in _TURN_SHAPES)
 
 
-def is_exchange(item: Any) -> bool:
+def is_exchange(item: object) -> bool:
     """True if an object is a question with its answer, under names of the speakers or of both."""
     return isinstance(item, dict) and {_SPOKEN.get(key) for key in item} >= {"user", "assistant"}
 
@@ -77,7 +77,7 @@ class _Parts:
     results: list[Message] = field(default_factory=list)
 
 
-def read_message(item: Any, name: str) -> Conversation:
+def read_message(item: object, name: str) -> Conversation:
     """The turns of one message of column `name`: one, but for results of tools beside a text, and
     for a question with its answer.
 
@@ -96,7 +96,8 @@ def read_message(item: Any, name: str) -> Conversation:
     role = ROLES.get(word)
     if role is None:
         raise DataError(f"unknown role: {spoken!r:.40} in column {name}")
-    parts, content = _Parts(), _first(item, _CONTENT)
+    parts = _Parts()
+    content = _first(item, _CONTENT)
     channel, recipient = (str(_peek(item, key) or "") for key in ("channel", "recipient"))
     if word in _CALLS:
         parts.calls += _called(content, name)
@@ -143,7 +144,7 @@ def read_message(item: Any, name: str) -> Conversation:
     return (*parts.results, turn)
 
 
-def _thought(item: Mapping[str, Any], parts: _Parts) -> list[str]:
+def _thought(item: Facts, parts: _Parts) -> list[str]:
     """The thought in a field of its own, unless the content has the same one."""
     there = (key for key in _THOUGHT if key in item)
     key = next(
@@ -175,13 +176,13 @@ def with_thoughts(messages: Iterable[Message]) -> Conversation:
     return tuple(turns)
 
 
-def _peek(item: Mapping[str, Any], key: str) -> Any:
+def _peek(item: Mapping[str, object], key: str) -> JsonValue:
     """A value without reading it; None where it is missing."""
     value = dict.get(item, key) if isinstance(item, dict) else item.get(key)
     return None if missing(value) else value
 
 
-def _first(item: Mapping[str, Any], keys: Iterable[str]) -> Any:
+def _first(item: Mapping[str, object], keys: Iterable[str]) -> JsonValue:
     """The value of the first key that has one."""
     for key in keys:
         if key in item and _peek(item, key) is not None:
@@ -189,7 +190,7 @@ def _first(item: Mapping[str, Any], keys: Iterable[str]) -> Any:
     return None
 
 
-def _exchange(item: Mapping[str, Any], name: str) -> Conversation:
+def _exchange(item: Facts, name: str) -> Conversation:
     """A question and its answer, or one turn, under keys that name the speaker: {"user": "...",
     "assistant": "..."}.
     """
@@ -207,7 +208,7 @@ def _exchange(item: Mapping[str, Any], name: str) -> Conversation:
     )
 
 
-def _add(parts: _Parts, content: Any, name: str) -> None:
+def _add(parts: _Parts, content: object, name: str) -> None:
     """Sort the content of a message into its parts."""
     if isinstance(content, Mapping) and isinstance(content.get("parts"), list):
         content = content["parts"]
@@ -224,7 +225,7 @@ def _add(parts: _Parts, content: Any, name: str) -> None:
         )
 
 
-def _add_part(parts: _Parts, part: Any, name: str) -> None:
+def _add_part(parts: _Parts, part: object, name: str) -> None:
     if isinstance(part, str):
         parts.text.append(part)
         return
@@ -279,7 +280,7 @@ def _add_part(parts: _Parts, part: Any, name: str) -> None:
         )
 
 
-def _is_trained(item: Mapping[str, Any], role: ChatRole, name: str) -> bool:
+def _is_trained(item: Mapping[str, object], role: ChatRole, name: str) -> bool:
     """False if a flag keeps the turn out of the loss. Only the assistant's turns are ever trained,
     so flags of others are not read unless they say the same.
     """
@@ -307,7 +308,7 @@ def _is_trained(item: Mapping[str, Any], role: ChatRole, name: str) -> bool:
     return trained or role != "assistant"
 
 
-def _called(content: Any, name: str) -> list[str]:
+def _called(content: object, name: str) -> list[str]:
     """The calls in the JSON text of one or of a list of them."""
     with contextlib.suppress(ValueError):
         content = json_value(content, name)
@@ -316,18 +317,20 @@ def _called(content: Any, name: str) -> list[str]:
     ]
 
 
-def _tool_call(call: Any, name: str) -> str:
+def _tool_call(call: JsonValue, name: str) -> str:
     """The JSON text of a call in OpenAI's format; its arguments, there the text of an object,
     become the object itself.
     """
     try:
         call = json_value(call, name)
         call.get("type")
-        function, own = call.get("function", call), {"id": call["id"]} if call.get("id") else {}
+        function = call.get("function", call)
+        own = {"id": call["id"]} if call.get("id") else {}
         arguments = function["arguments"] if "arguments" in function else function["parameters"]
         called = {"name": function["name"], "arguments": json_value(arguments, name)}
     except (AttributeError, KeyError, TypeError, ValueError):
-        called, own = {}, {}
+        called = {}
+        own = {}
     if not (
         called and isinstance(called["name"], str) and isinstance(called["arguments"], Mapping)
     ):
@@ -337,7 +340,7 @@ def _tool_call(call: Any, name: str) -> str:
     return json.dumps({**own, "type": "function", "function": called}, ensure_ascii=False)
 
 
-def tool_schemas(value: Any) -> str:
+def tool_schemas(value: object) -> str:
     """The JSON text of a list of tools' schemas; nothing for any other value, since a column of
     that name may hold anything.
 

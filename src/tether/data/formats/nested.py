@@ -5,15 +5,15 @@ read.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 from tether.core.errors import DataError
+from tether.core.types import JsonValue
 from tether.data.formats.json_rows import Row, kind_name
 from tether.data.formats.messages import is_exchange, is_turn
 from tether.data.formats.printed import cell_value
 
 
-def _decoded(row: Row, name: str, bracket: str) -> Any:
+def _decoded(row: Row, name: str, bracket: str) -> JsonValue:
     """The value of a cell without reading it; the list or object of a text that begins with this
     bracket.
     """
@@ -24,7 +24,7 @@ def _decoded(row: Row, name: str, bracket: str) -> Any:
     return value
 
 
-def list_in(row: Row, name: str) -> list[Any]:
+def list_in(row: Row, name: str) -> list[JsonValue]:
     """The list that a cell holds; empty for any other value. Looking does not count as reading."""
     value = _decoded(row, name, "[")
     return list(value) if isinstance(value, list | tuple) else []
@@ -38,7 +38,7 @@ def object_in(row: Row, name: str) -> Row:
     return value if isinstance(value, dict) else {}
 
 
-def listed_in(row: Row, name: str) -> list[Any]:
+def listed_in(row: Row, name: str) -> list[JsonValue]:
     """The list of a cell, read; a list in a text replaces that text. Empty for any other value."""
     if items := list_in(row, name):
         if isinstance(dict.get(row, name), str):

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from tether.core.errors import DataError
-from tether.core.types import Annotation, Comparison, Conversation
+from tether.core.types import Annotation, Comparison, Conversation, JsonValue
 from tether.data.formats import fields
 from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, conversation
 from tether.data.formats.json_rows import Row
@@ -102,7 +102,7 @@ def read_pair(row: Row) -> Iterator[Comparison | DataError]:
     label = _label(row, names)
     prompt = _prompt(row)
 
-    def one(both: tuple[Any, ...]) -> Comparison:
+    def one(both: tuple[object, ...]) -> Comparison:
         turns = [_side(value, name) for value, name in zip(both, names, strict=True)]
         are_replies = all(side and side[0].role == "assistant" for side in turns)
         before = prompt or (
@@ -114,7 +114,7 @@ def read_pair(row: Row) -> Iterator[Comparison | DataError]:
     yield from (fields.attempt(one, pairs) if len(pairs) > 1 else [one(pairs[0])])
 
 
-def _side(value: Any, name: str) -> Conversation:
+def _side(value: JsonValue, name: str) -> Conversation:
     """A response; the turns of a whole transcript that begins with Human:."""
     is_whole = isinstance(value, str) and fields.is_transcript(value) and "\n\nAssistant:" in value
     return fields.split_transcript(value) if is_whole else fields.turns(value, "assistant", name)
@@ -140,7 +140,7 @@ def _refuse_places(row: Row, names: tuple[str, str]) -> None:
         )
 
 
-def _alternatives(name: str, value: Any) -> list[Any]:
+def _alternatives(name: str, value: JsonValue) -> list[JsonValue]:
     """The texts of a list of them; anything else is one response."""
     several = isinstance(value, list) and value and all(isinstance(item, str) for item in value)
     return value if several else [value]
@@ -153,7 +153,8 @@ def _prompt(row: Row) -> Conversation:
     if not is_object or fields.has(row, *(name for name in PROMPTS if name != "input")):
         return fields.prompt_turns(row, *PROMPTS)
     given = row["input"]
-    messages, tools = fields.turns_at(given, "messages", "user"), fields.row_tools(given)
+    messages = fields.turns_at(given, "messages", "user")
+    tools = fields.row_tools(given)
     return (replace(messages[0], tools=tools), *messages[1:]) if tools and messages else messages
 
 
@@ -212,11 +213,13 @@ def _parted(
 
 def _margin(row: Row, names: tuple[str, str]) -> tuple[float | None, bool]:
     """The margin in the source's units, and whether equal scores make it a tie."""
-    margin, equal = None, False
+    margin = None
+    equal = False
     if fields.has(row, "margin"):
         margin = fields.number(row["margin"], "margin")
     elif scores := _scores(row, names):
-        margin, equal = scores[0] - scores[1], scores[0] == scores[1]
+        margin = scores[0] - scores[1]
+        equal = scores[0] == scores[1]
     if margin is not None and margin < 0:
         raise DataError(f"contradictory margin: rejected is better than chosen by {-margin:g}")
     return margin, equal
@@ -245,7 +248,7 @@ def _scores(row: Row, names: tuple[str, str]) -> list[float]:
     return []
 
 
-def _annotation(item: Any) -> Annotation:
+def _annotation(item: object) -> Annotation:
     if not isinstance(item, dict) or not {"annotator", "preference"} <= item.keys():
         raise DataError("not an annotation: annotations need annotator and preference")
     lean = fields.number(item["preference"], "preference")
@@ -307,10 +310,11 @@ def read_beside(row: Row) -> Iterator[Comparison | DataError]:
     else:
         name, value = fields.first(row, "response", "output", "completion")
         whole = (*fields.prompt_turns(row, *PROMPTS), *fields.turns(value, "assistant", name))
-    label, prompt = _label(row, ("", "")), whole[:-1]
+    label = _label(row, ("", ""))
+    prompt = whole[:-1]
     name, value = fields.first(row, "rejected_messages", "rejected_response")
 
-    def one(other: Any) -> Comparison:
+    def one(other: object) -> Comparison:
         rejected = fields.turns(other, "assistant", name)
         if not rejected or rejected[0].role == "assistant":
             return fields.checked_comparison(Comparison(prompt, whole[-1:], rejected, **label))

@@ -11,8 +11,8 @@ import ast
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import Any
 
+from tether.core.types import JsonValue
 from tether.data.formats.json_rows import parse
 
 _TOKEN = re.compile(
@@ -36,7 +36,7 @@ _BRACKETS = {"(": "[", ")": "]"}
 """A tuple becomes a list."""
 
 
-def cell_value(words: str) -> Any:
+def cell_value(words: str) -> JsonValue:
     """The value that a cell holds as text: JSON, else what Python or numpy printed.
 
     Raises:
@@ -70,7 +70,9 @@ def _literal(words: str) -> Iterator[str]:
             "...".
     """
     calls: list[bool] = []  # of each open bracket: the parenthesis of a call, which is left out
-    name, skipping, after_value = "", 0, False
+    name = ""
+    skipping = 0
+    after_value = False
     for kind, text in _tokens(words):
         if name and text != "(":
             raise ValueError(name)
@@ -85,14 +87,17 @@ def _literal(words: str) -> Iterator[str]:
         elif kind == "close":
             if not calls:
                 raise ValueError(text)
-            is_call, skipping, after_value = calls.pop(), 0, True
+            is_call = calls.pop()
+            skipping = 0
+            after_value = True
             yield "" if is_call else _BRACKETS.get(text, text)
         elif kind == "open" and name:
             calls.append(True)
             name = ""
         elif kind == "word" and _CALLS.fullmatch(text):
             yield "," if after_value else ""
-            name, after_value = text, False
+            name = text
+            after_value = False
         elif after_value and not calls:
             raise ValueError("two values")
         else:

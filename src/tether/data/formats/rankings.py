@@ -16,10 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Conversation, Demonstration, Prompt, assistant, user
+from tether.core.types import (
+    Comparison,
+    Conversation,
+    Demonstration,
+    JsonValue,
+    Prompt,
+    assistant,
+    user,
+)
 from tether.data.formats import fields
 from tether.data.formats.cells import leave_out
 from tether.data.formats.conversations import MOST, PROMPTS, TURNS_BEFORE
@@ -36,7 +43,7 @@ class Ranked:
 
     response: Conversation
     worth: float
-    model: Any = None
+    model: JsonValue = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +75,8 @@ class RankedResponses:
     def _pair(self, two: tuple[Ranked, Ranked]) -> Comparison:
         better, worse = two if two[0].worth >= two[1].worth else two[::-1]
         models = {"chosen_model": better.model, "rejected_model": worse.model}
-        tie, margin = (
-            better.worth == worse.worth,
-            better.worth - worse.worth if self.measured else None,
-        )
+        tie = better.worth == worse.worth
+        margin = better.worth - worse.worth if self.measured else None
         facts = models if any(model is not None for model in models.values()) else {}
         pair = Comparison(
             self.prompt,
@@ -194,7 +199,8 @@ def lists(row: Row) -> RankedResponses:
     column, responses = fields.first(row, *LISTS)
     measured = fields.has(row, *SCORES)
     name, values = fields.first(row, *(SCORES if measured else RANKS))
-    responses, values = fields.sequence(responses, column), fields.sequence(values, name)
+    responses = fields.sequence(responses, column)
+    values = fields.sequence(values, name)
     if len(responses) != len(values):
         raise DataError(f"uneven lists: {len(responses)} {column} but {len(values)} {name}")
     both = [
@@ -249,10 +255,8 @@ def read_webgpt(row: Row) -> Iterator[Comparison | DataError]:
 
 def read_webgpt_lists(row: Row) -> Iterator[Comparison | DataError]:
     """`text`, two transcripts of ## Human: and ## Assistant:, and `score` a number for each."""
-    both, scores = (
-        fields.sequence(row.get("text"), "text"),
-        fields.sequence(row.get("score"), "score"),
-    )
+    both = fields.sequence(row.get("text"), "text")
+    scores = fields.sequence(row.get("score"), "score")
     if len(both) != 2 or len(scores) != 2:
         raise DataError(f"not a pair: {len(both)} texts and {len(scores)} scores")
     (question, one), (other, two) = (

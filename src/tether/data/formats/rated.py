@@ -15,10 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Conversation, StepLabels, user
+from tether.core.types import Conversation, JsonValue, StepLabels, user
 from tether.data.formats import fields, nested
 from tether.data.formats.conversations import conversation
 from tether.data.formats.fields import LeftOutError
@@ -68,7 +67,7 @@ def read_prm800k(row: Row) -> Iterator[StepLabels]:
     yield replace(solution, metadata={"ratings": ratings})
 
 
-def _followed(step: Any) -> tuple[str, Any]:
+def _followed(step: object) -> tuple[str, JsonValue]:
     """The text and the rating of the completion that the next step goes on from."""
     if not isinstance(step, dict):
         raise DataError("not a step: label.steps need completions")
@@ -95,7 +94,8 @@ def is_prm800k(row: Row) -> bool:
     """Recognise a label with steps beside a question: an object with the problem, or the problem
     itself.
     """
-    question, label = nested.object_in(row, "question"), nested.object_in(row, "label")
+    question = nested.object_in(row, "question")
+    label = nested.object_in(row, "label")
     asked = "problem" in question if question else isinstance(row["question"], str)
     return asked and bool(label) and "steps" in label
 
@@ -105,7 +105,9 @@ def read_rated_steps(row: Row) -> Iterator[StepLabels]:
     verdict (true, false).
     """
     prompt = fields.prompt_turns(row, "prompt", "question", "problem", "instruction")
-    steps, ratings, labels = [], [], []
+    steps = []
+    ratings = []
+    labels = []
     for step in sequence(row.get("steps"), "steps"):
         if not isinstance(step, dict):
             raise DataError(f"not a step: column steps holds {kind_name(step)}")
@@ -134,7 +136,8 @@ def read_first_error(row: Row) -> Iterator[StepLabels]:
     """`label` is the place of the first wrong step, counted from 0, or -1 where all are right.
     Steps after it are unjudged.
     """
-    steps, first = fields.texts(row, "steps"), fields.number(row.get("label"), "label")
+    steps = fields.texts(row, "steps")
+    first = fields.number(row.get("label"), "label")
     if first != int(first) or not -1 <= first < len(steps):
         raise DataError(
             f"error step out of range: label {first:g} of a solution of {len(steps)} steps"
@@ -152,12 +155,10 @@ def read_marked_steps(row: Row) -> Iterator[StepLabels]:
     Raises:
         DataError: both differ in more than the marks.
     """
-    pieces, marked, signs, position = (
-        fields.text(row, "input").split(MARK),
-        fields.text(row, "label"),
-        [],
-        0,
-    )
+    pieces = fields.text(row, "input").split(MARK)
+    marked = fields.text(row, "label")
+    signs = []
+    position = 0
     for piece in pieces[:-1]:
         end = position + len(piece)
         if marked[position:end] != piece or marked[end : end + 1] not in ("+", "-"):

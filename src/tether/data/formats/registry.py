@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
@@ -87,6 +87,7 @@ class Format:
     name: str
     columns: str
     readers: Mapping[type, Reader]
+    _: KW_ONLY
     holds: Callable[[Row], bool] | None = None
     refuses: tuple[type, ...] = ()
     doubts: Callable[[Sequence[Row]], str] | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from tether.core.errors import DataError
 from tether.data.formats import fields
@@ -47,10 +46,8 @@ VERDICTS = (
 """Columns that say which of two answers is better."""
 _TIES = {"tie", "tied", "draw", "equal", "same", "both", "bothgood", "tiebothgood"}
 _BAD = {"bothbad", "tiebothbad", "neither"}
-_FIRST, _SECOND = (
-    {"a", "first", "left", "modela", "assistanta"},
-    {"b", "second", "right", "modelb", "assistantb"},
-)
+_FIRST = {"a", "first", "left", "modela", "assistanta"}
+_SECOND = {"b", "second", "right", "modelb", "assistantb"}
 _KINDS = ("model", "assistant", "response", "answer", "output", "completion")
 _ORDER = re.compile(r"\[*(?P<one>[ab12])\]*\s*(?P<sign>>+|<+|=+)\s*\[*(?P<other>[ab12])\]*")
 
@@ -104,7 +101,7 @@ def score_columns(row: Row, two: Two) -> list[str]:
     return []
 
 
-def side_of(value: Any, name: str, two: Two, row: Row) -> tuple[float, dict[str, bool]]:
+def side_of(value: object, name: str, two: Two, row: Row) -> tuple[float, dict[str, bool]]:
     """The lean of a verdict, and whether both answers are bad.
 
     Raises:
@@ -138,11 +135,11 @@ def side_of(value: Any, name: str, two: Two, row: Row) -> tuple[float, dict[str,
     raise DataError(f"unreadable verdict: {name} {value!r:.40} is none of {one}, {other} and tie")
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     return re.sub(r"[\W_]+", "", str(value).lower())
 
 
-def side_of_word(value: Any, two: Two, row: Row) -> float | None:
+def side_of_word(value: object, two: Two, row: Row) -> float | None:
     """+1 or -1 for a value that names the first or second side, 0 for a tie."""
     if not isinstance(value, str) or not value.strip():
         return None

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Problem, user
+from tether.core.types import JsonValue, Problem, user
 from tether.data.formats import fields, nested
 from tether.data.formats.cells import leave_out
 from tether.data.formats.conversations import conversation, first_answer
@@ -40,7 +39,7 @@ _UNKNOWN = {"proof", "notfound", "not found", "n/a", "unknown"}
 _LONGEST = 60
 
 
-def final_answer(value: Any, name: str) -> str:
+def final_answer(value: object, name: str) -> str:
     """The text of an answer that can be compared; a list of one, also as JSON text, is its item.
 
     Raises:
@@ -63,7 +62,7 @@ def final_answer(value: Any, name: str) -> str:
     return answer
 
 
-def _only(value: Any) -> str:
+def _only(value: JsonValue) -> str:
     """The text of a list's single item; empty for any other value."""
     is_single = (
         isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | int | float)
@@ -153,7 +152,7 @@ def has_choices(row: Row) -> bool:
     )
 
 
-def _letter(value: Any, name: str, choices: list[tuple[str, str]]) -> str:
+def _letter(value: object, name: str, choices: list[tuple[str, str]]) -> str:
     """The letter of the right option, from a letter, a place that counts from 0, or the option's
     own text.
     """

@@ -52,7 +52,8 @@ def _linked(group: list[tuple[int, Row]]) -> Iterator[tuple[int, Row | BadRow]]:
     }
     roots: list[tuple[int, Row | BadRow]] = []
     for number, row in group:
-        node, above = nodes[str(row["message_id"])], row.get("parent_id")
+        node = nodes[str(row["message_id"])]
+        above = row.get("parent_id")
         if missing(above) or above == "":
             roots.append((number, {"message_tree_id": row.get("message_tree_id"), "prompt": node}))
         elif str(above) in nodes:

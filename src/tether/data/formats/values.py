@@ -6,19 +6,19 @@ A reason in a `DataError` reads "category: detail"; quarantined rows are counted
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tether.core.errors import DataError
+from tether.core.types import JsonValue
 from tether.data.formats.json_rows import fault, kind_name
 from tether.data.formats.printed import cell_value
 
 
-def missing(value: Any) -> bool:
+def missing(value: object) -> bool:
     """True if a cell holds nothing: null, or the NaN that data frames write for it."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def as_text(value: Any, name: str) -> str:
+def as_text(value: object, name: str) -> str:
     """The text itself; numbers and booleans are written out."""
     if isinstance(value, str):
         return value
@@ -29,7 +29,7 @@ def as_text(value: Any, name: str) -> str:
     )
 
 
-def sequence(value: Any, name: str) -> list[Any]:
+def sequence(value: object, name: str) -> list[JsonValue]:
     """A list, also from the text of one, as CSV files carry it."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
@@ -43,7 +43,7 @@ def sequence(value: Any, name: str) -> list[Any]:
     raise DataError(f"not a list: column {name} holds {kind_name(value)}")
 
 
-def sound(value: Any, name: str) -> Any:
+def sound(value: object, name: str) -> JsonValue:
     """The value itself. A value inside a cell's JSON text went past the check of its row, for which
     it was one text.
     """
@@ -52,7 +52,7 @@ def sound(value: Any, name: str) -> Any:
     return value
 
 
-def json_value(value: Any, name: str) -> Any:
+def json_value(value: object, name: str) -> JsonValue:
     """The value of a text as JSON or Python writes it (`cell_value`); any other value as it is.
 
     Raises:

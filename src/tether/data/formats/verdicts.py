@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import (
@@ -76,7 +75,7 @@ def read_steps(row: Row) -> Iterator[StepLabels]:
     yield with_labels(fields.prompt_turns(row, "prompt", "question", "problem"), steps, labels)
 
 
-def _verdict(label: Any) -> bool:
+def _verdict(label: object) -> bool:
     """A step's label; numbers that are no verdict have a column of their own.
 
     Raises:
