@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tether.settings.recipe import recipe_type
 from tether.settings.reference import keys_of
 from tether.settings.stages import STAGES
-from tether.settings.synonyms import COMMANDS, KEYS, METHODS, NOTES, SECTIONS, TRAINERS
+from tether.settings.synonyms import COMMANDS, KEYS, METHODS, NOTES, SECTIONS, TRAINERS, advice
 
 
 class Library(NamedTuple):
@@ -36,26 +36,87 @@ class Library(NamedTuple):
 LIBRARIES = {
     "TRL": Library(
         "TRL 1.16.0, with transformers 5.23 and peft 0.21",
-        """adam_beta1 adam_beta2 adam_epsilon attn_implementation beta bf16 bnb_4bit_quant_type
-        center_rewards_coefficient cpo_alpha dataset_name dataset_text_field datasets deepspeed delta dtype entropy_coef epsilon
-        epsilon_high eval_dataset eval_steps eval_strategy fp16 fsdp fsdp_config
-        gradient_accumulation_steps gradient_checkpointing hub_model_id hub_strategy
-        importance_sampling_level learning_rate
-        load_in_4bit load_in_8bit logging_steps lora_alpha lora_dropout lora_r lora_target_modules
-        loss_type lr_scheduler_type mask_truncated_completions max_completion_length max_grad_norm
-        max_length max_prompt_length max_steps min_p missing_eos_penalty model_name_or_path
-        normalize_advantages num_generations num_iterations num_train_epochs optim output_dir
-        peft_config per_device_train_batch_size precompute_ref_log_probs push_to_hub
-        quantization_config r ref_model_mixup_alpha ref_model_sync_steps remove_unused_columns
-        repetition_penalty report_to reward_funcs reward_model_path reward_weights
-        run_name save_steps save_strategy save_total_limit scale_rewards simpo_gamma
-        sync_ref_model target_modules top_k train_dataset use_bias_correction_kl use_dora use_peft use_rslora use_vllm
-        vllm_gpu_memory_utilization vllm_importance_sampling_cap vllm_importance_sampling_clip_max
-        vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_mode warmup_steps weight_decay""",
-        "0.8 or 0.14",
-        """cliprange cliprange_value init_kl_coef kl_coef max_seq_length num_mini_batches
-        num_ppo_epochs reference_free response_length reward_model rloo_k rpo_alpha torch_dtype
-        total_episodes vf_coef whiten_rewards""",
+        """streaming test_split_size accelerator_config activation_checkpointing activation_checkpointing_kwargs
+        activation_offloading adam_beta1 adam_beta2 adam_epsilon alpha alpha_pattern
+        assistant_only_loss attn_implementation auto_find_batch_size average_tokens_across_devices
+        batch_eval_metrics beta bf16 bf16_full_eval bias bnb_4bit_compute_dtype
+        bnb_4bit_quant_storage bnb_4bit_quant_type bnb_4bit_use_double_quant cache_implementation
+        callbacks cast_lm_head_to_fp32 center_rewards_coefficient chat_template_kwargs
+        chat_template_path completion_only_loss compute_loss_func compute_metrics corda_config
+        cpo_alpha data_collator data_seed dataloader_drop_last dataloader_in_order
+        dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers
+        dataloader_pin_memory dataloader_prefetch_factor dataset_config dataset_kwargs
+        dataset_name dataset_num_proc dataset_streaming dataset_test_split dataset_text_field
+        dataset_train_split datasets ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb
+        ddp_find_unused_parameters ddp_static_graph ddp_timeout debug deepspeed delta
+        disable_dropout disable_tqdm discopop_tau do_eval do_predict do_train
+        ds3_gather_for_generation dtype enable_jit_checkpoint ensure_weight_tying entropy_coef
+        entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target environment_factory
+        eos_token epsilon epsilon_high eva_config eval_accumulation_steps eval_dataset eval_delay
+        eval_do_concat_batches eval_on_start eval_packing eval_steps eval_strategy
+        eval_use_gather_object exclude_modules f_alpha_divergence_coef f_divergence_type
+        fan_in_fan_out formatting_func fp16 fp16_full_eval fsdp fsdp_config full_determinism
+        generate_during_eval generation_batch_size generation_kwargs gradient_accumulation_steps
+        gradient_checkpointing gradient_checkpointing_kwargs greater_is_better hub_always_push
+        hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_bias_buffers
+        ignore_data_skip importance_sampling_level include_for_metrics
+        include_num_input_tokens_seen inference_mode init_lora_weights is_encoder_decoder
+        label_names label_smoothing_factor layer_replication layers_pattern layers_to_transform
+        ld_alpha learning_rate length_column_name liger_kernel_config llm_int8_skip_modules
+        llm_int8_threshold load_best_model_at_end load_in_4bit load_in_8bit local_rank
+        loftq_config log_completions log_completions_hub_repo log_level log_level_replica
+        log_multimodal log_on_each_node log_unique_prompts logging_first_step
+        logging_nan_inf_filter logging_steps logging_strategy lora_alpha lora_bias lora_dropout
+        lora_modules_to_save lora_r lora_target_modules lora_target_parameters lora_task_type
+        loss_type loss_weights lr_scheduler_kwargs lr_scheduler_type mask_truncated_completions
+        max_completion_length max_grad_norm max_length max_prompt_length max_steps
+        max_tool_calling_iterations metric_for_best_model min_p missing_eos_penalty
+        model_init_kwargs model_name_or_path model_revision modules_to_save
+        multi_objective_aggregation neftune_noise_alpha normalize_advantages
+        num_completions_to_print num_generations num_generations_eval num_iterations
+        num_train_epochs off_policy_mask_threshold optim optim_args optim_target_modules
+        optimizer_cls_and_kwargs optimizers output_dir packing_strategy pad_to_multiple_of
+        pad_token padding_free padding_value parallelism_config peft_config
+        per_device_eval_batch_size per_device_train_batch_size precompute_ref_batch_size
+        precompute_ref_log_probs prediction_loss_only preprocess_logits_for_metrics
+        processing_class project push_to_hub quantization_config r rank_pattern ref_model
+        ref_model_mixup_alpha ref_model_sync_steps remove_unused_columns repetition_penalty
+        report_to restore_callback_states_from_checkpoint resume_from_checkpoint revision
+        reward_clip_range reward_funcs reward_model_path reward_processing_classes reward_weights
+        rollout_func router_aux_loss_coef run_name sapo_temperature_neg sapo_temperature_pos
+        save_on_each_node save_only_model save_steps save_strategy save_total_limit scale_rewards
+        shuffle_dataset simpo_gamma skip_memory_metrics steps_per_generation sync_ref_model
+        target_modules target_parameters task_type tf32 tools top_entropy_quantile top_k top_p
+        torch_compile torch_compile_backend torch_compile_mode torch_empty_cache_steps
+        trackio_bucket_id trackio_space_id trackio_static_space_id train_dataset
+        train_sampling_strategy trainable_token_indices transformers_continuous_batching_config
+        truncation_mode trust_remote_code use_adaptive_entropy use_bias_correction_kl
+        use_bnb_nested_quant use_cache use_cpu use_dora use_liger_kernel use_peft use_qalora
+        use_rslora use_transformers_continuous_batching use_transformers_paged use_vllm
+        use_weighting vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos
+        vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port
+        vllm_importance_sampling_cap vllm_importance_sampling_clip_max
+        vllm_importance_sampling_clip_min vllm_importance_sampling_correction
+        vllm_importance_sampling_mode vllm_max_model_length vllm_mode vllm_model_impl
+        vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout
+        vllm_structured_outputs_regex vllm_tensor_parallel_size warmup_steps weight_decay""",
+        "0.8 to 0.24",
+        """accelerator_kwargs adap_kl_ctrl backward_batch_size base_model_attribute_name batch_size
+        chars_per_token cliprange cliprange_value compare_steps dataset_batch_size early_stopping
+        exp_name force_use_ref_model forward_batch_size global_backward_batch_size
+        global_batch_size gpu_memory_utilization horizon init_kl_coef is_peft_model judge kl_coef
+        kl_estimator kl_penalty label_pad_token_id local_batch_size local_mini_batch_size
+        local_rollout_forward_batch_size log_with max_seq_length mini_batch_size mixture_coef
+        model_adapter_name model_init model_name normalize_reward num_mini_batches
+        num_of_sequences num_ppo_epochs num_sample_generations num_total_batches
+        optimize_cuda_cache optimize_device_cache ppo_epochs project_kwargs
+        push_to_hub_if_best_kwargs query_dataset ratio_threshold ref_adapter_name
+        ref_model_init_kwargs reference_free response_length reward_model rloo_k rpo_alpha
+        sft_model_path step_separator stop_token stop_token_id target task_name token_level_kl
+        tokenizer torch_dtype total_episodes tracker_kwargs tracker_project_name
+        train_on_last_step_only use_liger use_liger_loss use_logits_to_keep use_score_norm
+        use_score_scaling value_model vf_coef vllm_guided_decoding_regex wandb_log_unique_prompts
+        whiten_rewards world_size""",
     ),
     "verl": Library(
         "verl 0.9.1",
@@ -141,6 +202,44 @@ Four habits differ:
 - `minibatches` is a number of parts. With 256 prompts a step, verl's `ppo_mini_batch_size = 64` is `minibatches = 4`.
 - A run is a folder. The same command continues it. Resuming needs nothing else.
 
+## Defaults that differ
+
+A script that leaves settings out trains something else here. The column in the middle has the defaults of TRL 1.16.
+
+| setting | TRL | here |
+|---|---|---|
+| trained weights | all, without `peft_config` | LoRA adapters of rank 16; `lora = false` trains all weights |
+| learning rate | SFT 2e-5, reward models 1e-4, others 1e-6 | [by stage and for adapters](../methods/README.md#learning-rates) |
+| its schedule | linear fall | warm-up over 5% of the updates, then a cosine; linear fall where answers are sampled |
+| passes over rows | 3 | 2 for SFT, otherwise 1 |
+| rows of an update | 8 a device | SFT 16 conversations, reward model 4 prompts, DPO and KTO 16 prompts |
+| held-out rows | none | a tenth of the prompts; SFT keeps the weights with the lowest loss on them |
+| rows longer than `max_length` | cut | left out and counted |
+| SFT on conversations | every token counts | only assistant turns count |
+| SFT packing | off | on |
+| GRPO, answers to a prompt | 8, of at most 512 tokens | 4, of at most 64 tokens |
+| GRPO, length of the training | 3 passes over the prompts | 100 steps of 8 prompts |
+| GRPO with β = 0 | no reference | the KL is measured on a quarter of the answers; `kl.report = false` saves that |
+| RLOO | ratio clipped, 2 answers to a prompt | bare policy gradient, 4 answers; scores normalised |
+
+## A GRPO script
+
+| TRL's `GRPOConfig` or `GRPOTrainer` | argument of `tether.grpo` |
+|---|---|
+| `reward_funcs=[f, g]`, `reward_weights=[1, 0.5]` | `reward=[f, g]`, `reward_weights=[1, 0.5]` |
+| `num_generations=8`, `max_completion_length=256` | `samples_per_prompt=8`, `max_new_tokens=256` |
+| `per_device_train_batch_size=8`, `gradient_accumulation_steps=8` | `prompts_per_step=8`: 64 answers |
+| `loss_type="dr_grpo"`, `scale_rewards="none"` | `tether.dr_grpo(...)`, or `normalize="constant"`, `scale_advantages=False` |
+| `beta=0.04` | `kl={"coefficient": 0.04, "estimator": "k3"}` |
+| `epsilon=0.2`, `epsilon_high=0.28` | `clip_range=0.2`, `clip_range_high=0.28`, with `minibatches` or `epochs` above 1 |
+| `num_iterations=2`, `steps_per_generation=4` | `epochs=2`, `minibatches=4` |
+| `learning_rate=1e-6`, full weights | `optimizer={"learning_rate": 1e-6}`, `lora=False` |
+| `mask_truncated_completions=True` | no equivalent |
+
+With one update a step, the ratio is 1 and a clip has no effect. tether then refuses `clip_range`; TRL ignores `epsilon`.
+
+## Rows and reward functions
+
 Rows need no conversion: [every format](../reference/data.md) of these libraries is recognised by its columns.
 Reward functions in TRL's form, `f(completions, **columns)`, work unchanged, but for two arguments: tether does not create
 `completion_ids` and `trainer_state`. A recipe passes texts; for conversations as lists of messages, as in TRL, set
@@ -207,7 +306,7 @@ def absent(library: Library, wheels: Iterable[Path]) -> list[str]:
 
 def _methods() -> Iterator[tuple[str, str]]:
     for name, (section, key, value) in METHODS.items():
-        note = f"; {NOTES[name]}" if name in NOTES else ""
+        note = "; ".join(["", advice(NOTES, name)]) if name in NOTES else ""
         yield f"`{name}`", f'`[{section}]` with `{key} = "{value}"`{note}'
     for name, section in SECTIONS.items():
         yield f"`{name}`", f"`[{section}]`"
@@ -228,7 +327,7 @@ def meaning(name: str) -> str:
     """tether's keys for a name, or the advice for one without a key."""
     last = word(name)
     keys = " or ".join(f"`{key}`" for key in KEYS.get(last, ()) if key in _every_key())
-    return "; ".join(filter(None, (keys, NOTES.get(last))))
+    return "; ".join(filter(None, (keys, advice(NOTES, last))))
 
 
 def _every_key() -> set[str]:

@@ -204,7 +204,7 @@ def unknown_keys(block):
     try:
         build(OveroptConfig if "proxies" in values else recipe_type(), values)
     except ConfigError as error:
-        parts = str(error).removeprefix("config: ").split("; ")
+        parts = re.split(r"; |\n  ", str(error).removeprefix("config: "))
         return [part for part in parts if part.startswith("unknown key") or "(got " in part]
     return []
 

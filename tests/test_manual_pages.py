@@ -7,11 +7,14 @@ import re
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import library, names, one_card
-from tether.settings.synonyms import KEYS, NOTES
+from tether.settings.recipe import recipe_type
+from tether.settings.stages import STAGES
+from tether.settings.synonyms import FOREIGN, KEYS, NOTES
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDES = ROOT / "docs" / "guides"
@@ -27,22 +30,52 @@ def test_every_synonym_is_in_a_table_and_leads_to_a_key():
     assert listed <= {*KEYS, *NOTES} and len(names.others()) < 30
 
 
+def _kinds_of_trl() -> dict[str, list[Any]]:
+    """TRL's configurations and trainers by the section here; the last go with every section."""
+    import transformers
+    import trl
+    from trl.experimental import cpo, online_dpo, orpo
+    from trl.scripts.utils import DatasetMixtureConfig
+
+    return {
+        "sft": [trl.SFTConfig, trl.SFTTrainer],
+        "direct": [trl.DPOConfig, trl.DPOTrainer, cpo.CPOConfig, orpo.ORPOConfig],
+        "grpo": [trl.GRPOConfig, trl.GRPOTrainer],
+        "reinforce": [trl.RLOOConfig, trl.RLOOTrainer],
+        "reward": [trl.RewardConfig, trl.RewardTrainer],
+        "kto": [trl.KTOConfig, trl.KTOTrainer],
+        "online_direct": [online_dpo.OnlineDPOConfig],
+        "": [
+            trl.ScriptArguments,
+            DatasetMixtureConfig,
+            trl.ModelConfig,
+            transformers.TrainingArguments,
+        ],
+    }
+
+
+def test_every_setting_of_trl_has_a_row_or_the_same_name_here():
+    pytest.importorskip("trl")
+    top = set(recipe_type().model_fields)
+    for section, kinds in _kinds_of_trl().items():
+        own = set(STAGES[section].section.model_fields) | {"args"} if section else top | {"seed"}
+        taken = {*KEYS, *NOTES, *FOREIGN, *own, *top}
+        for kind in kinds:
+            assert set(inspect.signature(kind).parameters) <= taken, (section, kind)
+
+
 def test_the_names_of_trl_are_fields_of_the_installed_one():
     pytest.importorskip("trl")
     import peft
     import transformers
-    import trl
-    from trl.experimental import cpo, online_dpo
-    from trl.scripts.utils import DatasetMixtureConfig
 
-    kinds = [trl.GRPOConfig, trl.RLOOConfig, trl.DPOConfig, trl.SFTConfig, trl.ModelConfig]
-    kinds += [trl.ScriptArguments, DatasetMixtureConfig, cpo.CPOConfig, online_dpo.OnlineDPOConfig]
-    kinds += [peft.LoraConfig, transformers.TrainingArguments, trl.GRPOTrainer, trl.SFTTrainer]
-    kinds.append(trl.RewardConfig)
+    kinds = [kind for some in _kinds_of_trl().values() for kind in some]
+    kinds += [peft.LoraConfig, transformers.BitsAndBytesConfig]
     there = {name for kind in kinds for name in inspect.signature(kind).parameters}
     library = names.LIBRARIES["TRL"]
     nowhere = {name for name in library.now.split() if name not in there}
-    assert nowhere <= {"max_prompt_length"}  # of experimental trainers alone
+    # of experimental trainers alone, and of keyword arguments
+    assert nowhere <= {"max_prompt_length", "bnb_4bit_use_double_quant"}
     gone = {"vf_coef", "total_episodes", "num_ppo_epochs", "cliprange"}
     assert gone <= set(library.before.split()) and not gone & there
 

@@ -55,11 +55,13 @@ def __getattr__(name: str) -> Any:
     if name in _ERRORS:
         return getattr(import_module("tether.core.errors"), name)
     from tether.settings.stages import STAGES
-    from tether.settings.synonyms import METHODS
+    from tether.settings.synonyms import METHODS, SECTIONS, trainers_function
 
     if name in STAGES or name in METHODS:
         return import_module("tether.api.methods").method(name)
-    raise AttributeError(f"module 'tether' has no attribute {name!r}")
+    other = SECTIONS.get(name) or trainers_function(name)
+    hint = f": tether.{other} is the function for that, with its settings" if other else ""
+    raise AttributeError(f"module 'tether' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ from tether.settings.messages import models_of
 from tether.settings.reading import build, load_recipe
 from tether.settings.recipe import Recipe
 from tether.settings.stages import STAGES
-from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, TRAINERS
+from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, TRAINERS, VALUES
 
 pytestmark = pytest.mark.audit
 BASE = {"run": "r", "model": {"source": "tiny"}}
@@ -102,6 +102,13 @@ def test_every_target_of_the_tables_is_a_key_and_no_word_of_theirs_is_one_everyw
     [
         ("ppo.total_episodes", "steps = total_episodes / (prompts_per_step × samples_per_prompt)"),
         ("sft.max_steps", "offline methods count epochs"),
+        ("sft.assistant_only_loss", "only assistant turns count"),
+        ("sft.per_device_train_batch_size", "batch_size = per_device_train_batch_size"),
+        ("grpo.per_device_train_batch_size", "devices / num_generations"),
+        ("kto.loss_type", "apo_zero_unpaired is left out"),
+        ("grpo.loss_type", "luspo, sapo and vespo are left out"),
+        ("direct.ref_model", "the model that training starts from"),
+        ("grpo.vllm_server_host", "addresses = ["),
         ("grpo.num_train_epochs", "steps = epochs × prompts / prompts_per_step"),
         ("ppo.whiten_rewards", "does not whiten rewards of tokens"),
         ("grpo.mask_truncated_completions", "there is no such mask"),
@@ -112,6 +119,67 @@ def test_every_target_of_the_tables_is_a_key_and_no_word_of_theirs_is_one_everyw
 )
 def test_a_value_that_is_counted_otherwise_here_comes_with_advice(key, advice):
     assert advice in complaint(f"{key}=1")
+
+
+@pytest.mark.parametrize(
+    ("key", "absent"),
+    [
+        ("sft.num_train_epochs", "where answers are sampled"),
+        ("kto.loss_type", "dr_grpo"),
+        ("sft.eos_token", "row_tokens"),
+        ("reward.disable_dropout", "head_dropout"),
+        ("ppo.target", "process.target"),
+        ("direct.loss_type", "vespo"),
+    ],
+)
+def test_a_section_has_no_advice_of_another(key, absent):
+    assert absent not in complaint(f"{key}=1")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [
+        ("direct.loss", "sigmoid", "dpo"),
+        ("grpo.normalize", "bnpo", "token"),
+        ("grpo.normalize", "grpo", "sequence"),
+        ("sft.optimizer.schedule", "constant_with_warmup", "constant"),
+        ("sft.optimizer.kind", "adamw_torch_fused", "adamw"),
+        ("sft.optimizer.kind", "paged_adamw_8bit", "adamw8bit"),
+        ("model.dtype", "bf16", "bfloat16"),
+        ("model.attention", "flash_attention_2", "sdpa"),
+        ("direct.reference_logprobs", "true", "precomputed"),
+        ("grpo.importance", "token_mask", "mask"),
+        ("grpo.scale_advantages", "none", "false"),
+        ("grpo.surrogate", "gspo", "sequence"),
+    ],
+)
+def test_a_value_of_another_library_is_answered_with_the_one_here(key, value, meant):
+    message = complaint(f"{key}={value}")
+    advice = message.partition("(got ")[2].partition("; ")[2]
+    assert re.search(rf"(^|'| ){meant}('|$|\b)", advice), message
+
+
+def test_a_value_that_is_refused_for_another_reason_has_no_advice():
+    assert complaint("direct.loss=sigmoids").endswith("(got 'sigmoids')")
+
+
+def test_a_number_in_place_of_a_table_is_answered_with_its_keys():
+    assert "with keys such as coefficient, place (got 0)" in complaint("grpo.kl=0")
+
+
+def test_many_faults_stand_in_lines_of_their_own():
+    faults = ["sft.lr=1", "sft.eval_steps=1", "sft.epoch=1", "sft.num_epochs=1"]
+    few, many = complaint(*faults[:3]), complaint(*faults)
+    assert "\n" not in few and "; unknown key" in few
+    assert [line[:16] for line in many.splitlines()[1:]] == ["  unknown key 's"] * 4
+
+
+def test_every_value_has_a_key_that_takes_it():
+    """The keys before the colon are keys, and the values that are offered for them are valid."""
+    known = {path[-1]: path for path in paths(Recipe)}
+    for value, texts in VALUES.items():
+        for key in texts:
+            assert key in known, (value, key)
 
 
 def test_values_that_the_advice_names_are_ones():
@@ -146,7 +214,7 @@ data.train_batch_size trainer.total_epochs
 @pytest.mark.parametrize("word", WORDS.split())
 def test_a_word_at_the_top_of_a_recipe_is_answered_with_keys_that_are_there(word):
     message = complaint(f"{word}=1", "sft.epochs=1", "ppo.steps=1", "reward.epochs=1")
-    notes = [note for note in NOTES.values() if note in message]
+    notes = [text for one in NOTES.values() for text in one.values() if text in message]
     without = message.replace(notes[0], "") if notes else message
     answers = re.findall(r"'([\w.]+)'", without.partition("unknown key ")[2])[1:]
     assert answers or notes, message

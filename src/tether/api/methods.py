@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,11 +27,11 @@ from tether.core.types import Json, Prompt
 from tether.rewards.calling import in_place
 from tether.runner.start import start_run
 from tether.settings.messages import key_hint
-from tether.settings.reading import build, packaged_recipes
+from tether.settings.reading import build, in_lines, packaged_recipes
 from tether.settings.recipe import BaseRecipe, read_recipe, recipe_type
 from tether.settings.sampling import REWARD_KEYS
 from tether.settings.stages import STAGES, StageKind
-from tether.settings.synonyms import FOREIGN, METHODS
+from tether.settings.synonyms import FOREIGN, METHODS, advice
 from tether.terminal.bars import FINISHED, OnStep, bars
 from tether.terminal.console import Terminal, print_error
 
@@ -47,7 +48,7 @@ def method(name: str) -> Callable[..., Run]:
     def call(*arguments: Any, **given: Any) -> Run:
         by_place = dict(zip(places, arguments, strict=False))
         if any(key in FOREIGN for key in given):
-            raise ConfigError(f"tether.{name}: {', '.join(_foreign(name, given))}")
+            raise ConfigError(f"tether.{name}: {in_lines(list(_foreign(name, given)))}")
         if (
             len(arguments) > len(places)
             or by_place.keys() & given.keys()
@@ -68,12 +69,30 @@ def _foreign(name: str, given: Mapping[str, Any]) -> Iterator[str]:
     """Every argument that this method does not take, with its name here; arguments of TRL's
     trainers first.
     """
-    yield from (f"{key} is {FOREIGN[key]} here" for key in given if key in FOREIGN)
     kind, (first, last) = _stage(name)[0], takes(name)
+    for key in (key for key in given if key in FOREIGN):
+        yield f"{key} is {advice(FOREIGN, key, [kind.name])} here"
     taken = {*FOREIGN, *first, *last, *SHARED, *kind.section.model_fields}
     for key in (key for key in given if key not in taken):
         values = {kind.name: dict(given)}
-        yield f"{key} is unknown ({key_hint(recipe_type(), (kind.name, key), values, given[key])})"
+        hint = key_hint(recipe_type(), (kind.name, key), values, given[key])
+        yield f"unknown key {key!r} ({_as_arguments(hint, kind.name)})"
+
+
+@contextlib.contextmanager
+def _in_python(section: str) -> Iterator[None]:
+    """Settings that do not fit are named as arguments of the call."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(_as_arguments(str(error), section)) from None
+
+
+def _as_arguments(text: str, section: str) -> str:
+    """A message in which each key of the section, and of [model], is the argument that sets it."""
+    text = re.sub(rf"'{section}\.(\w+)'", r"'\1'", text)
+    text = re.sub(rf"(?<!key )'{section}\.(\w+)\.(\w+)'", r"\1={'\2': ...}", text)
+    return re.sub(r"(?<!key )'model\.(\w+)'", r"model={'source': ..., '\1': ...}", text)
 
 
 def _stage(name: str) -> tuple[StageKind, Json]:
@@ -150,7 +169,10 @@ def _start(
         section |= reward_values(
             reward, reward_weights, conversations=are_conversations(rows, section.get("data"))
         )
-    return _joined(kind.name, model, {**top, kind.name: section}, root, on_step, progress)
+    values = {**top, kind.name: section}
+    with _in_python(kind.name):
+        recipe = _joined(name, model, values, root)
+    return _run(recipe, [kind.name], on_step, progress)
 
 
 def _scored(name: str) -> bool:
@@ -162,15 +184,13 @@ def _scored(name: str) -> bool:
     )
 
 
-def _joined(
-    name: str, model: Any, values: Json, root: Path, on_step: OnStep | None, progress: bool
-) -> Run:
-    """Run one stage in `root`, whose recipe it joins."""
+def _joined(name: str, model: Any, values: Json, root: Path) -> BaseRecipe:
+    """The recipe of the run in `root` with the stage of this call."""
     before = Run(root).sections() if (root / "command.json").is_file() else {}
     others = {
         key: value
         for key, value in before.items()
-        if key not in ("run", "track", "deterministic", name)
+        if key not in ("run", "track", "deterministic", _stage(name)[0].name)
     }
     goes_on = isinstance(model, Run) and model.path == root
     base = before["model"] if goes_on else model_values(model)
@@ -179,10 +199,9 @@ def _joined(
             f"{root} holds a run of the model {before['model'].get('source')!r}: choose another "
             "folder with run=PATH"
         )
-    recipe = build(
+    return build(
         recipe_type(), {**others, "model": base, **values, "run": str(root)}, where=f"tether.{name}"
     )
-    return _run(recipe, [name], on_step, progress)
 
 
 def run(

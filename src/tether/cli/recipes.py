@@ -13,7 +13,17 @@ from tether.cli.options import complete_recipe
 from tether.core.errors import ConfigError
 from tether.core.glossary import CLOSE, EVERY, METRICS, meanings, near
 from tether.settings.stages import STAGES
-from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, TRAINERS, alike, did_you_mean
+from tether.settings.synonyms import (
+    KEYS,
+    METHODS,
+    NOTES,
+    SECTIONS,
+    VALUES,
+    advice,
+    alike,
+    did_you_mean,
+    trainers_section,
+)
 from tether.terminal.bars import starting
 from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import show_table
@@ -127,9 +137,9 @@ def explain_key(
     ]
     defined = meanings(key)
     inside = len(parts) > 1 and any(one.path[0] == parts[0] for one in keys)
-    if not inside and (theirs := _translation(key)):
+    if not inside and (theirs := _translation(key, values=not exact and not defined)):
         _show_words({**defined, f"{key} in other libraries": theirs})
-        if not exact:
+        if not exact or len(parts) > 1:
             return
         defined = {}
     if not exact or (len(parts) > 1 and list(exact[0].path) != parts):
@@ -170,11 +180,25 @@ def _sections(key: str) -> list[str]:
     return [METHODS[part][0] if part in METHODS else SECTIONS.get(part, part) for part in parts]
 
 
-def _translation(key: str) -> str:
-    """Keys here for another library's word, and the advice for it; empty: none has the word."""
+def _translation(key: str, *, values: bool) -> str:
+    """Keys here for another library's word, and the advice for it; empty: none has the word.
+
+    Args:
+        values: the word may be a value of a key.
+    """
     word = key.rpartition(".")[2].replace("-", "_").lower()
-    trainer = TRAINERS.get(re.sub("config$", "trainer", word))
-    return " ".join(filter(None, (did_you_mean(KEYS.get(word, ())), NOTES.get(word), trainer)))
+    texts = VALUES.get(word, {}) if values else {}
+    return " ".join(
+        filter(
+            None,
+            (
+                did_you_mean(KEYS.get(word, ())),
+                advice(NOTES, word),
+                trainers_section(word),
+                "; ".join(f"as {key}: {text}" for key, text in texts.items()),
+            ),
+        )
+    )
 
 
 def _alike(key: str, names: set[str]) -> str:

@@ -10,7 +10,16 @@ from pydantic_core import ErrorDetails
 
 from tether.core.types import JsonValue
 from tether.settings.stages import STAGES, making
-from tether.settings.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
+from tether.settings.synonyms import (
+    KEYS,
+    METHODS,
+    NOTES,
+    SECTIONS,
+    VALUES,
+    advice,
+    alike,
+    did_you_mean,
+)
 
 Place = tuple[int | str, ...]
 """The keys, and the numbers in lists, down to a value."""
@@ -58,7 +67,8 @@ def _phrase(
     item = items[0]
     if item["type"] == "extra_forbidden":
         return f"unknown key {location!r} ({key_hint(kind, place, values, item['input'])})"
-    table = {"model_type": "a table belongs here"}
+    inside = ", ".join(_known_keys(kind, place, exact=True)[:2])
+    table = {"model_type": f"a table belongs here, with keys such as {inside}"}
     reasons = (
         table.get(item["type"]) or item["msg"].removeprefix("Value error, ") for item in items
     )
@@ -67,8 +77,11 @@ def _phrase(
         return message
     if item["type"] == "missing":
         return f"key {location!r} is required"
-    got = "" if isinstance(item["input"], Mapping | BaseModel) else f" (got {item['input']!r:.80})"
-    return f"key {location!r}: {message}{got}"
+    if isinstance(item["input"], Mapping | BaseModel):
+        return f"key {location!r}: {message}"
+    theirs = advice(VALUES, _word(item["input"]), [str(part) for part in place])
+    hint = f"; {theirs}" if theirs else ""
+    return f"key {location!r}: {message} (got {item['input']!r:.80}{hint})"
 
 
 def key_hint(
@@ -108,7 +121,8 @@ def key_hint(
         return "; ".join(lines)
     words = (word, *(_word(path[-1]) for path in inside))
     recipe = "model" in kind.model_fields
-    note = next((NOTES[one] for one in words if recipe and one in NOTES), "")
+    notes = (advice(NOTES, one, [str(part) for part in outer]) for one in words if recipe)
+    note = next(filter(None, notes), "")
     if meant := _around(kind, outer, word):
         return f"{did_you_mean([meant])} {note}".rstrip()
     if note:

@@ -98,7 +98,7 @@ def build(
     except ValidationError as error:
         given = f" with {' '.join(overrides)!r:.200}" if overrides else ""
         raise ConfigError(
-            f"{where}{given}: " + "; ".join(explain(kind, merged, error.errors()))
+            f"{where}{given}: {in_lines(explain(kind, merged, error.errors()))}"
         ) from None
     except MissingFileError:  # an OSError, too
         raise
@@ -106,6 +106,11 @@ def build(
         raise ConfigError(
             f"{where}: no path can be {str(error.filename)!r:.200}: {error.strerror}. Name another."
         ) from None
+
+
+def in_lines(faults: Sequence[str]) -> str:
+    """Faults in one line, or from four on in a line each."""
+    return "; ".join(faults) if len(faults) < 4 else "".join(f"\n  {fault}" for fault in faults)
 
 
 def _apply_override(values: Json, override: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,35 @@ from tether.core.types import Facts
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
-def _by_word(table: Mapping[str, str]) -> dict[str, str]:
-    return {word: meaning for words, meaning in table.items() for word in words.split()}
+Advice = dict[str, dict[str, str]]
+"""Texts by word, then by the sections or keys that a text is for; an empty name: everywhere."""
+
+
+def _by_word(table: Mapping[str, str]) -> Advice:
+    """The texts of a table whose rows begin with `words` or with `places: words`."""
+    texts: Advice = {}
+    for row, text in table.items():
+        places, _, words = row.rpartition(":")
+        for word in words.split():
+            texts.setdefault(word, {}).update(dict.fromkeys(places.split() or [""], text))
+    return texts
+
+
+def advice(table: Advice, word: str, places: Sequence[str] = ()) -> str:
+    """The text for a word in these places, the innermost first; without places, all texts that it
+    has.
+    """
+    texts = table.get(word, {})
+    own = [texts[place] for place in [*reversed(places), ""] if place in texts]
+    if places:
+        return next(iter(own), "")
+    homes = {
+        text: [f"[{place}]" for place in texts if texts[place] == text] for text in texts.values()
+    }
+    general = [text for text in homes if text == texts.get("")]
+    return "; ".join(
+        general + [f"in {', '.join(homes[text])}: {text}" for text in homes if text not in general]
+    )
 
 
 def did_you_mean(names: Sequence[str]) -> str:
@@ -46,13 +74,36 @@ SECTIONS: dict[str, str] = _TABLES["sections"]
 """Other names of a section, and of its command."""
 COMMANDS: dict[str, str] = _TABLES["commands"]
 """Other names of a command."""
-KEYS = {word: tuple(targets.split()) for word, targets in _by_word(_TABLES["keys"]).items()}
+KEYS = {
+    word: tuple(targets.split())
+    for words, targets in _TABLES["keys"].items()
+    for word in words.split()
+}
 """Other names of a key: what it may be here, from its section or from the recipe's root, the first
 that is there.
 """
 NOTES = _by_word(_TABLES["notes"])
-"""Words without a key, or whose values differ here, and the advice for each."""
+"""Words without a key, or whose values differ here, and the advice for each in its sections."""
+VALUES = _by_word(_TABLES["values"])
+"""Values of other libraries, and the advice for each by the key that has it."""
 TRAINERS: dict[str, str] = _TABLES["trainers"]
 """TRL's trainers in small letters, and the section of each."""
-FOREIGN = _TABLES["foreign"]
-"""Arguments of TRL's trainers, and what they are here."""
+
+
+def trainers_function(name: str) -> str:
+    """The function of `tether` for such a name, `dpo` for DPOTrainer; empty: there is none."""
+    match = re.match(r'\[(\w+)\](?: with \w+ = "(\w+)")?', trainers_section(name))
+    return (
+        next((one for one in reversed(match.groups()) if one in {*METHODS, match[1]}), "")
+        if match
+        else ""
+    )
+
+
+def trainers_section(name: str) -> str:
+    """The section for the name of a TRL trainer or of its configuration; empty: there is none."""
+    return TRAINERS.get(name.lower().removesuffix("config").removesuffix("trainer") + "trainer", "")
+
+
+FOREIGN = _by_word(_TABLES["foreign"])
+"""Arguments of TRL's trainers, and what they are here, in which section."""
