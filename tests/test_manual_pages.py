@@ -7,7 +7,6 @@ import re
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,7 @@ def test_every_synonym_is_in_a_table_and_leads_to_a_key():
     assert listed <= {*KEYS, *NOTES} and len(names.others()) < 30
 
 
-def _kinds_of_trl() -> dict[str, list[Any]]:
+def _kinds_of_trl() -> dict[str, list[type]]:
     """TRL's configurations and trainers by the section here; the last go with every section."""
     import transformers
     import trl
