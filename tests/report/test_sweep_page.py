@@ -159,6 +159,16 @@ def test_the_least_tether_is_read_aloud_with_its_worst_answers(tmp_path):
     assert "is the loosest tether of the sweep" in aloud
 
 
+def test_the_least_tether_is_beside_the_start_until_the_best_setting_is_judged(tmp_path):
+    run = write_sweep(tmp_path / "run")
+    for seed in (0, 1, 2):
+        shutil.rmtree(run / f"sweep/{KEY}=0.05,seed={seed}/evaluate")
+    text = write_report(run).read_text()
+    aloud = text[text.index('id="at-aloud"') :].partition("</section>")[0]
+    assert "beside those of the start" in aloud and "No answers were judged" not in aloud
+    assert aloud.count('<article class="answer">') == 6 and ">The start · gold" in aloud
+
+
 def test_control_arms_stand_on_the_frontier_once(tmp_path):
     run = write_sweep(tmp_path / "run", {KEY: BETAS[1:3], "seed": (0, 1)})
     table = read_json(run / "sweep.json")["combinations"]

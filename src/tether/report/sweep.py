@@ -206,10 +206,14 @@ def _aloud(
     loose = loosest(sweep, measures)
     if gain is None or loose is None:
         return None
+    members = sweep.settings[loose].members
     best = [] if gain.greatest == loose else sweep.settings[gain.greatest].members
+    rows = worst_beside(members, best)
+    if best and not rows:
+        # the answers of the best setting are not judged yet
+        best, rows = [], worst_beside(members, [])
     title = sweep.title(sweep.settings[loose])
     other = sweep.title(sweep.settings[gain.greatest]) if best else ""
-    rows = worst_beside(sweep.settings[loose].members, best)
     against = SAYS["beside-best"].format(best=other) if best else SAYS["beside-start"]
     sentence = SAYS["aloud" if rows else "aloud-no-answers"].format(
         setting=title, numbers=_numbers(loose, measures), judge=judge, against=against
