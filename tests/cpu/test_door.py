@@ -258,6 +258,9 @@ def test_what_was_checked_is_what_is_loaded(cached_library, tmp_path, monkeypatc
     folder.
     """
     load, built = cached_library
+    # the loader would give what it has already loaded by a path, whatever lies there now
+    shutil.copytree(built.parents[1], tmp_path / "fresh")
+    monkeypatch.setenv("TETHER_CACHE", str(tmp_path / "fresh"))
     evil = tmp_path / "evil.c"
     evil.write_text("int seven(void) { return 666; }")
     native.subprocess.run(
@@ -267,7 +270,7 @@ def test_what_was_checked_is_what_is_loaded(cached_library, tmp_path, monkeypatc
 
     def swapped(opened, file):
         result = check(opened, file)
-        folder = built.parent
+        folder = tmp_path / "fresh" / "kernels"
         folder.rename(folder.with_name("moved"))
         folder.mkdir()
         shutil.copy(tmp_path / "evil.so", folder / file)
