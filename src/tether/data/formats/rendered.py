@@ -36,7 +36,7 @@ _MARKS = (
     r"###\s*(?P<who>System|Human|User|Instruction|Input|Question|Assistant|Response|Output|Answer)\s*:",
     r"(?:\A|(?<=\s)|(?<=</s>)|(?<=<\|endoftext\|>))(?P<who>SYSTEM|USER|ASSISTANT|FUNCTION "
     r"RESPONSE):(?=\s)",
-    r"(?:\A|\n)\s*(?P<who>Human|User|Assistant|AI|Bot|GPT):",
+    r"(?m:^)[^\S\n]*(?P<who>Human|User|Assistant|AI|Bot|GPT):",
     r"\[\|(?P<who>Human|AI)\|\]",
 )
 _WORDS: dict[str, ChatRole] = {
@@ -45,7 +45,7 @@ _WORDS: dict[str, ChatRole] = {
     **dict.fromkeys(("response", "output", "answer"), "assistant"),
     "function response": "tool",
 }
-_LLAMA_2 = re.compile(r"\[INST\](.*?)\[/INST\](.*?)(?=\[INST\]|\Z)", re.DOTALL)
+_ASKED, _ANSWERED = "[INST]", "[/INST]"
 _LLAMA_SYSTEM = re.compile(r"\s*<<SYS>>(.*?)<</SYS>>", re.DOTALL)
 _ENDS = re.compile(
     r"</?s>|<\|(?:im_end|eot_id|eom_id|end|endoftext|end_of_text|begin_of_text)\|>|<end_of_turn>|<bos>|<eos>"
@@ -118,7 +118,7 @@ def turns_of_text(words: str) -> Conversation:
     """The turns that the marks of a template show; nothing for a plain text. A reply that is still
     empty is no turn.
     """
-    if blocks := _LLAMA_2.findall(words):
+    if blocks := [*_blocks(words)]:
         turns = _llama_2(blocks)
     else:
         styles = (list(re.finditer(mark, words)) for mark in _MARKS)
@@ -147,6 +147,16 @@ def _cut(words: str, marks: list[re.Match[str]]) -> Conversation:
         elif spoken or role != "system":
             turns.append(Message(role, spoken))
     return tuple(turns)
+
+
+def _blocks(words: str) -> Iterator[tuple[str, str]]:
+    """The questions and replies of Llama 2's marks, in time that grows with the text alone."""
+    begin = words.find(_ASKED)
+    while begin >= 0 and (middle := words.find(_ANSWERED, begin)) >= 0:
+        after = words.find(_ASKED, middle)
+        reply = words[middle + len(_ANSWERED) : None if after < 0 else after]
+        yield words[begin + len(_ASKED) : middle], reply
+        begin = after
 
 
 def _llama_2(blocks: list[tuple[str, str]]) -> Conversation:
