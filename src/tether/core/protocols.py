@@ -8,7 +8,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import NamedTuple, Protocol, TypedDict, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from tether.core.pace import Expected
 from tether.core.types import (
@@ -21,14 +21,6 @@ from tether.core.types import (
     Sampling,
     Score,
 )
-
-
-class Draws(TypedDict, total=False):
-    """Keywords of `Engine.generate` that engines around another one hand on."""
-
-    num_samples: int
-    seed: int
-    progress: Callable[[int], None] | None
 
 
 @runtime_checkable
