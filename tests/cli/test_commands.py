@@ -24,7 +24,7 @@ from tether.cli import PANELS, app, main
 from tether.cli.options import complete_recipe, complete_stage
 from tether.models.loading import pick_dtype
 from tether.planning.devices import gpu
-from tether.planning.memory import Phase, StagePlan
+from tether.planning.phases import Phase, StagePlan
 from tether.planning.plan import SHAPES, Plan
 from tether.planning.price import costs
 from tether.planning.sizes import row_sizes

@@ -13,7 +13,8 @@ import tether
 from tether.cli import app
 from tether.core.pace import Forecast
 from tether.planning.devices import Device
-from tether.planning.memory import Phase, Planner, StagePlan
+from tether.planning.memory import Planner
+from tether.planning.phases import Phase, StagePlan
 from tether.planning.plan import Plan, shape_config
 from tether.planning.price import costs, priced
 from tether.planning.shares import Price, StagePrice

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import singledispatchmethod
 from math import ceil
 from typing import Any
@@ -25,6 +24,7 @@ from tether.models.trunk import GROUPED, Role
 from tether.planning import shape_batches
 from tether.planning.devices import Device
 from tether.planning.engine_shapes import prefill_bytes, sampler_bytes
+from tether.planning.phases import Phase, StagePlan, judge_of, own_models
 from tether.planning.speeds import DISK, LOADING, RowSizes, Speeds, is_gold, reads_answers
 from tether.rewards.learned import MICRO_BATCH_TOKENS
 from tether.rollout.cache import share_of
@@ -34,7 +34,7 @@ from tether.settings.recipe import BaseRecipe
 from tether.settings.reward import RewardSection
 from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import OnlineSection, PolicySection
-from tether.settings.section import PromptedSection, Section
+from tether.settings.section import PromptedSection
 from tether.settings.supervised import (
     DirectSection,
     KTOSection,
@@ -49,55 +49,6 @@ Learning = SupervisedSection | RewardSection | RoundsSection | OnlineSection
 CUDA_CONTEXT = int(0.6e9)
 LINK = 25e9
 """Bytes a second from host memory to a GPU, as PCIe 4 reaches them from pageable memory at best."""
-
-
-@dataclass
-class Phase:
-    """Bytes by what holds them, and seconds an update or step."""
-
-    name: str
-    bytes: dict[str, int]
-    seconds: float = 0.0
-
-    @property
-    def total(self) -> int:
-        return sum(self.bytes.values())
-
-
-@dataclass(kw_only=True)
-class StagePlan:
-    """Phases of one step, and seconds beside them: before the first step, with each step on
-    average, after the last.
-
-    whole: all of its memory is measured.
-    """
-
-    name: str
-    phases: list[Phase]
-    learning_rate: float | None = None
-    before: float = 0.0
-    each: float = 0.0
-    after: float = 0.0
-    whole: bool = True
-
-    @property
-    def peak(self) -> int:
-        return max(phase.total for phase in self.phases)
-
-
-def own_models(section: Any) -> bool:
-    """True if the frozen roles of a stage have models of their own."""
-    if isinstance(section, DirectSection | KTOSection):
-        return section.lora is False and section.needs_reference and not section.precomputed
-    return isinstance(section, OnlineSection) and section.roles == "separate"
-
-
-def _judge(section: Section) -> object:
-    """The judge of a stage's answers, or of those held out."""
-    if isinstance(section, PromptedSection):
-        return dict(section).get("judge")
-    evaluate = section.evaluate if isinstance(section, OnlineSection) else None
-    return evaluate and evaluate.judge
 
 
 class Planner:
@@ -171,7 +122,7 @@ class Planner:
                     each = once / section.evaluate.every
                 before = self.speeds.opening + once + decoded + chosen
                 after = self.speeds.saving + decoded
-                if not opened and is_gold(_judge(section)):
+                if not opened and is_gold(judge_of(section)):
                     opened, seconds = True, self.speeds.gold_opening
                     before += seconds * isinstance(section, OnlineSection)
                     after += seconds * isinstance(section, PromptedSection)

@@ -16,7 +16,8 @@ from tether.core.errors import ModelError
 from tether.core.types import Json
 from tether.models.pretrained import resolve
 from tether.planning.devices import Device
-from tether.planning.memory import Learning, Planner, StagePlan, own_models
+from tether.planning.memory import Learning, Planner
+from tether.planning.phases import StagePlan, own_models
 from tether.planning.speeds import RowSizes
 from tether.settings.model import TINY, LoraConfig, ModelConfig
 from tether.settings.recipe import BaseRecipe
