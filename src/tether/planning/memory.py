@@ -24,7 +24,7 @@ from tether.models.trunk import GROUPED, Role
 from tether.planning import shape_batches
 from tether.planning.devices import Device
 from tether.planning.engine_shapes import prefill_bytes, sampler_bytes
-from tether.planning.phases import Phase, StagePlan, judge_of, own_models
+from tether.planning.phases import Phase, StagePlan, section_judge, own_models
 from tether.planning.speeds import DISK, LOADING, RowSizes, Speeds, is_gold, reads_answers
 from tether.rewards.learned import MICRO_BATCH_TOKENS
 from tether.rollout.cache import share_of
@@ -122,7 +122,7 @@ class Planner:
                     each = once / section.evaluate.every
                 before = self.speeds.opening + once + decoded + chosen
                 after = self.speeds.saving + decoded
-                if not opened and is_gold(judge_of(section)):
+                if not opened and is_gold(section_judge(section)):
                     opened, seconds = True, self.speeds.gold_opening
                     before += seconds * isinstance(section, OnlineSection)
                     after += seconds * isinstance(section, PromptedSection)

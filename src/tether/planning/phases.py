@@ -51,7 +51,7 @@ def own_models(section: Any) -> bool:
     return isinstance(section, OnlineSection) and section.roles == "separate"
 
 
-def judge_of(section: Section) -> object:
+def section_judge(section: Section) -> object:
     """The judge of a stage's answers, or of those held out."""
     if isinstance(section, PromptedSection):
         return dict(section).get("judge")

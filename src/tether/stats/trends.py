@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tether.stats.estimates import Estimate, EstimateFields, without_interval
 from tether.stats.groups import Array
@@ -135,7 +136,7 @@ def _course(count: int, span: int) -> _Course:
     return _Course(grid, np.stack(bases), np.array(determinants), variances)
 
 
-def _whitened(rows: Array, phi: float) -> Array:
+def _whitened(rows: NDArray[np.floating], phi: float) -> Array:
     """The noise that is new in each step, without what the step before passed on."""
     return np.concatenate([rows[:1] * math.sqrt(1 - phi * phi), rows[1:] - phi * rows[:-1]])
 
