@@ -24,7 +24,7 @@ from tether.models.trunk import GROUPED, Role
 from tether.planning import shape_batches
 from tether.planning.devices import Device
 from tether.planning.engine_shapes import prefill_bytes, sampler_bytes
-from tether.planning.phases import Phase, StagePlan, section_judge, own_models
+from tether.planning.phases import Phase, StagePlan, own_models, section_judge
 from tether.planning.speeds import DISK, LOADING, RowSizes, Speeds, is_gold, reads_answers
 from tether.rewards.learned import MICRO_BATCH_TOKENS
 from tether.rollout.cache import share_of

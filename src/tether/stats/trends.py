@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tether.stats.estimates import Estimate, EstimateFields, without_interval
 from tether.stats.groups import Array
@@ -125,7 +124,8 @@ class _Course(NamedTuple):
 def _course(count: int, span: int) -> _Course:
     # denser where noise changes fastest
     grid = np.concatenate([np.arange(-0.4, 0.9, 0.05), np.arange(0.9, 0.99, 0.02)])
-    design = np.polynomial.legendre.legvander(np.linspace(-1, 1, count), SLOW)
+    grid_of_time = np.linspace(-1, 1, count)
+    design = np.asarray(np.polynomial.legendre.legvander(grid_of_time, SLOW), np.float64)
     bases = []
     determinants = []
     for phi in grid:
@@ -136,7 +136,7 @@ def _course(count: int, span: int) -> _Course:
     return _Course(grid, np.stack(bases), np.array(determinants), variances)
 
 
-def _whitened(rows: NDArray[np.floating], phi: float) -> Array:
+def _whitened(rows: Array, phi: float) -> Array:
     """The noise that is new in each step, without what the step before passed on."""
     return np.concatenate([rows[:1] * math.sqrt(1 - phi * phi), rows[1:] - phi * rows[:-1]])
 
