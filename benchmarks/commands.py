@@ -63,8 +63,7 @@ def _section(name: str, command: Any, tables: dict[tuple[tuple[str, ...], ...], 
     usage = " ".join(
         [name, *(_word(one) for one in command.params if one.param_type_name != "option")]
     )
-    options = " [OPTIONS]" if any(row[0].startswith("`-") for row in rows) else ""
-    parts = [f"### {name}\n", f"{_plain(command.help)}\n", f"```text\n{usage}{options}\n```\n"]
+    parts = [f"### {name}\n", f"{_plain(command.help)}\n", f"```text\n{usage}\n```\n"]
     if not rows:
         return "\n".join([*parts, "It has no options.\n"])
     if (same := tables.setdefault(rows, name)) != name:

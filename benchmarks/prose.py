@@ -96,12 +96,15 @@ def main() -> None:
     """Print the sentences that break a rule."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prose", description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, help="without one: every document")
+    count = 0
     for path in parser.parse_args().files or documents():
         text = path.read_text(encoding="utf-8")
         for part in docstrings(text) if path.suffix == ".py" else [text]:
             for sentence in sentences(part):
                 for name in broken(sentence):
                     print(f"{path}: {name}: {sentence}")
+                    count += 1
+    print(f"{count} broken rules")
 
 
 if __name__ == "__main__":

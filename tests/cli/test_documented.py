@@ -12,12 +12,13 @@ from typer.main import get_command
 from tether.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
-# of their own day
+APART = ("lab.md", "commands.md")
+"""The lab book is of its own day; the page of commands is generated, with placeholders."""
 PAGES = [
     ROOT / "README.md",
     ROOT / "AGENTS.md",
     *sorted(
-        p for p in (ROOT / "docs").rglob("*.md") if p.name != "lab.md" and p.parent.name != "lab"
+        p for p in (ROOT / "docs").rglob("*.md") if p.name not in APART and p.parent.name != "lab"
     ),
 ]
 NUMBERS = {"N": "1", "S": "1"}

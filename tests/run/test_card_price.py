@@ -17,6 +17,7 @@ STAGES = {"sft": 11, "pairs": 22, "reward": 21, "ppo": 34, "evaluate": 16}
 whole took 172.
 """
 WHOLE = 172
+SHAPE = "qwen2.5-1.5b"
 
 
 def test_the_quickstarts_price_is_within_a_third():
@@ -37,3 +38,29 @@ def test_rates_of_decoding_are_within_a_quarter(rows, rate):
     config = shape_config(recipe.model, "qwen2.5-1.5b")
     speeds = Planner(recipe, H100, config, RowSizes(), {}).speeds
     assert rows / speeds.decoding(rows) == pytest.approx(rate, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", 7.0),
+        ("org/judge-135M", 0.135),
+        ("mistralai/Mixtral-8x7B-v0.1", 56.0),
+        ("./runs/own/", 1.5436),
+    ],
+)
+def test_a_judge_in_the_same_process_needs_room(model, billions):
+    """Two bytes a parameter: by the name, else as many as Qwen2.5-1.5B has with tied embeddings."""
+    judged = [f'pairs.judge={{model="{model}"}}', f'evaluate.judge={{model="{model}"}}']
+    free = plan(read_recipe("quickstart"), H100, shape=SHAPE)
+    made = plan(read_recipe("rlaif", judged), H100, shape=SHAPE)
+    assert "judge model" not in str(free)
+    held = {
+        (stage.name, phase.bytes["judge model"])
+        for stage in made.stages
+        for phase in stage.phases
+        if "judge model" in phase.bytes
+    }
+    assert {name for name, _ in held} == {"pairs", "evaluate"}
+    for _, number in held:
+        assert number == pytest.approx(2e9 * billions, rel=1e-3)

@@ -39,9 +39,7 @@ def test_a_judge_that_is_constant_shows_no_difference_and_ends_the_run(tmp_path)
     text = html.unescape(write_report(tmp_path / "run").read_text())
     verdict = text[text.index('id="at-verdict"') :]
     verdict = verdict[: verdict.index("</section>")]
-    assert (
-        "The judge gave both sides the same scores throughout, so it can tell nothing." in verdict
-    )
+    assert "The judge gave both models the same scores everywhere" in verdict
     assert "Not shown to be better" in verdict
 
 

@@ -360,7 +360,7 @@ def plan(
         config = read_recipe(recipe, overrides or ())
         check_sources(config)
         if (gpu or gpu_memory or shape) is None and config.on == "local":
-            check_all(config, config.stages)
+            check_all(config, config.stages, folders=False)
     console = Terminal()
     _show_jobs(console, config)
     device = (

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from tether.settings.judges import JudgeConfig
 from tether.settings.sampling import OnlineSection
 from tether.settings.section import PromptedSection, Section
 from tether.settings.supervised import DirectSection, KTOSection
+
+UNITS = {"m": 1e6, "b": 1e9}
+SIZE = re.compile(
+    r"(?<![A-Za-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([mb])(?![A-Za-z0-9])", re.IGNORECASE
+)
+"""Parameters in the name of a model: 135M, 1.5b, and 8x7B, which is at most so many."""
 
 
 @dataclass
@@ -57,3 +65,16 @@ def section_judge(section: Section) -> object:
         return dict(section).get("judge")
     evaluate = section.evaluate if isinstance(section, OnlineSection) else None
     return evaluate and evaluate.judge
+
+
+def judge_parameters(judge: object, usual: int) -> int:
+    """Parameters of a language model that judges in this process, 0 of any other judge.
+
+    The name says them ("Qwen2.5-7B-Instruct"); a model without such a name has the usual number.
+    """
+    if not isinstance(judge, JudgeConfig) or judge.model is None:
+        return 0
+    if size := SIZE.search(judge.model.rstrip("/").rpartition("/")[2]):
+        experts, number, unit = size.groups()
+        return int(int(experts or 1) * float(number) * UNITS[unit.lower()])
+    return usual

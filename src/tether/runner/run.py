@@ -106,8 +106,11 @@ def run_recipe(
     return results
 
 
-def check_all(recipe: BaseRecipe, names: Sequence[str]) -> None:
+def check_all(recipe: BaseRecipe, names: Sequence[str], *, folders: bool = True) -> None:
     """Look for the faults of all jobs before the first begins; nothing is written.
+
+    Args:
+        folders: False to plan beside an old run: its folder may hold another one.
 
     Raises:
         TetherError: there is one.
@@ -116,13 +119,17 @@ def check_all(recipe: BaseRecipe, names: Sequence[str]) -> None:
         check_scorers(variant)
         check_model(variant.model)
     for job in expand(recipe, names):
-        _check_folder(job)
+        if folders:
+            _check_folder(job)
         if job.round in (None, 1) and not (job.round is None and _is_finished(job.folder)):
             _check(job)
 
 
 def _check_folder(job: Job) -> None:
     """Check that a stage that has begun goes on with the same settings."""
+    # its model comes from a training that has not ended
+    if job.start is not None and not _is_finished(job.start):
+        return
     if RunDirectory(job.folder).begun and (job.folder / "config.json").is_file():
         recipe = with_former_defaults(by_device(job.recipe, [job.name]))
         model = recipe.model if job.start is None else _fine_tuned(recipe, job.start.parent)
