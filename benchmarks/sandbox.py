@@ -234,6 +234,8 @@ def write_page(rows: list[dict[str, Any]], page: Path) -> None:
             raise SystemExit(f"{page} has {len(places)} lines that begin with {head!r}, not one")
         own = [row for row in rows if row["environment"] == environment]
         most = {name: max(row[name] for row in own) for name in LIMITS}
+        if unseen := [name for name, value in most.items() if not value]:
+            raise SystemExit(f"{page} is unchanged: {environment}: {unseen} were not measured")
         cells = [f"{most[name] / MB:.0f} MB" for name in ("memory", "disk")]
         cells += [f"{most[name]:,}" for name in ("files", "processes", "threads", "open_files")]
         lines[places[0]] = f"{head}{' | '.join(cells)} | {most['seconds']:.1f} |\n"
@@ -442,7 +444,7 @@ class Sample:
         self.open_files = max(self.open_files, sum(len(os.listdir(one)) for one in own[:1]))
         if not counted:
             self.memory += process.memory_info().rss
-        for folder in Path(os.environ["TMPDIR"]).glob("tether-code-*"):
+        for folder in Path(os.environ["TMPDIR"]).glob(f".{code.SCRATCH_NAME}.*"):
             disk, files = _space(f"/proc/{process.pid}/root{folder}")
             if os.stat(f"/proc/{process.pid}/root{folder}").st_dev != folder.stat().st_dev:
                 self.disk, self.files = self.disk + disk, max(self.files, files)

@@ -24,7 +24,7 @@ from tether.models.trunk import GROUPED, Role
 from tether.planning import shape_batches
 from tether.planning.devices import Device
 from tether.planning.engine_shapes import prefill_bytes, sampler_bytes
-from tether.planning.phases import Phase, StagePlan, judge_parameters, own_models, section_judge
+from tether.planning.phases import Phase, StagePlan, judge_bytes, own_models, section_judge
 from tether.planning.speeds import DISK, LOADING, RowSizes, Speeds, is_gold, reads_answers
 from tether.rewards.learned import MICRO_BATCH_TOKENS
 from tether.rollout.cache import share_of
@@ -34,7 +34,7 @@ from tether.settings.recipe import BaseRecipe
 from tether.settings.reward import RewardSection
 from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import OnlineSection, PolicySection
-from tether.settings.section import PromptedSection, Section
+from tether.settings.section import PromptedSection
 from tether.settings.supervised import (
     DirectSection,
     KTOSection,
@@ -242,7 +242,7 @@ class Planner:
         phases = [Phase("rollout", {**held, **engine}, seconds)]
         if not isinstance(section, RoundsSection) and reads_answers(section.judge, section):
             seconds = self.speeds.judging(section.judge, rows, self.prompt, tokens)
-            phases.append(Phase("judge", held | self._judge(section), seconds))
+            phases.append(Phase("judge", held | judge_bytes(section, self.base), seconds))
         return phases
 
     @phases.register(OnlineSection)
@@ -307,7 +307,7 @@ class Planner:
             phases.append(
                 Phase("evaluate", held | common | self._activations(value, forward), seconds)
             )
-        if judge := self._judge(section):
+        if judge := judge_bytes(section, self.base):
             phases.append(Phase("judge", held | judge))
         seconds = (1 if gradient is None else gradient.epochs) * backward * forward_pass
         return [
@@ -373,11 +373,6 @@ class Planner:
         if not self.device.gpu and section.engine.kind == "local":  # a second copy of every matrix
             beside["engine"] = self.trunk - (0 if self.tied else self.head * self.dtype.itemsize)
         return beside
-
-    def _judge(self, section: Section) -> dict[str, int]:
-        """A judge in this process, beside all that stays where it is."""
-        parameters = judge_parameters(section_judge(section), self.parameters)
-        return {"judge model": parameters * self.dtype.itemsize} if parameters else {}
 
     def _trained(
         self, section: Any, name: str, head: ScalarHead | None = None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tether.settings.judges import JudgeConfig
 from tether.settings.sampling import OnlineSection
 from tether.settings.section import PromptedSection, Section
 from tether.settings.supervised import DirectSection, KTOSection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 UNITS = {"m": 1e6, "b": 1e9}
 SIZE = re.compile(
@@ -67,14 +70,16 @@ def section_judge(section: Section) -> object:
     return evaluate and evaluate.judge
 
 
-def judge_parameters(judge: object, usual: int) -> int:
-    """Parameters of a language model that judges in this process, 0 of any other judge.
+def judge_bytes(section: Section, policy: PreTrainedModel) -> dict[str, int]:
+    """The weights of a language model that judges a stage's answers in this process.
 
-    The name says them ("Qwen2.5-7B-Instruct"); a model without such a name has the usual number.
+    The name says its parameters ("Qwen2.5-7B-Instruct"); without them it is as large as the policy.
     """
+    judge = section_judge(section)
     if not isinstance(judge, JudgeConfig) or judge.model is None:
-        return 0
+        return {}
+    parameters = policy.num_parameters()
     if size := SIZE.search(judge.model.rstrip("/").rpartition("/")[2]):
         experts, number, unit = size.groups()
-        return int(int(experts or 1) * float(number) * UNITS[unit.lower()])
-    return usual
+        parameters = int(int(experts or 1) * float(number) * UNITS[unit.lower()])
+    return {"judge model": parameters * policy.dtype.itemsize}
