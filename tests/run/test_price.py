@@ -85,22 +85,28 @@ def test_updates_and_their_time_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sections", "before", "after"),
+    ("sections", "before", "along", "after"),
     [
         # 64 of 80 prompts are learned from in eight updates of 10 s; 16 are read, and 32 to centre
-        ({"reward": {"data": {"path": "tether:comparisons"}}}, 0.0, 0.25 + 0.5),
+        ({"reward": {"data": {"path": "tether:comparisons"}}}, 0.0, 0.0, 0.25 + 0.5),
         (
             {"reward": {"data": {"path": "tether:comparisons"}, "evaluate_every": 4}},
             0.0,
-            0.25 * 3 + 0.5,
+            0.25 * 2,
+            0.25 + 0.5,
         ),
         # pairs whose true order the judge's scores give are ranked once more
-        ({"reward": {}, "pairs": {"data": FEW["prompts"], "judge": {"call": "a:b"}}}, 0.0, 1.0),
+        (
+            {"reward": {}, "pairs": {"data": FEW["prompts"], "judge": {"call": "a:b"}}},
+            0.0,
+            0.0,
+            1.0,
+        ),
         # demonstrations: held-out rows before the first update and after each of two passes
-        ({"sft": {"data": FEW["demonstrations"], "epochs": 2}}, 0.25, 0.5),
+        ({"sft": {"data": FEW["demonstrations"], "epochs": 2}}, 0.25, 0.25, 0.25),
     ],
 )
-def test_what_a_training_reads_again_by_hand(sections, before, after, tmp_path):
+def test_what_a_training_reads_again_by_hand(sections, before, along, after, tmp_path):
     """In units of one pass over the rows that are learned from; reading takes 0.4 of learning."""
     (name, section), *others = sections.items()
     section = {"heldout_fraction": 0.2, **section}
@@ -110,6 +116,8 @@ def test_what_a_training_reads_again_by_hand(sections, before, after, tmp_path):
     (cost,) = costs(made, plan, {name: RowSizes(count=80, groups=80)})
     assert cost.steps == 8 * section.get("epochs", 1)
     assert (cost.before, cost.after) == pytest.approx((0.4 * 80 * before, 0.4 * 80 * after))
+    # what is read along with the training is spread over its steps, so that a budget may end it
+    assert cost.steps * (cost.step - 10.0) == pytest.approx(0.4 * 80 * along)
 
 
 def test_the_gold_judge_is_loaded_once_and_embeds_what_it_reads(tmp_path):

@@ -160,13 +160,14 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
             judging = seconds.get("judge", 0.0)
             step -= judging
             after += judging * steps
-        before = stage.before
+        before, each = stage.before, stage.each
         learns = not isinstance(section, OnlineSection | PromptedSection)
         updates = steps // _trainings(section) if steps and learns else ENOUGH_UPDATES
         if steps and isinstance(section, SupervisedSection | RewardSection):
             once = READING * step * steps / section.epochs
-            first, last = _read_again(recipe, section, rows, updates)
+            first, along, last = _read_again(recipe, section, rows, updates)
             before += first * once
+            each += along * once / steps
             after += last * once
         if steps is not None and rounds == 1:
             steps = max(0, steps - steps_done(Path(recipe.run) / stage.name))
@@ -175,7 +176,7 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
                 name=stage.name,
                 work=work,
                 steps=steps,
-                step=step + stage.each,
+                step=step + each,
                 before=before,
                 after=after,
                 memory=stage.peak,
@@ -191,8 +192,8 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
 
 def _read_again(
     recipe: BaseRecipe, section: SupervisedSection | RewardSection, rows: RowSizes, updates: int
-) -> tuple[float, float]:
-    """Rows that a training only reads, before its first update and afterwards.
+) -> tuple[float, float, float]:
+    """Rows that a training only reads: before its first update, along with its updates, afterwards.
 
     The unit is one pass over the rows that it learns from.
     """
@@ -200,14 +201,15 @@ def _read_again(
     every = section.evaluate_every
     evaluated = ceil(updates / every) if every else 0
     if isinstance(section, SFTSection):
-        return held, held * (evaluated or section.epochs)
+        along = evaluated or section.epochs
+        return held, held * (along - 1), held
     if not isinstance(section, RewardSection):
-        return 0.0, held * (evaluated + 1)
+        return 0.0, held * evaluated, held
     pairs = recipe.section("pairs")
     # a judge that scores knows the true order of held-out pairs: they are ranked once more
     scored = section.data is None and pairs is not None and isinstance(pairs.judge, FunctionJudge)
     learned = (rows.groups or rows.count or CENTERED) * (1 - section.heldout_fraction)
-    return 0.0, held * (evaluated + 1 + scored) + min(1.0, CENTERED / learned)
+    return 0.0, held * evaluated, held * (1 + scored) + min(1.0, CENTERED / learned)
 
 
 def steps_done(folder: Path) -> int:
