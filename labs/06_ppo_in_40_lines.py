@@ -195,7 +195,7 @@ lab.expect(
 )
 
 # %% [markdown]
-# **Question to try.** Give `train` a `gae` with λ = 1, or with λ = 0. Which of the two does without
+# **Question to try.** Call `train` with `lam=1.0`, or with `lam=0.0`. Which of the two does without
 # a good value, and which needs one?
 
 # %%

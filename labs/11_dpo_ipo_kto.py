@@ -287,8 +287,9 @@ lab.expect(
 )
 
 # %% [markdown]
-# **Question to try.** Set `BETA` to 1 (the bands are for β = 0.1). Which of the three stays nearest
-# to the start? Why is that not the same as β = 1 in PPO?
+# **Question to try.** Set `BETA` to 1. Which of the three stays nearest to the start? Why is that not
+# the same as β = 1 in PPO? The bands are for β = 0.1, so the lab then ends with an error that names
+# the numbers outside their bands; its page is written before.
 
 # %%
 lab.finish()

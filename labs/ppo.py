@@ -32,7 +32,13 @@ def shaped(scores: Tensor, policy: Tensor, reference: Tensor, mask: Tensor, beta
 
 
 def train(
-    game: Any, *, steps: int, beta: float, epochs: int = 4, shape: Callable[..., Tensor] = shaped
+    game: Any,
+    *,
+    steps: int,
+    beta: float,
+    lam: float = 0.95,
+    epochs: int = 4,
+    shape: Callable[..., Tensor] = shaped,
 ) -> list[Step]:
     """Raise the score of a game, with a value as the baseline and a KL as the tether."""
     history = []
@@ -46,7 +52,7 @@ def train(
             reference = game.reference_logprobs(batch)
         # rewards, advantages
         rewards = shape(scores, old, reference, mask, beta)
-        advantages, returns = gae(rewards, values, mask, gamma=1.0, lam=0.95)
+        advantages, returns = gae(rewards, values, mask, gamma=1.0, lam=lam)
         advantages = whiten(advantages, mask)
         # several clipped epochs
         first_ratio = 0.0
