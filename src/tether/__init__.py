@@ -20,6 +20,8 @@ from tether.core.threads import share_the_machine
 share_the_machine()
 # peft loads it; on a CPU it warns of kernels that nobody asks for
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+# with a CUDA build on a machine without a GPU
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 __version__ = "0.1.0"
 
 _HOMES = {
