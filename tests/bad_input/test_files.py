@@ -338,6 +338,16 @@ def test_cells_that_cannot_be_read_cost_their_row(tmp_path: Path) -> None:
     assert (count, line) == (2, 2) and reason.startswith("unreadable cell: ")
 
 
+def test_a_text_inside_messages_that_cannot_be_read_costs_its_row(tmp_path: Path) -> None:
+    texts = pa.array([b"p", b"\xff\xfe", b"q"], pa.binary()).cast(pa.string(), safe=False)
+    turn = pa.StructArray.from_arrays([pa.array(["user"] * 3), texts], ["role", "content"])
+    talks = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), turn)
+    answers = {"chosen": pa.array(["a"] * 3), "rejected": pa.array(["b"] * 3)}
+    pq.write_table(pa.table({"prompt": talks, **answers}), tmp_path / "a.parquet")
+    count, [(_, line, reason)] = refused(tmp_path / "a.parquet", Comparison)
+    assert (count, line) == (2, 2) and reason.startswith("unreadable cell: ")
+
+
 def test_files_of_other_kinds_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (tmp_path / "b.csv").write_bytes(TABLE)

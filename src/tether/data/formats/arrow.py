@@ -100,10 +100,19 @@ def _sound(batches: Iterable[Any]) -> Iterator[Any]:
 
 def _check(column: Any) -> None:
     """Check the places of a column. A text that is no UTF-8 costs its own row alone, later."""
+    column.view(_as_bytes(column.type)).validate(full=True)
+
+
+def _as_bytes(kind: Any) -> Any:
+    """The same type with bytes in place of texts, inside lists and objects too."""
     import pyarrow as pa
 
-    plain = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
-    (column if plain is None else column.view(plain)).validate(full=True)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_bytes(field.type)) for field in kind])
+    for is_list, made in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
+        if is_list(kind):
+            return made(kind.value_field.with_type(_as_bytes(kind.value_type)))
+    return {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(kind, kind)
 
 
 def _at_once(num_bytes: int) -> int:
