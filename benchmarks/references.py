@@ -1,6 +1,6 @@
 """`python -m benchmarks.references`: docs/reference/recipes.md from the config classes, data.md from
 the table of formats, commands.md from the parser of the command line, algorithms.md from docstrings,
-docs/guides/coming_from.md from the synonyms.
+glossary.md from core/glossary.toml, docs/guides/coming_from.md from the synonyms.
 
 `tests/test_references.py` compares each with what the code says now.
 """
@@ -19,6 +19,7 @@ from benchmarks.tables import markdown
 from pydantic import BaseModel
 
 from benchmarks import commands, library, names
+from tether.core.glossary import METRICS, TERMS
 from tether.data.formats.registry import FORMATS, KINDS, detect, reader_for
 from tether.data.inspection import READ_BY
 from tether.settings.recipe import recipe_type
@@ -31,6 +32,12 @@ HEAD = ("key", "type", "default", "what it is")
 FAMILY = {"grpo": "ppo", "reinforce": "ppo"}
 """Sections with the keys of another."""
 
+GLOSSARY = """# Glossary
+
+*Written by `python -m benchmarks.references` from `core/glossary.toml`. `tether explain WORD` prints the same text.*
+
+[Vocabulary](vocabulary.md) adds Python names and files. [Recipes](recipes.md) explains the keys of a recipe.
+"""
 RECIPES = """# Recipes: every key
 
 *Written by `python -m benchmarks.references` from the config classes.*
@@ -232,7 +239,24 @@ def _columns(names: str) -> Iterator[str]:
         yield f"{start} {', '.join(f'`{name}`' for name in column[:6])}{more}."
 
 
+def glossary_page() -> str:
+    """docs/reference/glossary.md."""
+    terms = sorted(TERMS.items(), key=lambda row: row[0].lower())
+    metrics = [(f"`{name}`", text) for name, text in METRICS.items()]
+    return "\n".join(
+        (
+            GLOSSARY,
+            "## Terms\n",
+            markdown(("term", "meaning"), terms),
+            "## Metrics\n",
+            "Columns of `metrics.jsonl`.\n",
+            markdown(("metric", "meaning"), metrics),
+        )
+    )
+
+
 PAGES = {
+    "reference/glossary.md": glossary_page,
     "reference/recipes.md": recipes_page,
     "reference/data.md": data_page,
     "reference/algorithms.md": library.page,

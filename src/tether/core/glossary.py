@@ -1,4 +1,4 @@
-"""The words of a log and of a report, and what they mean (glossary.toml)."""
+"""Metrics and terms with their meanings (glossary.toml)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="
 METRICS: dict[str, str] = _TABLES["metrics"]
 """Columns of metrics.jsonl, by their names."""
 TERMS: dict[str, str] = _TABLES["terms"]
-"""Words of the report, in small letters."""
+"""Terms of the field, of tether and of the report."""
 EVERY = {**TERMS, **METRICS}
 """All entries."""
 CLOSE = 0.75
@@ -29,8 +29,8 @@ def meanings(word: str) -> dict[str, str]:
 
 def near(word: str, most: int = 3) -> list[str]:
     """Names that are written almost as `word`, the nearest first."""
-    spellings = {_plain(name): name for name in EVERY}
-    spellings |= {_plain(name.rpartition("/")[2]): name for name in METRICS}
+    spellings = {_plain(name.rpartition("/")[2]): name for name in METRICS}
+    spellings |= {_plain(name): name for name in EVERY}
     return [
         spellings[one]
         for one in difflib.get_close_matches(_plain(word), list(spellings), n=most, cutoff=CLOSE)
