@@ -508,7 +508,7 @@ def test_a_key_is_explained(key, words, here):
 
 def test_several_words_of_the_report_need_no_quotes(here):
     code, text = here("explain", "gold", "win", "rate")
-    assert code == 0 and "ties count half" in " ".join(text.split())
+    assert code == 0 and "Ties count half" in " ".join(text.split())
 
 
 def test_without_torch_one_line_names_the_package(monkeypatch, capsys):
