@@ -238,6 +238,6 @@ def test_the_detector_waits_for_the_second_half():
     ((step, message),) = fires_at
     assert (
         step == 6
-        and "held-out gain of 1.1" in message
-        and ("90% is what the model before gives at temperature 0.62") in message
+        and "90% of the held-out gain of 1.1 without training, at temperature 0.62" in message
+        and "(limit 70%)" in message
     )

@@ -669,3 +669,9 @@ def test_answers_that_never_end_are_named_after_the_first_steps():
         for place, row in enumerate(step.rows):
             row.finished = place % 10 >= 4
     assert [alarm for alarm in alarms_of(steps) if alarm.detector == "cut_off"] == []
+
+
+@pytest.mark.parametrize("name", [name for name in DETECTORS if name != "unmoved"])
+def test_an_alarm_gives_its_limit(name):
+    """`unmoved` has no single value: its evidence gives each measure."""
+    assert "{limit" in DETECTORS[name].message

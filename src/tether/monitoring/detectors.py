@@ -287,7 +287,7 @@ def _exploit_tokens(view: View) -> Reading:
     rise, _, phrase, start, share = best
     if not phrase:
         return Reading(0.0) if steps else SILENT
-    verb = "open with" if phrase.startswith(OPENING) else "hold"
+    verb = "begin with" if phrase.startswith(OPENING) else "contain"
     words = {"start": start, "now": share, "verb": verb, "phrase": phrase.strip()}
     holding = [
         score_of(t) if phrase in phrases(word_tokens(t.response)) else -math.inf for t in view.texts

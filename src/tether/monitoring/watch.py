@@ -143,7 +143,7 @@ class Watch:
             return None
         self.open.add(name)
         evidence = _evidence(view.texts, reading.rank, self.config.num_evidence)
-        message = detector.message.format(**reading.words)
+        message = detector.message.format(limit=threshold, **reading.words)
         return Alarm(
             detector=name,
             step=step,
