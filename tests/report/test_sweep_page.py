@@ -444,15 +444,17 @@ def test_nothing_on_the_page_is_in_the_way_of_a_screen_reader(tmp_path, chromium
 
 
 @pytest.mark.browser
-def test_twelve_long_runs_are_painted_at_once_on_a_page_of_five_megabytes(tmp_path, chromium):
+def test_twelve_long_runs_are_painted_as_soon_as_short_ones_on_five_megabytes(tmp_path, chromium):
     playwright = pytest.importorskip("playwright.sync_api")
-    path = write_report(write_sweep(tmp_path / "run", **LARGE))
-    assert path.stat().st_size <= 5_000_000
+    large = write_report(write_sweep(tmp_path / "large", **LARGE))
+    assert large.stat().st_size <= 5_000_000
+    painted = {write_report(write_sweep(tmp_path / "small")): [], large: []}
     with playwright.sync_playwright() as driver:
-        browser, page = opened(driver, chromium, path, [], viewport={"width": 1280, "height": 900})
-        (painted, *_) = page.evaluate(
-            "performance.getEntriesByType('paint').map((e) => e.startTime)"
-        )
-        browser.close()
-    # two seconds on a quiet machine
-    assert painted <= 4000
+        for path in [*painted] * 5:
+            browser, page = opened(driver, chromium, path, [])
+            entries = "performance.getEntriesByName('first-contentful-paint')"
+            page.wait_for_function(f"{entries}.length > 0")
+            painted[path].append(page.evaluate(f"{entries}[0].startTime"))
+            browser.close()
+    small, own = map(min, painted.values())
+    assert own <= min(1.4 * small, 2000), painted

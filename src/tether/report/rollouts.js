@@ -23,7 +23,8 @@ const longText = (className, text) => {
 // What a page carries as base64 of gzipped JSON, unpacked by the browser itself.
 const unpacked = async (id) => {
   const text = document.getElementById(id).content.textContent.trim();
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const letters = atob(text), bytes = new Uint8Array(letters.length);
+  for (let at = 0; at < letters.length; at++) bytes[at] = letters.charCodeAt(at);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse(await new Response(stream).text());
 };

@@ -3,7 +3,7 @@
 (() => {
   const views = [...document.querySelectorAll(".view")], sliders = [...document.querySelectorAll(".slider input")];
   const now = document.getElementById("now"), place = document.getElementById("answers");
-  let data = null, answers = null, setting = views.findIndex((view) => !view.hidden);
+  let runs = null, answers = null, setting = views.findIndex((view) => !view.hidden);
 
   const light = () => {
     for (const path of document.querySelectorAll("#at-frontier path, #at-settings path")) {
@@ -14,9 +14,9 @@
     views.forEach((view, number) => { view.hidden = number !== setting; });
     now.textContent = views[setting].dataset.sentence;
     light();
-    if (!data) return;
-    if (answers) answers.show(data.runs[setting]);
-    dispatchEvent(new CustomEvent("setting", { detail: new Set(data.runs[setting].map(([label]) => label)) }));
+    if (!runs) return;
+    if (answers) answers.show(runs[setting]);
+    dispatchEvent(new CustomEvent("setting", { detail: new Set(runs[setting].map(([label]) => label)) }));
   };
   const moved = () => {
     // the settings are in the order of the last key first, as digits of a number are
@@ -88,7 +88,7 @@
     }
   }
   const begin = async () => {
-    data = await unpacked("sweep-data");
+    runs = await unpacked("sweep-data");
     if (place) answers = new Answers(place, await unpacked("answer-data"));
     show();
   };

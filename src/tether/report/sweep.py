@@ -94,7 +94,9 @@ def sweep_page(sweep: Sweep) -> str:
                 zip(sweep.settings, curves(sweep), strict=True)
             )
         ],
-        data=packed(_data(sweep)),
+        data=packed(
+            [[(one.label, one.name) for one in setting.members] for setting in sweep.settings]
+        ),
         answers=answers,
         tax=sweep_tax(sweep),
         controls=sweep_controls(sweep, gain),
@@ -122,17 +124,6 @@ def _named(name: str, sweep: Sweep) -> str:
 def _notes(sweep: Sweep) -> list[str]:
     waiting = SAYS["waiting"].format(names="; ".join(sweep.waiting[:20]), count=len(sweep.waiting))
     return [*sweep.notes, *[waiting] * bool(sweep.waiting)]
-
-
-def _data(sweep: Sweep) -> Row:
-    """Numbers of values by key, and names of runs by setting, for sweep.js."""
-    return {
-        "sizes": [len(values) for values in sweep.keys.values()],
-        "runs": [
-            [[member.label, member.name] for member in setting.members]
-            for setting in sweep.settings
-        ],
-    }
 
 
 def _tiles(setting: int, measures: Sequence[Measured]) -> list[Tile]:
