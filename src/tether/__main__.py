@@ -2,8 +2,11 @@
 load, to its last.
 """
 
+import atexit
 import os
 import signal
+import sys
+import threading
 from types import FrameType
 
 _WORDS = {signal.SIGINT: b"interrupted", signal.SIGTERM: b"terminated"}
@@ -11,6 +14,8 @@ _WORDS = {signal.SIGINT: b"interrupted", signal.SIGTERM: b"terminated"}
 
 def program() -> None:
     """Run the command line."""
+    ended = [1]
+    atexit.register(_end, ended)  # the first, so that this function is called after all others
     for number in _WORDS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _before)
@@ -18,6 +23,9 @@ def program() -> None:
 
     try:
         command()
+    except SystemExit as stop:
+        ended[0] = int(stop.code or 0)
+        raise
     finally:
         for number in _WORDS:
             signal.signal(number, _after)
@@ -37,6 +45,16 @@ def _before(number: int, _: FrameType | None) -> None:
 def _after(number: int, _: FrameType | None) -> None:
     """Handle a signal while open things are being closed. A second signal ends the program at once."""
     signal.signal(number, signal.SIG_DFL)
+
+
+def _end(ended: list[int]) -> None:
+    """End the program at once while daemon threads are at work.
+
+    Python 3.11 to 3.13 unwind such a thread. Inside of C++ code this aborts the program.
+    """
+    if any(thread.daemon for thread in threading.enumerate()):
+        sys.stdout.flush()
+        os._exit(ended[0])
 
 
 if __name__ == "__main__":

@@ -82,6 +82,47 @@ def test_a_signal_while_a_module_loads(path, tmp_path, module, number):
     assert not list(tmp_path.glob("**/.lock"))
 
 
+BUSY = """
+import torch
+def busy(prompts, responses):
+    numbers = torch.ones(200, 200)
+    open("begun", "w").close()
+    while True:
+        numbers @ numbers
+"""
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_while_a_judge_computes(tmp_path, number):
+    """Python 3.11 to 3.13 unwind such a thread inside of torch, which aborts the program."""
+    (tmp_path / "judges.py").write_text(BUSY)
+    settings = {
+        "run": "run",
+        "model": {"source": "tiny"},
+        "pairs": {
+            "data": {"path": "tether:prompts", "limit": 2},
+            "max_new_tokens": 2,
+            "judge": {"call": "judges.py:busy"},
+        },
+    }
+    text = "".join(f"{key} = {toml(value)}\n" for key, value in settings.items())
+    (tmp_path / "recipe.toml").write_text(text)
+    program = subprocess.Popen(
+        [sys.executable, "-c", STARTED, "run", "recipe.toml"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    while not (tmp_path / "begun").exists() and program.poll() is None:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    program.send_signal(number)
+    _, told = program.communicate(timeout=120)
+    assert program.returncode == CODES[number], told
+    assert told.rstrip().splitlines()[-1].startswith("tether: "), told
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
 @pytest.mark.parametrize("command", ["run", "generate"])
