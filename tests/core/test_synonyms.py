@@ -68,6 +68,14 @@ def paths(kind, depth=3):
         ("lora_r", "lora.rank"),
         ("direct.cliprange", "ppo.clip_range"),
         ("sft.num_generations", "ppo.samples_per_prompt"),
+        ("ppo.clip_ratio_c", "ppo.dual_clip"),
+        ("ppo.lambd", "ppo.lam"),
+        ("grpo.overlong_buffer_len", "grpo.overlong_buffer"),
+        ("grpo.ppo_max_token_len_per_gpu", "grpo.micro_batch_tokens"),
+        ("sft.cosine_min_lr_ratio", "sft.optimizer.final_fraction"),
+        ("direct.dpo_beta", "direct.beta"),
+        ("kto.kto_desirable_weight", "kto.desirable_weight"),
+        ("grpo.dynamic_filtering_enable", "grpo.filter_groups"),
     ],
 )
 def test_a_word_of_another_library_is_answered_with_the_key(key, meant):
@@ -115,6 +123,13 @@ def test_every_target_of_the_tables_is_a_key_and_no_word_of_theirs_is_one_everyw
         ("direct.loss_type", "ipo is 'ipo' with average = true"),
         ("ppo.kl_penalty", "kl.place = 'loss'"),
         ("grpo.ppo_mini_batch_size", "a number of parts"),
+        ("grpo.loss_agg_mode", "seq-mean-token-mean is 'sequence'"),
+        ("actor_rollout_ref.model.path", "model.path is model.source"),
+        ("grpo.beta", "kl.estimator = 'k3'"),
+        ("grpo.use_kl_loss", "true is kl.place = 'loss'"),
+        ("grpo.eps_clip_low_high", "clip_range_high the upper"),
+        ("sft.train_on_inputs", "only assistant turns count"),
+        ("sft.data.type", "recognised by their columns"),
     ],
 )
 def test_a_value_that_is_counted_otherwise_here_comes_with_advice(key, advice):
@@ -151,6 +166,10 @@ def test_a_section_has_no_advice_of_another(key, absent):
         ("grpo.importance", "token_mask", "mask"),
         ("grpo.scale_advantages", "none", "false"),
         ("grpo.surrogate", "gspo", "sequence"),
+        ("grpo.normalize", "token-mean", "token"),
+        ("grpo.normalize", "seq-mean-token-sum-norm", "constant"),
+        ("ppo.algorithm", "group_norm", "grpo"),
+        ("reinforce.algorithm", "reinforce_plus_plus_baseline", r"reinforce\+\+_baseline"),
     ],
 )
 def test_a_value_of_another_library_is_answered_with_the_one_here(key, value, meant):
