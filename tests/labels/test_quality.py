@@ -1,12 +1,10 @@
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from scipy.stats import binomtest
-from statsmodels.stats.multitest import multipletests
 from tests.labels.crowds import CARELESS, crowd
 
-from tether.labels.quality import annotator_quality, holm, suspicious
+from tether.labels.quality import annotator_quality, suspicious
 from tether.labels.votes import Choice, Vote
 
 GOOD = [0.9, 0.85, 0.8, 0.75, 0.7]
@@ -113,12 +111,3 @@ def test_pace_is_that_of_the_same_items():
     ]
     ann, ben = sorted(annotator_quality(votes), key=lambda quality: quality.annotator)
     assert (ann.pace, ben.pace, ann.seconds) == (0.5, 2.0, 2)
-
-
-@pytest.mark.parametrize(
-    "p_values", [[0.01, 0.04, 0.03, 0.005], [0.5], [], [0.9, 0.9, 1e-9, 0.02, 0.02]]
-)
-def test_holm_is_that_of_statsmodels(p_values):
-    assert holm(p_values) == pytest.approx(
-        np.asarray(multipletests(p_values, method="holm")[1]).tolist() if p_values else []
-    )

@@ -14,6 +14,7 @@ import numpy as np
 
 from tether.labels.aggregation import dawid_skene, gold_verdicts
 from tether.labels.votes import Vote, latest_votes
+from tether.stats import holm
 
 NUM_SWEEPS = 30
 LEVEL = 0.05
@@ -132,7 +133,7 @@ def suspicious(
       other annotators (exact binomial, one-sided). Below chance, the name is `contrary`.
     - `gold`: the same of questions whose answers are known.
 
-    All p-values are Holm's (1979, https://www.jstor.org/stable/4615733). If every honest annotator
+    All p-values are adjusted (`stats.holm`). If every honest annotator
     reaches half of the usual agreement, the probability of any accusation in an honest crowd is
     about 5% at most. People with fewer than `min_votes` are not tested; agreement needs two others.
     Trap: an annotator with only the hardest items agrees less than others. If items are not
@@ -155,17 +156,6 @@ def suspicious(
         s for s in tests if s.p_value <= LEVEL and (s.kind != "one_side" or s.annotator in habit)
     ]
     return sorted(suspects, key=lambda s: (s.p_value, s.annotator, s.kind))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values, adjusted so that rejecting those below a level errs at all with at most that
-    probability (Holm 1979).
-    """
-    order = np.argsort(p_values, kind="stable")
-    adjusted = np.empty(len(p_values))
-    steps = np.arange(len(p_values), 0, -1) * np.asarray(p_values, float)[order]
-    adjusted[order] = np.maximum.accumulate(np.minimum(steps, 1.0))
-    return adjusted.tolist()
 
 
 def _leaning(one: Quality) -> tuple[str, int]:

@@ -5,6 +5,7 @@ their numbers.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -38,7 +39,7 @@ from tether.report.reading import (
     read_sub_run,
     trend_of,
 )
-from tether.stats import Estimate, normal_mean, widened
+from tether.stats import Estimate, holm, normal_mean, p_above_zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,28 +258,21 @@ class Measured:
     show: Show
     values: Sequence[Sequence[tuple[SweepRun, Estimate]]]
 
-    def mean(self, setting: int, among: int = 1) -> Estimate | None:
+    def mean(self, setting: int) -> Estimate | None:
         """The mean over the seeds of a setting with its interval; of a single run that run's own;
         None where no run has the number.
-
-        Args:
-            setting: place of the setting.
-            among: comparisons that share the 5% of error (Bonferroni), so 1 is a 95% interval.
         """
         values = [value for _, value in self.values[setting]]
-        confidence = 1 - 0.05 / among
         if len(values) > 1:
-            return normal_mean([one.value for one in values], confidence)._replace(count=0)
-        return widened(values[0], confidence) if values else None
+            return normal_mean([one.value for one in values])._replace(count=0)
+        return values[0] if values else None
 
     def gaining(self) -> list[int]:
-        """The settings whose mean lies above 0, with an error of at most 5% in all (Holm 1979)."""
-        left = [place for place in range(len(self.values)) if self.values[place]]
-        above: list[int] = []
-        while new := [n for n in left if (mean := self.mean(n, len(left))) and mean.low > 0]:
-            above.append(new[0])
-            left.remove(new[0])
-        return above
+        """The settings whose mean lies above 0, with an error of at most 5% in all (`holm`)."""
+        means = {n: mean for n in range(len(self.values)) if (mean := self.mean(n))}
+        freedom = [len(self.values[n]) - 1 or math.inf for n in means]
+        p_values = holm([*map(p_above_zero, means.values(), freedom)])
+        return [n for n, p in zip(means, p_values, strict=True) if p < 0.05]
 
     @property
     def greatest(self) -> int:

@@ -19,7 +19,6 @@ from tether.stats.counts import few_interval as few_interval
 from tether.stats.estimates import TOO_FEW as TOO_FEW
 from tether.stats.estimates import Estimate as Estimate
 from tether.stats.estimates import EstimateFields as EstimateFields
-from tether.stats.estimates import widened as widened
 from tether.stats.estimates import without_interval as without_interval
 from tether.stats.groups import Array as Array
 from tether.stats.groups import Influence as Influence
@@ -35,6 +34,8 @@ from tether.stats.shares import mid_interval as mid_interval
 from tether.stats.shares import share_interval as share_interval
 from tether.stats.shares import trials_interval as trials_interval
 from tether.stats.shares import wilson_interval as wilson_interval
+from tether.stats.significance import holm as holm
+from tether.stats.significance import p_above_zero as p_above_zero
 from tether.stats.trends import Trend as Trend
 from tether.stats.trends import trend as trend
 from tether.stats.trends import vague as vague

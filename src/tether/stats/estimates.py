@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 from typing import NamedTuple, NotRequired, TypedDict
 
 TOO_FEW = "too few"
@@ -48,14 +47,3 @@ def without_interval(value: float, count: int, why: str) -> Estimate:
     little of.
     """
     return Estimate(value, -math.inf, math.inf, count, f"{TOO_FEW} {why}")
-
-
-def widened(estimate: Estimate, confidence: float) -> Estimate:
-    """A 95% interval at another confidence, by the ratio of the normal quantiles on each side.
-
-    Assumes: the estimate is nearly normal, so that its bounds move with the quantile.
-    """
-    ratio = NormalDist().inv_cdf(0.5 + confidence / 2) / NormalDist().inv_cdf(0.975)
-    low = estimate.value - ratio * (estimate.value - estimate.low)
-    high = estimate.value + ratio * (estimate.high - estimate.value)
-    return estimate._replace(low=low, high=high)
