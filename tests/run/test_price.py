@@ -336,3 +336,33 @@ def test_the_reward_model_reads_what_a_round_sampled(tmp_path):
     reading = planner.speeds.reading(128, sizes["rounds"].prompt, 16)
     assert reading > 0.1 * sampling
     assert rollout.seconds == pytest.approx(sampling + reading)
+
+
+def test_a_price_names_the_evaluators_whose_time_it_leaves_out(tmp_path):
+    """Evaluators at the end and along a training; none where none is named."""
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text("def score(prompts, responses):\n    return [0.0 for _ in responses]\n")
+    made = recipe(
+        tmp_path,
+        grpo={
+            "data": FEW["prompts"],
+            "reward_source": "function",
+            "function": {"call": f"{rewards}:score"},
+            "steps": 2,
+            "prompts_per_step": 2,
+            "evaluate": {"prompts": 2, "evaluators": {"diversity": {}}},
+        },
+        evaluate={
+            "data": {"path": "tether:heldout"},
+            "judge": {"call": f"{rewards}:score"},
+            "evaluators": {"refusal": {}, "sycophancy": {}},
+        },
+    )
+    told = [line for line in priced(made, made.stages, FAST).lines() if "not in this time" in line]
+    assert told == [
+        "grpo: not in this time: evaluators diversity.",
+        "evaluate: not in this time: evaluators refusal, sycophancy.",
+    ]
+    made.evaluate.evaluators.clear()
+    made.grpo.evaluate.evaluators.clear()
+    assert not any("evaluators" in line for line in priced(made, made.stages, FAST).lines())

@@ -109,7 +109,7 @@ class _Trial:
             self._states(torch.cat([text, self.short, pads]), positions)[9:16]
             for text in (self.long, self.other)
         )
-        return self._unmoved(first, second) and self._agrees(first, self.alone_short)
+        return self._unmoved(first, second) and agrees(first, self.alone_short)
 
     def masks(self) -> bool:
         """A prompt with two answers, and a document behind it, in one row."""
@@ -127,8 +127,8 @@ class _Trial:
         return (
             self._unmoved(first[13:17], second[13:17])
             and self._unmoved(first[17:], second[17:])
-            and self._agrees(together, self.alone_reply)
-            and self._agrees(first[17:], self.alone_short)
+            and agrees(together, self.alone_reply)
+            and agrees(first[17:], self.alone_short)
         )
 
     def rows(self, masks: bool) -> tuple[bool, bool]:
@@ -136,7 +136,7 @@ class _Trial:
         gets alone."""
         first, second = self._beside(self.long, 0, masks), self._beside(self.other, 1, masks)
         if self._unmoved(first[:6], second[:6]):
-            return True, self._agrees(first, self.alone_short)
+            return True, agrees(first, self.alone_short)
         return self._unmoved(first[:6], self._beside(self.long, 1, masks)[:6]), False
 
     def _beside(self, neighbour: Tensor, change: int, masks: bool) -> Tensor:
@@ -154,9 +154,6 @@ class _Trial:
     def _unmoved(self, first: Tensor, second: Tensor) -> bool:
         """The first tokens' states do not depend on what was changed."""
         return bool(relative_difference(first, second)[:FIRST].median() <= self.same)
-
-    def _agrees(self, together: Tensor, alone: Tensor) -> bool:
-        return agrees(together, alone)
 
 
 def agrees(states: Tensor, expected: Tensor) -> bool:

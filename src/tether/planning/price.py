@@ -185,9 +185,17 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
                 prompts=_prompts(section, rows),
                 updates=updates,
                 title=recipe.titles[stage.name],
+                unpriced=_evaluators(section),
             )
         )
     return prices
+
+
+def _evaluators(section: Section) -> Sequence[str]:
+    """The evaluators of a stage. Their rows are not counted."""
+    if isinstance(section, OnlineSection):
+        return list(section.evaluate.evaluators) if section.evaluate else []
+    return list(section.evaluators) if isinstance(section, EvaluationSection) else []
 
 
 def _read_again(

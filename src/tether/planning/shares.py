@@ -38,6 +38,8 @@ class StagePrice:
     updates: of each model that learns from rows. title: the name for people; unset: the stage's.
 
     whole: all of the memory is counted.
+
+    unpriced: evaluators whose time is not in it.
     """
 
     name: str
@@ -52,6 +54,7 @@ class StagePrice:
     updates: int = ENOUGH_UPDATES
     title: str = ""
     whole: bool = True
+    unpriced: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.title = self.title or self.name
@@ -107,6 +110,8 @@ class Price:
             )
             work = f"{stage.rounds} times {stage.work}" if stage.rounds > 1 else stage.work
             yield f"{stage.title}: {work}; {time}, {_peak([stage])}"
+            if stage.unpriced:
+                yield f"{stage.title}: not in this time: evaluators {', '.join(stage.unpriced)}."
             if stage.updates < ENOUGH_UPDATES:
                 yield few_updates(stage.title, stage.updates)
         if len(self.stages) > 1 and self.seconds is not None:
