@@ -491,7 +491,7 @@ def test_a_recipe_is_run_by_its_name_however_the_room_was_imported(tmp_path):
         (
             lambda: tether.grpo("tiny", QUESTIONS, vowels, beta=0.04),
             ConfigError,
-            r"unknown key 'beta' \(did you mean kl=\{'coefficient': \.\.\.\}\?\)",
+            r"unknown key 'beta' \(did you mean kl=\{'coefficient': \.\.\.\}\? ",
         ),
         (
             lambda: tether.sft("tiny", QUESTIONS, eval_dataset=QUESTIONS),

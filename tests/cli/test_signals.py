@@ -13,10 +13,13 @@ from benchmarks.every_stage import recipe
 from tests.cli.test_faults import toml
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-STARTED = (
-    "import runpy, sys; print(flush=True); sys.argv[0] = 'tether'; "
-    "runpy.run_module('tether', run_name='__main__')"
-)
+STARTED = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for programs in the background
+print(flush=True)
+sys.argv[0] = "tether"
+runpy.run_module("tether", run_name="__main__")
+"""
 AT_AN_IMPORT = """
 import os, runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for programs in the background
