@@ -308,7 +308,7 @@ def temperature(
     own = logprobs_at(sampled_at)
     excess = (-own - entropy)[mask].double()
     mean, error = float(excess.mean()), float(excess.std()) / math.sqrt(len(excess))
-    evidence, disagree = f"surprise less entropy {mean:+.3f} ± {error:.3f} nats a token", False
+    evidence, disagree = f"surprisal minus entropy {mean:+.3f} ± {error:.3f} nats a token", False
     if engine is not None:
         gap = float((engine - own).abs()[mask].mean())
         evidence, disagree = (
