@@ -20,7 +20,7 @@ from tether.annotation import task_json
 from tether.annotation.exchange import Case
 from tether.core.errors import DataError
 from tether.core.once import once
-from tether.core.types import Comparison, Json
+from tether.core.types import Comparison, Facts, Json
 from tether.data.formats.fields import as_text, number, sequence
 from tether.labels.votes import Opinion
 
@@ -34,13 +34,13 @@ _LOG = logging.getLogger("tether.annotation")
 _USERS = uuid.UUID("6f1d2a0e-5d0b-4b8e-9d59-7e6c1a6a0f3b")
 
 
-def _matches(row: Mapping[str, Any]) -> bool:
+def _matches(row: Facts) -> bool:
     return (isinstance(row.get("fields"), Mapping) and "responses" in row) or any(
         key.endswith(".responses") for key in row
     )
 
 
-def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.ReadCase:
+def _read_task(row: Facts, fields: Sequence[str] = ()) -> task_json.ReadCase:
     """The case of a record. Drafts, discarded responses and suggestions do not count.
 
     Of several responses by one person the last counts. A label question may name an answer's field
@@ -76,7 +76,7 @@ def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.
         if not _is_withdrawn(a)
     }
 
-    def read(answer: Mapping[str, Any]) -> Opinion:
+    def read(answer: Facts) -> Opinion:
         choice = _choice(answer.get("value"), names)
         user = as_text(answer.get("user_id") or TOOL, "user_id")
         if choice is None:
@@ -96,17 +96,17 @@ def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.
     )
 
 
-def _person(answer: Mapping[str, Any]) -> str:
+def _person(answer: Facts) -> str:
     return str(answer.get("user_id") or TOOL)
 
 
-def _is_withdrawn(answer: Mapping[str, Any]) -> bool:
+def _is_withdrawn(answer: Facts) -> bool:
     return answer.get("status") == "discarded"
 
 
 def _parts(
-    row: Mapping[str, Any],
-) -> tuple[Mapping[str, Any], Mapping[str, list[Mapping[str, Any]]], Mapping[str, Any]]:
+    row: Facts,
+) -> tuple[Facts, Mapping[str, list[Facts]], Facts]:
     """Fields, responses by question, metadata; flat columns do not tell fields from metadata, so
     only our own are taken out.
 
@@ -139,7 +139,7 @@ def _parts(
     )
 
 
-def _given(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _given(answers: Sequence[Facts]) -> list[Facts]:
     """The answers without drafts and submitted nothings; a discarded one stays, since it takes back
     an earlier one.
     """
@@ -171,7 +171,7 @@ def _of_people(responses: Sequence[Any]) -> dict[str, list[Json]]:
     return by_question
 
 
-def _of_columns(row: Mapping[str, Any], name: str) -> list[Json]:
+def _of_columns(row: Facts, name: str) -> list[Json]:
     """The responses to a question in flat columns.
 
     Raises:
@@ -189,7 +189,7 @@ def _of_columns(row: Mapping[str, Any], name: str) -> list[Json]:
     return [{"value": value, "user_id": user, "status": how} for value, user, how in columns]
 
 
-def _tells(answer: Mapping[str, Any], names: Sequence[str]) -> bool:
+def _tells(answer: Facts, names: Sequence[str]) -> bool:
     """True for a response that names or ranks answers; a damaged ranking is one still."""
     try:
         return _choice(answer.get("value"), names) is not None

@@ -19,7 +19,7 @@ from typing import Any
 from tether.annotation import task_json
 from tether.annotation.exchange import Case
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Json
+from tether.core.types import Comparison, Facts, Json
 from tether.data.formats.conversations import MOST
 from tether.data.formats.fields import as_text, number, sequence
 from tether.data.formats.printed import cell_value
@@ -60,7 +60,7 @@ _TEXTS = ("body", "text", "html", "title")
 _KINDS = {"selected": "pairwise", "ranker": "ranker", "rating": "rating", "choices": "choices"}
 
 
-def _matches(row: Mapping[str, Any]) -> bool:
+def _matches(row: Facts) -> bool:
     if {"annotation_id", "annotator"} <= row.keys():
         return True
     is_judged = "annotations" in row or "predictions" in row
@@ -69,7 +69,7 @@ def _matches(row: Mapping[str, Any]) -> bool:
     )
 
 
-def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Iterable[DataError | Case]:
+def _read_task(row: Facts, fields: Sequence[str] = ()) -> Iterable[DataError | Case]:
     """The case of a task, or the cases of a task whose answers are ranked, a pair each.
 
     Of several annotations by one person the last counts. A cancelled or skipped one removes the
@@ -110,7 +110,7 @@ def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Iterable[D
     return task_json.judged_case(task, judged, partial(_opinion, notes=notes, names=names), details)
 
 
-def _task_of(row: Mapping[str, Any], fields: Sequence[str]) -> Json:
+def _task_of(row: Facts, fields: Sequence[str]) -> Json:
     """The task of a row of JSON_MIN or CSV, with its one annotation.
 
     Raises:
@@ -175,11 +175,11 @@ def _value_of(cell: Any) -> Any:
     return first if isinstance(first, Mapping) else {"choices": [first]}
 
 
-def _is_withdrawn(annotation: Mapping[str, Any]) -> bool:
+def _is_withdrawn(annotation: Facts) -> bool:
     return bool(annotation.get("was_cancelled") or annotation.get("skipped"))
 
 
-def _last_change(annotation: Mapping[str, Any]) -> float:
+def _last_change(annotation: Facts) -> float:
     """The time of the last change; annotations without a time keep their order, before the others."""
     with suppress(DataError):
         return task_json.moment(
@@ -188,7 +188,7 @@ def _last_change(annotation: Mapping[str, Any]) -> float:
     return 0.0
 
 
-def _noted(annotation: Mapping[str, Any]) -> Any:
+def _noted(annotation: Facts) -> Any:
     """The annotator's name in an annotation that tether wrote; None in those of the tool's users."""
     results = annotation.get("result")
     metas = (
@@ -202,15 +202,13 @@ def _noted(annotation: Mapping[str, Any]) -> Any:
     )
 
 
-def _person(annotation: Mapping[str, Any]) -> str:
+def _person(annotation: Facts) -> str:
     who = annotation.get("completed_by")
     who = who.get("id", who.get("email")) if isinstance(who, Mapping) else who
     return repr(_noted(annotation) or who)
 
 
-def _opinion(
-    annotation: Mapping[str, Any], notes: Mapping[str, Opinion], names: Sequence[str]
-) -> Opinion:
+def _opinion(annotation: Facts, notes: Mapping[str, Opinion], names: Sequence[str]) -> Opinion:
     results = [
         (str(r.get("type")), task_json.json_object(r.get("value"), "value"))
         for r in _results(annotation)
@@ -234,11 +232,11 @@ def _opinion(
     )
 
 
-def _results(annotation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _results(annotation: Facts) -> list[Facts]:
     return task_json.objects(annotation.get("result"), "result")
 
 
-def _choices(kind: str, value: Mapping[str, Any], names: Sequence[str]) -> Iterator[Choice]:
+def _choices(kind: str, value: Facts, names: Sequence[str]) -> Iterator[Choice]:
     """The verdicts that a result says."""
     if kind == "pairwise" and (side := _SIDES.get(str(value.get("selected")))):
         yield side
@@ -248,7 +246,7 @@ def _choices(kind: str, value: Mapping[str, Any], names: Sequence[str]) -> Itera
 
 
 def _of_user(
-    annotation: Mapping[str, Any],
+    annotation: Facts,
     choice: Choice,
     strength: int | None,
     notes: Mapping[str, Opinion] = MappingProxyType({}),
@@ -273,7 +271,7 @@ def _of_user(
     return replace(note, choice=choice, strength=strength)
 
 
-def _lists_of_answers(data: Mapping[str, Any]) -> list[tuple[str, dict[str, str]]]:
+def _lists_of_answers(data: Facts) -> list[tuple[str, dict[str, str]]]:
     """Columns that list answers to rank, each with the texts by id."""
     lists = {
         name: value for name, value in data.items() if isinstance(value, list) and len(value) > 1
@@ -289,9 +287,7 @@ def _lists_of_answers(data: Mapping[str, Any]) -> list[tuple[str, dict[str, str]
     return list(answers.items())
 
 
-def _ranked_answers(
-    data: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]]
-) -> tuple[str, dict[str, str]] | None:
+def _ranked_answers(data: Facts, annotations: Sequence[Facts]) -> tuple[str, dict[str, str]] | None:
     """The column and the answers that the tag Ranker shows; None where nothing is ranked."""
     lists = _lists_of_answers(data)
     results = (annotation.get("result") for annotation in annotations)
@@ -303,7 +299,7 @@ def _ranked_answers(
 
 
 def _rankings(
-    data: Mapping[str, Any],
+    data: Facts,
     ranked: tuple[str, Mapping[str, str]],
     judged: Sequence[task_json.Judged],
     details: Json,
@@ -338,7 +334,7 @@ def _rankings(
         yield from task_json.judged_case((case,), of_pair, partial(_of_ranking, pair=pair), name)
 
 
-def _ranked_ids(annotation: Mapping[str, Any], pair: set[str]) -> set[str]:
+def _ranked_ids(annotation: Facts, pair: set[str]) -> set[str]:
     """The answers that a ranking holds; those of the pair where it cannot be read, so that the
     reason is given.
     """
@@ -348,14 +344,14 @@ def _ranked_ids(annotation: Mapping[str, Any], pair: set[str]) -> set[str]:
         return pair
 
 
-def _of_ranking(annotation: Mapping[str, Any], pair: tuple[str, str]) -> Opinion:
+def _of_ranking(annotation: Facts, pair: tuple[str, str]) -> Opinion:
     order = _order(annotation)
     return _of_user(
         annotation, "first" if order.index(pair[0]) < order.index(pair[1]) else "second", None
     )
 
 
-def _order(annotation: Mapping[str, Any]) -> list[str]:
+def _order(annotation: Facts) -> list[str]:
     """The ids of the answers from the best to the worst.
 
     Raises:

@@ -17,7 +17,7 @@ from tether.build.roles import trained_scorer
 from tether.core.errors import ConfigError
 from tether.core.names import file_part
 from tether.core.rundir import write_jsonl
-from tether.core.types import Json
+from tether.core.types import Facts, Json
 from tether.rewards.loading import register
 from tether.settings.model import PACKAGE_PREFIX, TINY
 from tether.settings.section import DataConfig
@@ -209,7 +209,7 @@ def _opened(source: str) -> RewardModel:
     return RewardModel(source)
 
 
-def settings_values(settings: Mapping[str, Any], root: Path, where: str) -> Json:
+def settings_values(settings: Facts, root: Path, where: str) -> Json:
     """Keys of a section, with rows in memory and functions as values of `data` and `judge`."""
     values: Json = {}
     for key, value in settings.items():

@@ -23,7 +23,7 @@ from tether.api.given import (
 from tether.api.runs import Run
 from tether.core.errors import ConfigError
 from tether.core.stopping import Interrupted
-from tether.core.types import Json, Prompt
+from tether.core.types import Facts, Json, Prompt
 from tether.rewards.calling import in_place
 from tether.runner.start import start_run
 from tether.settings.messages import key_hint
@@ -65,7 +65,7 @@ def method(name: str) -> Callable[..., Run]:
     return call
 
 
-def _foreign(name: str, given: Mapping[str, Any]) -> Iterator[str]:
+def _foreign(name: str, given: Facts) -> Iterator[str]:
     """Every argument that this method does not take, with its name here; arguments of TRL's
     trainers first.
     """
@@ -205,7 +205,7 @@ def _joined(name: str, model: Any, values: Json, root: Path) -> BaseRecipe:
 
 
 def run(
-    recipe: str | Path | Mapping[str, Any],
+    recipe: str | Path | Facts,
     *overrides: str,
     budget: float | Mapping[str, float] | None = None,
     on_step: OnStep | None = None,

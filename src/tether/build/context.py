@@ -14,7 +14,7 @@ from tether.build.rows import load_rows, named
 from tether.core.names import file_part
 from tether.core.once import once
 from tether.core.rundir import RunDirectory, environment, read_json
-from tether.core.types import Comparison, Sampling
+from tether.core.types import Comparison, Facts, Sampling
 from tether.data.sources import UNUSED_COLUMNS, Quarantine
 from tether.learner.loop import Progress
 from tether.learner.ranks import ALONE, Ranks
@@ -142,7 +142,7 @@ def note_machine(run: RunDirectory, loaded: LoadedModel, **more: Any) -> None:
     run.update_manifest(**now, **more)
 
 
-def _decisive(noted: Mapping[str, Any]) -> list[str]:
+def _decisive(noted: Facts) -> list[str]:
     """The part of a manifest that decides how numbers are rounded, in words; empty ones where it
     says nothing.
     """

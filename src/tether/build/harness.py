@@ -23,7 +23,7 @@ import torch
 from tether.core.errors import ConfigError, DataError, require
 from tether.core.once import once
 from tether.core.protocols import count_of
-from tether.core.types import Prompt, Sampling, user
+from tether.core.types import Facts, Prompt, Sampling, user
 from tether.data.batches import batches_for
 from tether.data.chat import Encoded
 from tether.evaluation.multiple_choice import encode_choice
@@ -116,7 +116,7 @@ class HarnessTasks:
 
     name = "lm_eval"
 
-    def __init__(self, tasks: Sequence[str | Mapping[str, Any]], **options: Any) -> None:
+    def __init__(self, tasks: Sequence[str | Facts], **options: Any) -> None:
         require("lm_eval", "an evaluator of lm-eval's tasks", "lm-eval")
         if taken := OWN_OPTIONS.keys() & options.keys():
             raise ConfigError(f"{min(taken)} is set by tether. Leave it out")
@@ -155,7 +155,7 @@ OWN_OPTIONS = {
 """Options of `simple_evaluate` that tether sets."""
 
 
-Samples = Mapping[str, Sequence[Mapping[str, Any]]]
+Samples = Mapping[str, Sequence[Facts]]
 """By task the rows that lm-eval has measured."""
 
 
@@ -178,7 +178,7 @@ def _rows(
 
 
 def _figures(
-    results: Mapping[str, Mapping[str, Any]],
+    results: Mapping[str, Facts],
     samples: Samples,
     members: Mapping[str, Sequence[str]],
 ) -> Figures:
@@ -301,7 +301,7 @@ def _shortened(sequence: Encoded, length: int) -> Encoded:
     return Encoded(sequence.ids[-length:], sequence.trained[-length:])
 
 
-def _answer(policy: MeasuredPolicy, context: str, settings: Mapping[str, Any]) -> str:
+def _answer(policy: MeasuredPolicy, context: str, settings: Facts) -> str:
     """The likeliest answer to a text, or a sample of one where a task asks for it.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -17,6 +16,7 @@ from tether.core.locks import temporary_folder
 from tether.core.once import once
 from tether.core.protocols import now_doing
 from tether.core.rundir import ROUNDS, read_json, stage_folder
+from tether.core.types import Facts
 from tether.data.chat import ChatEncoder
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter, keep_on_host, load_model, pick_device
@@ -267,7 +267,7 @@ def load_scorer(
     ), loaded
 
 
-def reader_of(folder: Path, tokenizer: Any, encoding: Mapping[str, Any]) -> ChatEncoder | None:
+def reader_of(folder: Path, tokenizer: Any, encoding: Facts) -> ChatEncoder | None:
     """The encoder of a trained scorer, where it does not read a policy's ids as the policy writes
     them; None: it does.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -23,6 +23,7 @@ from tether.cli.options import (
     columns_of,
 )
 from tether.core.errors import ConfigError, DataError
+from tether.core.types import Facts
 from tether.terminal.bars import bars, starting
 from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import save, show_table
@@ -265,7 +266,7 @@ def reward_bench(
     save(console, output, results)
 
 
-def _seen(result: Mapping[str, Any]) -> str:
+def _seen(result: Facts) -> str:
     """Note on the share of a reward model's figures that are of prompts from its training."""
     seen = result["seen_in_training"]
     count = result["num_pairs"]

@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from tether.cli.options import Columns, Options, Output, as_options, columns_of, grouped
 from tether.core.errors import ConfigError, DataError, MissingFileError
+from tether.core.types import Json
 from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import save, show_table
 
@@ -596,7 +597,7 @@ FIGURES = {
 }  # fmt: skip
 
 
-def _figures(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def _figures(report: Json) -> Iterator[tuple[str, ...]]:
     """Rows of a table: all figures overall, two of each slice and window."""
     from tether.report.numbers import bracketed
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from tether.core.errors import DataError, ModelError
 from tether.core.once import once
-from tether.core.types import Conversation, Json, Message, Spans, assistant, user
+from tether.core.types import Conversation, Facts, Json, Message, Spans, assistant, user
 from tether.data.rendered import FAMILIES, Marks, Rendered, marks_of, unrendered
 from tether.data.templates import ChatTemplate, RenderedReply
 
@@ -95,7 +95,7 @@ class ChatEncoder:
         self.vocabulary, self.context_length = vocabulary, context_length
 
     @classmethod
-    def described(cls, tokenizer: Any, encoding: Mapping[str, Any]) -> ChatEncoder:
+    def described(cls, tokenizer: Any, encoding: Facts) -> ChatEncoder:
         """The encoder that `describe` described."""
         named = {"default": encoding["template"]}
         if tool_use := encoding.get("tool_template"):

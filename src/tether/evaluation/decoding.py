@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from tether.core.types import Json, Sampling
+from tether.core.types import Facts, Json, Sampling
 from tether.evaluation.held_out import HeldOutAnswers
 from tether.evaluation.suite import Figures, MeasuredPolicy
 from tether.evaluation.winrate import MaybeScores, before_and_after, gain, win_rate
@@ -210,7 +210,7 @@ def sharpening(
     return {"gain": whole.value, "share": share, "temperature": temperature, "sure": float(sure)}
 
 
-def verdict(gain: Mapping[str, Any], over_best: Mapping[str, Any]) -> Verdict:
+def verdict(gain: Facts, over_best: Facts) -> Verdict:
     """In a word: `sharper` says that the gain at the temperature of training is nothing that
     decoding could not give.
     """

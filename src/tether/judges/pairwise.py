@@ -21,6 +21,7 @@ from tether.core.types import (
     Annotation,
     Comparison,
     Conversation,
+    Facts,
     Prompt,
     Sampling,
     Score,
@@ -272,7 +273,7 @@ def _labelled(row: Comparison, judge: str, probability: float, judgment: Judgmen
     )
 
 
-def _exchanged(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+def _exchanged(metadata: Facts) -> Facts:
     """The metadata with facts on the two sides exchanged."""
     other = {"chosen": "rejected", "rejected": "chosen"}
     names = {key: key.partition("_") for key in metadata}

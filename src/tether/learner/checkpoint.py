@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from tether.core.errors import RunError, TrainingError
 from tether.core.rundir import flush, read_json, write_json
-from tether.core.types import Json
+from tether.core.types import Facts, Json
 from tether.learner.ranks import ALONE, Ranks
 from tether.models.sharded import distributed, is_cut, local
 
@@ -70,7 +69,7 @@ class Checkpoints:
         finally:
             self._writer.shutdown()
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    def save(self, step: int, tensors: Mapping[str, Tensor], values: Facts) -> None:
         """Save `step`, once the save before is done; of several ranks, the first does, and all
         where tensors are cut.
 
@@ -97,7 +96,7 @@ class Checkpoints:
         step: int,
         tensors: Mapping[str, Tensor],
         parts: Mapping[str, Tensor],
-        values: Mapping[str, Any],
+        values: Facts,
     ) -> None:
         """Every rank writes its parts into one folder, and the first adds the rest; none goes on
         before.
@@ -187,7 +186,7 @@ def save_checkpoint(
     folder: Path,
     step: int,
     tensors: Mapping[str, Tensor],
-    values: Mapping[str, Any],
+    values: Facts,
     *,
     keep: int = 1,
     parts: Path | None = None,
@@ -223,9 +222,7 @@ def save_checkpoint(
     return target
 
 
-def _write(
-    folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any], parts: Path | None
-) -> None:
+def _write(folder: Path, tensors: Mapping[str, Tensor], values: Facts, parts: Path | None) -> None:
     folder.mkdir()
     if parts:
         parts.rename(folder / PARTS)

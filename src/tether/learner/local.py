@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tether.algorithms.transfer import to_device
 from tether.core.errors import TrainingError
+from tether.core.types import Facts
 from tether.learner.determinism import ordered_sums
 from tether.learner.ranks import ALONE, Ranks
 from tether.models.quantized import bitsandbytes
@@ -279,7 +280,7 @@ class LocalLearner:
         return distributed(part, self.parameters[place])
 
     @torch.no_grad()
-    def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], values: Facts) -> None:
         """Continue exactly where `state` was taken."""
         self.updates, self.skipped, self.averages = values["updates"], values["skipped"], []
         for index, master in enumerate(self.masters):

@@ -11,6 +11,7 @@ from typing import Any
 
 from tether.core.budget import BUDGET, TimeLimit
 from tether.core.rundir import RunDirectory, write_json
+from tether.core.types import Facts
 from tether.learner.local import LocalLearner
 
 Metrics = Mapping[str, float]
@@ -46,9 +47,7 @@ def plan_updates(count: int, per_update: int, epochs: int, seed: int) -> list[li
     return [order[i : i + per_update] for order in orders for i in range(0, count, per_update)]
 
 
-def go_on_within(
-    limit: TimeLimit, learner: LocalLearner, values: Mapping[str, Any], run: RunDirectory
-) -> None:
+def go_on_within(limit: TimeLimit, learner: LocalLearner, values: Facts, run: RunDirectory) -> None:
     """Take over the time and the schedule that a checkpoint's `values` hold, if there was a
     budget.
     """

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from tether.build.context import Context
 from tether.build.evaluators import Material
@@ -39,7 +38,7 @@ from tether.core.rundir import (
     write_json,
     write_jsonl,
 )
-from tether.core.types import Json, Prompt, Rollout, Sampling, Score
+from tether.core.types import Facts, Json, Prompt, Rollout, Sampling, Score
 from tether.data.seen import shared_prompts
 from tether.evaluation.decoding import control, other_temperatures
 from tether.evaluation.held_out import answers_at, column_figures, scores_by_part
@@ -351,7 +350,7 @@ class _Asked:
             self._scores[key] = self.judge(self.prompts, texts)
         return self._scores[key]
 
-    def gained(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:
+    def gained(self, before: Facts, after: Facts) -> Json:
         """Gold before and after, gain and win rate with their intervals, parts, and what decoding
         alone gives.
         """
@@ -380,7 +379,7 @@ class _Asked:
             **controls,
         }
 
-    def _scores_by_temperature(self, answers: Mapping[str, Any]) -> dict[float, list[float | None]]:
+    def _scores_by_temperature(self, answers: Facts) -> dict[float, list[float | None]]:
         sides = {
             self.sampling.temperature: answers,
             **{float(t): side for t, side in answers["decoded"].items()},
@@ -389,7 +388,7 @@ class _Asked:
             t: [score.value for score in self.judged(side["texts"])] for t, side in sides.items()
         }
 
-    def rows(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Json]:
+    def rows(self, before: Facts, after: Facts) -> Iterator[Json]:
         """A line an answer: the start's, the first policy's, and those of the others."""
         first, *others = after
         sides = {
@@ -419,11 +418,11 @@ class _Asked:
             }
             yield row
 
-    def _scored(self, answers: Mapping[str, Any]) -> list[tuple[str, Score]]:
+    def _scored(self, answers: Facts) -> list[tuple[str, Score]]:
         return list(zip(answers["texts"], self.judged(answers["texts"]), strict=True))
 
 
-def _compared(asked: _Asked, before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:
+def _compared(asked: _Asked, before: Facts, after: Facts) -> Json:
     """Results of a policy against the model before it: the judge's scores, the distance in KL, and
     the form of the answers.
     """

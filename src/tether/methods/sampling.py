@@ -36,7 +36,7 @@ from tether.core.budget import TimeLimit, time_limit
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource, doing
 from tether.core.rundir import RunDirectory
-from tether.core.types import Alarm, Problem, Prompt, Rollout, Score
+from tether.core.types import Alarm, Json, Problem, Prompt, Rollout, Score
 from tether.cpu.memory import memory_in_use
 from tether.evaluation.decoding import other_temperatures
 from tether.evaluation.held_out import HeldOutAnswers, Scorer
@@ -73,7 +73,7 @@ OnlineStage = PolicyGradient | BestOfN | OnlineDirect
 
 def train(
     section: SamplingSection, context: Context, rows: Sequence[Any] | None, run: RunDirectory
-) -> dict[str, Any]:
+) -> Json:
     """Optimise the policy on its own samples, by the method that the section is of; the result is
     the role in `policy`.
     """

@@ -8,12 +8,14 @@ texts with equal results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tether.core.types import Facts
 
 Pass = Callable[[Tensor, Tensor, Tensor | None, bool], Tensor]
 """Ids (rows, time), their positions, what sees what (rows, 1, time, time) or None, and whether
@@ -173,7 +175,7 @@ def relative_difference(states: Tensor, expected: Tensor) -> Tensor:
     return (states - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-12)
 
 
-def windows(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def windows(values: Facts) -> Iterator[tuple[str, Any]]:
     """Settings of a configuration by which attention reaches a number of places: a mask from
     outside would overrule them.
     """

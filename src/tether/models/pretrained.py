@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from tether.core.errors import ModelError, one_line
 from tether.core.once import once
 from tether.core.rundir import file_digest
-from tether.core.types import Json
+from tether.core.types import Facts, Json
 from tether.models.adapter_folders import base_of, holds_adapter, load_merged
 from tether.models.carried import read_change
 from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
@@ -359,7 +359,7 @@ def _check_weights(folder: Path, layers: object) -> None:
 GIVE_CAUSAL = "Give a causal language model"
 
 
-def _check_kind(kind: str, values: Mapping[str, Any], config: ModelConfig) -> None:
+def _check_kind(kind: str, values: Facts, config: ModelConfig) -> None:
     """Check that transformers knows the architecture in config.json, and that the weights were
     saved as `kind`.
 
@@ -397,7 +397,7 @@ UNPACKED = "mxfp4"
 """Storage of gpt-oss's experts: transformers unpacks them on any device."""
 
 
-def _check_bits(values: Mapping[str, Any]) -> str | None:
+def _check_bits(values: Facts) -> str | None:
     """The method by which weights were quantised before they were stored, if transformers unpacks
     them; None: they were not.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from tether.core.digest import digest
 from tether.core.errors import MissingFileError, ModelError, one_line
 from tether.core.rundir import file_digest, noted_path, read_json, write_json
+from tether.core.types import Facts, Json
 from tether.models.carried import (
     MergedChange,
     base_weights,
@@ -49,12 +50,10 @@ class RoleDescription(TypedDict):
     base_digest: str
     base_rounded_digest: str | None
     dtype: str
-    encoding: Mapping[str, Any]
+    encoding: Facts
 
 
-def save_role(
-    role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encoding: Mapping[str, Any]
-) -> None:
+def save_role(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encoding: Facts) -> None:
     """Write a trained role: `adapter/` (peft's format) or `model/` (transformers'),
     `head.safetensors`, and `role.json`, last.
 
@@ -126,7 +125,7 @@ number.
 """
 
 
-def read_versioned(path: Path, *keys: str) -> dict[str, Any]:
+def read_versioned(path: Path, *keys: str) -> Json:
     """A file of values that tether wrote beside a model.
 
     Raises:
@@ -232,7 +231,7 @@ objective.
 
 
 def save_ensemble(
-    folder: Path, members: Sequence[Path], objectives: Sequence[Mapping[str, Any]] | None = None
+    folder: Path, members: Sequence[Path], objectives: Sequence[Facts] | None = None
 ) -> None:
     """Write `ensemble.json`: the folders of the members' roles, seen from `folder`, and what their
     weights were.
@@ -402,7 +401,7 @@ def _same_base(role: RoleDescription, loaded: LoadedModel) -> bool:
 
 
 def check_same_trunk(
-    role: RoleDescription, loaded: LoadedModel, encoding: Mapping[str, Any], folder: Path
+    role: RoleDescription, loaded: LoadedModel, encoding: Facts, folder: Path
 ) -> None:
     """A role's adapter works only on the very base it was trained on, and with its encoding.
 

@@ -7,13 +7,12 @@ in `tether_encoding.json`, which tether reads when it loads the folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
 from tether.core.errors import ModelError
 from tether.core.rundir import read_json, write_json
-from tether.core.types import Json
+from tether.core.types import Facts, Json
 from tether.models.trunk import setting
 
 SPEECH = "tether_encoding.json"
@@ -55,7 +54,7 @@ def declare_ends(model: Any, tokenizer: Any, stop_ids: tuple[int, ...], template
         tokenizer.eos_token = token
 
 
-def write_speech(folder: Path, encoding: Mapping[str, Any], dtype: str) -> None:
+def write_speech(folder: Path, encoding: Facts, dtype: str) -> None:
     """Write `tether_encoding.json` from what an encoder says of itself."""
     values: Json = {
         "stop_ids": list(encoding["stop_ids"]),

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tether.monitoring.texts import (
     OPENING,
@@ -66,7 +66,7 @@ class Reading(NamedTuple):
     """
 
     value: float
-    words: Mapping[str, Any] = {}
+    words: Mapping[str, object] = {}
     sure: bool = True
     rank: Sequence[float] | None = None
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tether.core.types import Conversation, Rollout, Score, StopReason, assistant, user
+from tether.core.types import Conversation, Facts, Rollout, Score, StopReason, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
 
@@ -410,7 +410,7 @@ def scores(scores: Sequence[Score], *, checked: bool = False) -> Result:
     return diagnose("scores", evidence, failing | equal)
 
 
-def pairs_made(rounds: Sequence[Mapping[str, Any]]) -> Result:
+def pairs_made(rounds: Sequence[Facts]) -> Result:
     """Most prompts give a pair.
 
     Args:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tether.core.budget import BUDGET
 from tether.core.types import Facts
@@ -25,7 +25,7 @@ from tether.monitoring.doctor import Finding, Result, Unexamined, diagnose, kl_s
 from tether.monitoring.trends import HELD_KL, HELD_PRICE, KL, TRENDS, near_reference, still
 from tether.settings.supervised import REFERENCE_FREE
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[Facts]
 STILL_MARGIN = 0.05
 """Between the rewards of a pair: below it the better response is preferred by one percent."""
 STILL_LOSS = 0.005
@@ -44,7 +44,7 @@ class StageLog(NamedTuple):
     """The rows of metrics.jsonl, and the section of the stage as the run's config.json has it."""
 
     rows: Rows
-    settings: Mapping[str, Any]
+    settings: Facts
 
 
 def reference_at_start(log: StageLog, kls: list[float]) -> Result:
@@ -88,7 +88,7 @@ def moved_too_far(log: StageLog, clipped: list[float], kls: list[float]) -> Resu
     return diagnose("epochs", evidence, faults)
 
 
-def check_update(metrics: Mapping[str, Any]) -> Finding | None:
+def check_update(metrics: Facts) -> Finding | None:
     """The error of a single step whose updates went far too long, as soon as it has been made;
     None: it shows none.
     """
@@ -270,7 +270,7 @@ SAMPLES = ("stop tokens", "scores")
 """The checks that need the samples alone."""
 
 
-def check_samples(rows: Rows, settings: Mapping[str, Any]) -> list[Result]:
+def check_samples(rows: Rows, settings: Facts) -> list[Result]:
     """The checks that need nothing but samples and their scores, where there are any.
 
     Args:
@@ -286,7 +286,7 @@ def check_samples(rows: Rows, settings: Mapping[str, Any]) -> list[Result]:
     return [_checked(entry, log) for entry in chosen]
 
 
-def check_rows(rows: Rows, settings: Mapping[str, Any]) -> list[Result]:
+def check_rows(rows: Rows, settings: Facts) -> list[Result]:
     """Every check of a log.
 
     Args:
@@ -307,9 +307,7 @@ Reading = tuple[bool | None, str]
 """At rest or not (None: this measure cannot tell), and the number behind it."""
 
 
-def check_movement(
-    rows: Rows, settings: Mapping[str, Any], summary: Mapping[str, Any] | None = None
-) -> Result:
+def check_movement(rows: Rows, settings: Facts, summary: Facts | None = None) -> Result:
     """The model is unmoved, or has moved, or the log cannot show it.
 
     Args:
@@ -376,7 +374,7 @@ def _by_kl(rows: Rows) -> Reading:
     return near_reference(kls) if len(kls) >= LEAST_STEPS and any(kls) else (None, "")
 
 
-def _by_margin(rows: Rows, settings: Mapping[str, Any]) -> Reading:
+def _by_margin(rows: Rows, settings: Facts) -> Reading:
     """Rewards that are log ratios to a reference are all 0 before the first update."""
     pairs = [(row.get("reward_desirable"), row.get("reward_undesirable")) for row in rows]
     margins = numbers(rows, "margin") or [
@@ -392,7 +390,7 @@ def _by_margin(rows: Rows, settings: Mapping[str, Any]) -> Reading:
     return abs(value) < STILL_MARGIN, f"the preferred responses are ahead by {value:.2g} in reward"
 
 
-def _by_loss(summary: Mapping[str, Any]) -> Reading:
+def _by_loss(summary: Facts) -> Reading:
     before, after = summary.get("eval_loss_before"), summary.get("eval_loss")
     if not before or after is None:
         return None, ""
@@ -401,7 +399,7 @@ def _by_loss(summary: Mapping[str, Any]) -> Reading:
     )
 
 
-def _by_ranking(summary: Mapping[str, Any]) -> Reading:
+def _by_ranking(summary: Facts) -> Reading:
     """It has moved where it clearly beats a coin on ten pairs or more; that it does not would be no
     proof of rest.
     """

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tether.core.types import Alarm, Rollout, Score
+from tether.core.types import Alarm, Json, Rollout, Score
 from tether.monitoring.detectors import DETECTORS, STILL_KL, Facts, View, enough
 from tether.monitoring.texts import (
     Text,
@@ -64,7 +64,7 @@ class Watch:
         )
 
     def observe_texts(
-        self, step: int, metrics: Mapping[str, Any], texts: Sequence[Text]
+        self, step: int, metrics: Mapping[str, object], texts: Sequence[Text]
     ) -> list[Alarm]:
         """Take in one step of which only metrics and texts are at hand."""
         tokens, config = [word_tokens(text.response) for text in texts], self.config
@@ -95,7 +95,7 @@ class Watch:
 
     def _facts(
         self,
-        metrics: Mapping[str, Any],
+        metrics: Mapping[str, object],
         texts: Sequence[Text],
         tokens: Tokens,
         columns: Mapping[str, Sequence[float]],
@@ -154,7 +154,7 @@ class Watch:
             evidence=evidence,
         )
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """Everything that a resumed watch goes on from, in plain JSON."""
         steps = {
             "baseline": list(self.baseline),

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from tether.core.errors import one_line
 from tether.core.protocols import Announcer, doing
+from tether.core.types import Facts
 from tether.learner.checkpoint import complete_checkpoints
 from tether.planning.devices import Device, machine_for
 from tether.planning.memory import Planner
@@ -276,7 +277,7 @@ def _work(
     )
 
 
-def _answers(settings: Mapping[str, Any]) -> str:
+def _answers(settings: Facts) -> str:
     answers = plural(settings["samples_per_prompt"], "answer")
     return f"{answers} × up to {settings['max_new_tokens']} tokens"
 

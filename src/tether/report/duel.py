@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+from tether.core.types import Facts
 from tether.report.frame import HERE, fill_template, write_page
 from tether.report.numbers import bracketed, decimal, percent
 
@@ -15,7 +15,7 @@ SHOWN = 8
 TITLES = {"first": "Pairs that {first} wins", "second": "Pairs that {second} wins", "tie": "Ties"}
 
 
-def result_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def result_rows(figures: Facts) -> list[tuple[str, ...]]:
     """The counts of all pairs and of each part of them, with the win rate's interval over
     prompts.
     """
@@ -27,7 +27,7 @@ def result_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def fact_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def fact_rows(figures: Facts) -> Iterator[tuple[str, str]]:
     """Lengths, the judge's liking for a place, and what was not answered or not judged, by
     reason.
     """
@@ -46,7 +46,7 @@ def fact_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
 
 
-def write_duel(output: Path, figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+def write_duel(output: Path, figures: Facts, rows: Sequence[Facts]) -> None:
     """Write one HTML page, which needs no network: figures, and some pairs of answers of each
     verdict.
     """

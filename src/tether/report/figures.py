@@ -7,10 +7,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
+from tether.core.types import Facts
 from tether.report.numbers import SENTENCES, bracketed, duration, has_interval, percent, thousands
 from tether.report.parts import Part
 from tether.report.plotting import (
@@ -176,7 +177,7 @@ def _rods(ends: Sequence[Sequence[float]]) -> Trace:
     return _marks(points, "", MUTED, mode="line", size=3.0, silent=True)
 
 
-def accuracy_figures(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Plot]:
+def accuracy_figures(reward: Facts, pairs: Facts) -> list[Plot]:
     """The reward model's accuracy with its interval, beside the agreement of the people it learnt
     from.
     """
@@ -213,7 +214,7 @@ def accuracy_figures(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> lis
     return framed("reward-accuracy", [chance, *traces], height=60 + 56 * len(names), rows=names)
 
 
-def reliability_figures(reward: Mapping[str, Any]) -> list[Plot]:
+def reliability_figures(reward: Facts) -> list[Plot]:
     """Predicted probability against observed frequency, the diagonal, and the number of pairs of
     each point.
     """

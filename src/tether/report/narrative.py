@@ -4,10 +4,11 @@ come from its alarms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tether.core.types import Facts
 from tether.report.about import short_method
 from tether.report.numbers import (
     SENTENCES,
@@ -148,7 +149,7 @@ def spent_kl(policy: SubRun) -> Estimate | None:
     return estimate(kl) if never_recorded else without_interval(kl, 0, "steps")
 
 
-def control_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+def control_of(summary: Facts) -> Facts:
     """Part of a policy's summary on decoding, judged by gold, a test model or a checked reward;
     empty without a control.
     """
@@ -169,7 +170,7 @@ def at_temperature(temperature: Any) -> str:
     return "greedy" if value == 0 else "" if value is None else f"at temperature {value:g}"
 
 
-def control_sentences(control: Mapping[str, Any]) -> list[str]:
+def control_sentences(control: Facts) -> list[str]:
     """Sentences that compare the policy with the start model, each at its best temperature, and with
     the best of n answers of the start model.
     """

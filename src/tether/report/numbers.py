@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tether.core.types import Facts
 from tether.report.reading import Estimate, estimate, mapping
 from tether.stats import TOO_FEW
 
@@ -157,9 +158,7 @@ def versus(stored: Any) -> tuple[str, ...]:
     return texts if len(texts) == 4 and all(texts) else ()
 
 
-def listing(
-    summary: Mapping[str, Any], before: str = "", depth: int = 0
-) -> Iterator[tuple[str, str]]:
+def listing(summary: Facts, before: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
     """Names and texts of the numbers in a summary, in brackets their 95% intervals; of two compared
     sides one line.
     """

@@ -4,14 +4,14 @@ the same axes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tether.core.errors import ConfigError
-from tether.core.types import Json
+from tether.core.types import Facts, Json
 from tether.report import about, figures
 from tether.report.frame import HERE, fill_template, page_path, write_page
 from tether.report.narrative import (
@@ -190,7 +190,7 @@ def _differences(laid: Sequence[Laid]) -> tuple[list[str], list[list[str]]]:
     return ["setting", *(run.name for run in laid)], rows
 
 
-def _settings(journey: Journey) -> Mapping[str, Any]:
+def _settings(journey: Journey) -> Facts:
     """The settings of all stages as they ran, by dotted names, and those of the model and the
     seed.
     """

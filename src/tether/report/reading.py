@@ -8,7 +8,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -17,12 +17,13 @@ from typing import Any
 
 from tether.core.errors import MissingFileError, RunError
 from tether.core.rundir import ENGINE, EVALUATIONS, ROUNDS, TOKENS, in_sequence, is_control
+from tether.core.types import Facts, Json
 from tether.core.visible import visible
 from tether.settings.stages import POLICIES, STAGES
 from tether.settings.synonyms import shown_name
 from tether.stats import Estimate, Trend, trend
 
-Row = dict[str, Any]
+Row = Json
 KL_KEYS = ("kl/policy_reference_k1", "reward/kl")
 LONGEST_TEXT = 4000
 SHOWN_PAIRS = 4
@@ -46,7 +47,7 @@ class SubRun:
 
     name: str
     metrics: Sequence[Row] = ()
-    summary: Mapping[str, Any] = field(default_factory=dict)
+    summary: Facts = field(default_factory=dict)
     samples: Sequence[Row] = ()
     config: Any = None
     manifest: Any = None

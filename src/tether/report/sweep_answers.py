@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tether.core.types import Json
 from tether.report.numbers import SENTENCES
 from tether.report.reading import Row, finite, printable
 from tether.report.rollouts import packed
@@ -65,7 +66,7 @@ def packed_answers(sweep: Sweep, judge: str, most: int = MOST) -> tuple[str, str
 
 def _by_prompt(
     by_run: Mapping[str, Mapping[Key, JudgedAnswer]], keys: Sequence[Key], judge: str
-) -> dict[str, Any]:
+) -> Json:
     """Content for sweep.js: each text once, and its number where it is used."""
     texts: dict[str, int] = {}
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from tether.core.errors import RunError
 from tether.core.rundir import SWEEP
+from tether.core.types import Facts
 from tether.report.evaluators import (
     MOST_CURVES,
     SHOWN_ELSEWHERE,
@@ -204,7 +205,7 @@ def read_sweep(run: Path) -> Sweep | None:
 
 
 def _journey(
-    run: Path, stages: Mapping[str, Any], shared: dict[Path, SubRun], notes: list[str]
+    run: Path, stages: Facts, shared: dict[Path, SubRun], notes: list[str]
 ) -> Journey | None:
     """The stages of a combination; None before the last one that trains has taken a step."""
     folders = [run / str(path) for path in stages.values() if _is_inside(str(path))]

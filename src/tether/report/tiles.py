@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from tether.core.types import Facts
 from tether.report.narrative import (
     at_temperature,
     control_of,
@@ -126,7 +127,7 @@ def tiles(journey: Journey) -> list[Tile]:
     )
 
 
-def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Tile]:
+def reward_facts(reward: Facts, pairs: Facts) -> list[Tile]:
     """The reward model's numbers that need no figure."""
     length = mapping(reward.get("length_correlation"))
     return _tiles(
@@ -229,7 +230,7 @@ def pair_rounds(stage: SubRun) -> list[list[str]]:
     ]
 
 
-def _pair_round(place: int, one: Mapping[str, Any], sampled: Mapping[str, Any]) -> list[str]:
+def _pair_round(place: int, one: Facts, sampled: Facts) -> list[str]:
     shown = (
         ("tied", thousands),
         ("failed", thousands),
@@ -249,7 +250,7 @@ def _pair_round(place: int, one: Mapping[str, Any], sampled: Mapping[str, Any]) 
 CONTROL_COLUMNS = ("temperature", "before", "after", "gain", "win rate")
 
 
-def control_rows(control: Mapping[str, Any]) -> list[Sequence[str]]:
+def control_rows(control: Facts) -> list[Sequence[str]]:
     """A row a temperature, of CONTROL_COLUMNS, one for the best of each side, and the reward's
     choice among n answers before.
     """

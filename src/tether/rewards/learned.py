@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from tether.algorithms.objectives import dual_update, lagrangian, weighted
 from tether.algorithms.process import aggregate_steps, right_probabilities, weakest_step
 from tether.algorithms.reward_ensembles import combine_members, spread_of_members
 from tether.core.errors import DataError
-from tether.core.types import Json, Rollout, Score, assistant
+from tether.core.types import Facts, Json, Rollout, Score, assistant
 from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.steps import StepEncoder, step_states
@@ -300,7 +300,7 @@ class ObjectivesReward:
     def state(self) -> Json:
         return {"multipliers": dict(self.multipliers)}
 
-    def load_state(self, values: Mapping[str, Any]) -> None:
+    def load_state(self, values: Facts) -> None:
         self.multipliers = {name: float(values["multipliers"][name]) for name in self.multipliers}
 
 

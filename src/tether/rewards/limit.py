@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from tether.core.errors import RewardError
 from tether.core.protocols import AdaptiveReward, JudgingReward, RewardSource, Stateful
-from tether.core.types import Json, Rollout, Score
+from tether.core.types import Facts, Json, Rollout, Score
 from tether.rewards.function import FunctionReward
 
 WINDOW = 10
@@ -89,7 +88,7 @@ class FailureLimit:
         counts = {"recent": [list(pair) for pair in self.recent], "reasons": dict(self.reasons)}
         return {**own, "failures": counts} if self.recent or self.reasons else own
 
-    def load_state(self, values: Mapping[str, Any]) -> None:
+    def load_state(self, values: Facts) -> None:
         own = {name: value for name, value in values.items() if name != "failures"}
         if own and isinstance(self.source, Stateful):
             self.source.load_state(own)

@@ -22,14 +22,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import LifoQueue
 from typing import Any, Literal
 
 from tether.core.errors import RunError
-from tether.core.types import Json
+from tether.core.types import Facts, Json
 from tether.rewards.addresses import enclose
 from tether.rewards.guard import OPEN_FILES, end_first, limit, restrict
 
@@ -67,7 +67,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     def __init__(
         self,
         target: str,
-        settings: Mapping[str, Any] | None = None,
+        settings: Facts | None = None,
         *,
         workers: int,
         seconds: float,
@@ -102,7 +102,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         for worker in self._workers:
             worker.end()
 
-    def run(self, requests: Sequence[Mapping[str, Any]]) -> list[CheckResult]:
+    def run(self, requests: Sequence[Facts]) -> list[CheckResult]:
         """One reply a request, in their order.
 
         Raises:

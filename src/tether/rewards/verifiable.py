@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -22,7 +22,7 @@ from typing import Any
 
 from tether.core.errors import DataError, require
 from tether.core.once import once
-from tether.core.types import Json, Message, Problem, Prompt, Rollout, Score, user
+from tether.core.types import Facts, Json, Message, Problem, Prompt, Rollout, Score, user
 from tether.data.formats.fields import fold
 from tether.data.formats.verdicts import boxed_answer
 from tether.rewards import code
@@ -164,7 +164,7 @@ def reasoning_gym_prompts(
     task: str,
     size: int,
     seed: int = 0,
-    config: Mapping[str, Any] | None = None,
+    config: Facts | None = None,
     *,
     system: str = ANSWER_TAG_INSTRUCTION,
 ) -> list[Prompt]:

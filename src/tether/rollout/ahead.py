@@ -9,7 +9,7 @@ exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from tether.core.errors import RunError
 from tether.core.protocols import Engine
-from tether.core.types import Json, Prompt, Rollout, RolloutGroup, Sampling
+from tether.core.types import Facts, Json, Prompt, Rollout, RolloutGroup, Sampling
 
 ROLLOUTS = TypeAdapter(tuple[Rollout, ...])
 """From these to JSON and back."""
@@ -117,7 +117,7 @@ class AheadEngine:
             "orders": {str(number): groups for number, groups in {**self.saved, **rows}.items()}
         }
 
-    def load_state(self, values: Mapping[str, Any]) -> None:
+    def load_state(self, values: Facts) -> None:
         self.orders, self.saved = (
             {},
             {int(number): rows for number, rows in values["orders"].items()},

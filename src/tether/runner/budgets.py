@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
 
     Where more time cannot be used, a line says why.
     """
-    before: Mapping[str, Any] = run.summary().get(BUDGET) or {}
+    before: Facts = run.summary().get(BUDGET) or {}
     if isinstance(section, PromptedSection):
         return _answers_more(run, section, limit, before)
     if (
@@ -144,7 +144,7 @@ def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
 
 
 def _answers_more(
-    run: RunDirectory, section: PromptedSection, limit: TimeLimit, before: Mapping[str, Any]
+    run: RunDirectory, section: PromptedSection, limit: TimeLimit, before: Facts
 ) -> bool:
     """False: a stage that answered as many prompts as fitted keeps them, and a line says so where
     the budget is larger now.

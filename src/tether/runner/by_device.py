@@ -18,6 +18,7 @@ import torch
 
 from tether.core.errors import one_line
 from tether.core.rundir import read_json
+from tether.core.types import Facts, Json
 from tether.models.loading import pick_device
 from tether.planning.devices import Device, gpu
 from tether.planning.memory import Planner
@@ -125,7 +126,7 @@ def _larger(section: Any, keys: Sequence[str], turn: int) -> dict[str, int]:
     return {key: max(size, fields[key].default) for key, size in sizes.items()}
 
 
-def _recorded(recipe: BaseRecipe, name: str) -> dict[str, Any]:
+def _recorded(recipe: BaseRecipe, name: str) -> Json:
     """The sizes with which a run began this stage; empty where there is none."""
     place = round_folder(Path(recipe.run), 1 if recipe.repeat and name != "sft" else None)
     config = place / name / "config.json"
@@ -135,7 +136,7 @@ def _recorded(recipe: BaseRecipe, name: str) -> dict[str, Any]:
     return {key: began[key] for key in _open(recipe, name) if key in began}
 
 
-def _given(recipe: BaseRecipe, sizes: Mapping[str, Mapping[str, Any]]) -> BaseRecipe:
+def _given(recipe: BaseRecipe, sizes: Mapping[str, Facts]) -> BaseRecipe:
     sections = {
         name: recipe.section(name).model_copy(update=dict(values)) for name, values in sizes.items()
     }

@@ -11,6 +11,7 @@ from tether.core.errors import MissingFileError, RunError
 from tether.core.locks import hold
 from tether.core.rundir import RunDirectory, made_folder, read_json, write_json
 from tether.core.stopping import run_of
+from tether.core.types import Json
 from tether.settings.config import Config
 
 
@@ -46,7 +47,7 @@ def _lasting(settings: Any) -> Any:
     )
 
 
-def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
+def remembered(place: Path) -> tuple[Path, Json]:
     """The run directory that `place` is or is within, and the command that was started there.
 
     Raises:

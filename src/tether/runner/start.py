@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tether.build.checks import check_scorers
 from tether.core.locks import release
 from tether.core.protocols import doing
+from tether.core.types import Facts
 from tether.learner.loop import Progress
 from tether.report.page import write_report
 from tether.report.reading import started_stages
@@ -17,7 +17,7 @@ from tether.runner.jobs import variants
 from tether.runner.run import run_recipe
 from tether.settings.recipe import BaseRecipe
 
-Results = Mapping[str, Mapping[str, Any]]
+Results = Mapping[str, Facts]
 """Summaries by stage."""
 
 

@@ -22,7 +22,7 @@ from tether.core.protocols import (
 from tether.core.records import note_records, report_beginning, report_changes
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
-from tether.core.types import Json, Prompt, Rollout, Score
+from tether.core.types import Facts, Json, Prompt, Rollout, Score
 from tether.core.watchdog import Watchdog
 from tether.data.chat import ChatEncoder
 from tether.learner.checkpoint import Checkpoints
@@ -54,7 +54,7 @@ class SamplingStage(Protocol):
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step: ...
 
-    def summary(self, history: Sequence[Mapping[str, float]]) -> Mapping[str, Any]:
+    def summary(self, history: Sequence[Mapping[str, float]]) -> Facts:
         """The stage's own part of the run's summary, from the metrics of all steps."""
         ...
 
@@ -252,7 +252,7 @@ def _spread(rows: list[T], count: int) -> list[T]:
     return rows[:: max(1, len(rows) // count)][:count] if count else []
 
 
-def _summary(history: Sequence[Mapping[str, Any]]) -> Json:
+def _summary(history: Sequence[Facts]) -> Json:
     """Proxy score of the first and the last steps, KL of the last ones (see stats.trend), and what
     must stay zero.
     """

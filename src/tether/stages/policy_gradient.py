@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from tether.algorithms.masked import masked_sum, whiten
 from tether.algorithms.transfer import to_device
 from tether.core.errors import TrainingError
 from tether.core.protocols import Engine, RewardSource
-from tether.core.types import Json, Prompt, Rollout, Score
+from tether.core.types import Facts, Json, Prompt, Rollout, Score
 from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder
 from tether.learner.local import LocalLearner
@@ -513,7 +512,7 @@ class PolicyGradient:
             "reserves": self.reserves,
         }
 
-    def load_state(self, values: Mapping[str, Any]) -> None:
+    def load_state(self, values: Facts) -> None:
         self.kl_coefficient, self.stopped = values["kl_coefficient"], values["stopped"]
         self.shaping.normalizer = tuple(values["normalizer"]) if values["normalizer"] else None
         self.shaping.past_scores = tuple(values["past_scores"])

@@ -21,7 +21,7 @@ from tether.core.protocols import doing, now_doing
 from tether.core.records import note_records, report_beginning, report_changes
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
-from tether.core.types import Json
+from tether.core.types import Facts, Json
 from tether.core.watchdog import Watchdog
 from tether.data.prepare import Split
 from tether.learner.checkpoint import Checkpoints, numbered, unnumbered
@@ -67,7 +67,7 @@ class Objective(Protocol[Row_contra]):
     ranks: Ranks
 
     def update(self, rows: Sequence[Row_contra], /) -> Update[Any]: ...
-    def evaluate(self, rows: Sequence[Row_contra], /) -> Mapping[str, Any]: ...
+    def evaluate(self, rows: Sequence[Row_contra], /) -> Facts: ...
 
 
 def accumulate(

@@ -24,13 +24,14 @@ from rich.table import Column
 from rich.text import Text
 
 from tether.core.pace import Crowd, Expected, Forecast
+from tether.core.types import Facts
 from tether.terminal.console import Terminal
 
 FINISHED = (
     "finished already, nothing to do. To run it again, name another folder with run=PATH. To train "
     "further, start there from an export of this run (tether export RUN FOLDER) as the model."
 )
-OnStep = Callable[[str, int, Mapping[str, Any]], None]
+OnStep = Callable[[str, int, Facts], None]
 """(stage, step, metrics): called after every step; what it raises ends the training, which goes on
 from its last checkpoint.
 """

@@ -9,12 +9,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from tether.core.rundir import stage_folder
-from tether.core.types import Json
+from tether.core.types import Facts, Json
 from tether.report.brief import brief
 from tether.report.narrative import Conclusion, loop_conclusion
 from tether.report.numbers import SENTENCES, duration, gigabytes, listing
@@ -33,8 +32,6 @@ from tether.settings.stages import STAGES
 from tether.terminal.console import Terminal
 from tether.terminal.tables import point_to, show_table
 
-Facts = Mapping[str, Any]
-"""A summary, or a part of one, as its file has it."""
 Rows = Iterator[tuple[str, str]]
 FLAT = 100.0
 """A fitted temperature above which nothing is left of a verdict: log-odds of 5 become a probability

@@ -7,7 +7,7 @@ construction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from tether.build.sources import check_sources
 from tether.core.errors import ConfigError, RunError
 from tether.core.protocols import RewardSource
 from tether.core.rundir import noted_path, read_json
-from tether.core.types import Prompt, Score
+from tether.core.types import Facts, Prompt, Score
 from tether.cpu.memory import free_memory
 from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine
@@ -478,7 +478,7 @@ def _rounds_checks(stage: SubRun) -> list[Result]:
     return [*check_samples(rows, stage.settings), doctor.pairs_made(sampled)]
 
 
-def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
+def _numbers(rows: Sequence[Facts]) -> list[dict[str, float | None]]:
     """The finite numbers of a log, without the measurement before the first step."""
     return [
         {key: finite(value) for key, value in row.items()} for row in rows if row.get("step") != 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tether import __version__
 from tether.core.rundir import read_json
 from tether.core.secrets import redact_value, with_texts
-from tether.core.types import Json
+from tether.core.types import Facts, Json
 from tether.models.packaged import PACKAGES
 from tether.report.numbers import listing
 from tether.report.reading import SubRun, finite, mapping, printable, read_sub_run
@@ -60,7 +60,7 @@ class Source:
 
 
 def model_card(
-    source: Source, base: str, dtype: str, check: Mapping[str, Any], *, adapter: bool, outputs: int
+    source: Source, base: str, dtype: str, check: Facts, *, adapter: bool, outputs: int
 ) -> str:
     """The text: front matter in YAML as the hub reads it, then sections. Paths are cut to names and
     secrets are left out.

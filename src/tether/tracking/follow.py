@@ -22,7 +22,7 @@ from typing import Any
 
 from tether.core.protocols import Tracker
 from tether.core.rundir import RECORDS, is_control, read_json, write_json
-from tether.core.types import Json
+from tether.core.types import Facts, Json
 from tether.evaluation.peaks import without_none
 from tether.settings.tracking import TrackerName
 from tether.tracking.trackers import BY_NAME, EVENTS, TrackedRun, check_trackers, start_tracker
@@ -293,7 +293,7 @@ class Tail:
         ]
 
 
-def numbers_in(values: Mapping[str, Any], above: str = "") -> dict[str, float]:
+def numbers_in(values: Facts, above: str = "") -> dict[str, float]:
     """The numbers in JSON, by their keys and those of the tables that they lie in: `a/b`."""
     from transformers.utils import flatten_dict
 
