@@ -64,7 +64,9 @@ def __getattr__(name: str) -> Any:
     other = SECTIONS.get(name) or trainers_function(name)
     hint = f": tether.{other} is the function for that, with its settings" if other else ""
     if not other and name.endswith(("Trainer", "Config")):
-        hint = ": tether has no such method. docs/guides/coming_from.md lists its methods beside TRL's"
+        hint = (
+            ": tether has no such method. docs/guides/coming_from.md lists its methods beside TRL's"
+        )
     raise AttributeError(f"module 'tether' has no attribute {name!r}{hint}")
 
 

@@ -306,17 +306,29 @@ def test_an_error_before_anything_was_done_leaves_no_bar(steps, stands):
 
 
 @pytest.mark.parametrize(
-    ("later", "work", "factor"), [(25.0, 5.0, "2.5"), (25.0, 12.5, ""), (15.0, 5.0, "")]
+    ("waits", "policy", "share", "spins"),
+    [
+        ([0.0] * 4 + [6.0] * 8, "", "38%", True),
+        ([6.0] * 12, "PASSIVE", "38%", False),
+        ([0.0, 0.0, 9.0] * 4, "", "", False),
+        ([2.0] * 12, "", "", False),
+    ],
+    ids=["from the fifth step on", "threads sleep", "one step in three", "seldom"],
 )
-def test_one_line_says_that_others_slow_the_steps(later, work, factor, monkeypatch):
-    """Not where the steps have more to do, nor where they are a little slower."""
-    screen, worked = Screen(terminal=False), itertools.accumulate([0.0, *[5.0] * 6, *[work] * 6])
+def test_one_line_says_that_others_slow_the_steps(waits, policy, share, spins, monkeypatch):
+    """A step works for ten seconds, and its threads wait for a core for some more."""
+    screen = Screen(terminal=False)
+    worked = itertools.accumulate([0.0, *[10.0] * 12])
+    waited = itertools.accumulate([0.0, *waits])
     monkeypatch.setattr("tether.terminal.bars.time.process_time", lambda: next(worked))
+    monkeypatch.setattr("tether.core.threads.waited", lambda: next(waited))
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
     with bars(screen) as announce:
         bar = announce("ppo")
         for number in range(12):
-            screen.now += 10.0 if number < 6 else later
+            screen.now += 10.0
             bar(number + 1, 20, {})
-    lines = [line for line in screen.lines if "other programs" in line]
-    words = "times as long as before for the same work: other programs use this machine."
-    assert lines == ([f"ppo: steps take {factor} {words}"] if factor else [])
+    lines = [line for line in screen.lines if "other processes" in line]
+    assert len(lines) == bool(share)
+    assert all(f"ppo: threads wait for a core {share} of the time" in line for line in lines)
+    assert any("start it again" in line for line in lines) == spins

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +93,23 @@ def test_a_busy_neighbour_is_counted():
             assert threads._others() >= 1
         finally:
             neighbour.kill()
+
+
+def test_seconds_of_waiting_for_a_core_are_counted():
+    """Two loops on one core: each waits for about half of the time."""
+    if not threads.THREADS_TIMES.exists() or not hasattr(os, "sched_setaffinity"):
+        pytest.skip("needs Linux")
+    core = min(os.sched_getaffinity(0))
+    waits = (
+        "import os, sys, time; sys.path.insert(0, sys.argv[2])\n"
+        "from tether.core.threads import waited\n"
+        "os.sched_setaffinity(0, {int(sys.argv[1])}); end = time.monotonic() + 3\n"
+        "while time.monotonic() < end: pass\n"
+        "print(waited())"
+    )
+    source = str(Path(threads.__file__).parents[2])
+    command = [sys.executable, "-c", waits, str(core), source]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    seconds = [float(program.communicate()[0]) for program in both]
+    # their starts are not at one moment, and another program may take the core, too
+    assert all(seconds_of_one >= 0.5 for seconds_of_one in seconds)

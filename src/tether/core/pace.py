@@ -140,40 +140,27 @@ class Forecast:
 
 
 class Crowd:
-    """Notices that other programs take the processor: steps take longer, and this process works no
-    longer for them.
+    """Notices that the threads of this process often wait for a core, since other processes use
+    the machine.
     """
 
-    SLOWER = 2.0
-    SAME_WORK = 1.4
-    """Times the seconds of earlier steps from which on a step is slow, and times their work up to
-    which the work is the same.
-    """
-    BEFORE = 4
+    LONG = 0.25
+    """Share of a step in which its threads wait, from which on the cores are short."""
     LATELY = 3
-    """Steps, without the first ones, with which the last ones are compared, at least; and how many
-    these are.
-    """
+    """Steps that are looked at. All of them must be slowed."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[float, float]] = []
+        self._shares: deque[float] = deque(maxlen=self.LATELY)
         self._is_noticed = False
 
-    def add(self, seconds: float, worked: float) -> float | None:
-        """Note a step and the processor's seconds that this process used in it.
+    def add(self, worked: float, waited: float) -> float | None:
+        """Note the seconds in which the threads of a step had a core, and those in which they
+        waited for one.
 
-        Returns how many times as long the last steps took as those before them, once, where others
-        are the reason.
+        Returns the median share of waiting in the last steps, once, if cores are short.
         """
-        self._steps.append((seconds, worked))
-        earlier = self._steps[FIRST : -self.LATELY]
-        lately = self._steps[-self.LATELY :]
-        if self._is_noticed or len(earlier) < self.BEFORE:
+        self._shares.append(waited / max(1e-9, worked + waited))
+        if self._is_noticed or len(self._shares) < self.LATELY or min(self._shares) < self.LONG:
             return None
-        slower, more = (
-            statistics.median(step[i] for step in lately)
-            / max(1e-9, statistics.median(step[i] for step in earlier))
-            for i in range(2)
-        )
-        self._is_noticed = slower >= self.SLOWER and more <= self.SAME_WORK
-        return slower if self._is_noticed else None
+        self._is_noticed = True
+        return statistics.median(self._shares)

@@ -30,6 +30,8 @@ FAST = Path("/sys/devices/cpu_core/cpus")
 
 RUNNING = Path("/proc/stat")
 """Its line procs_running counts the threads that run or wait for a core, this one included."""
+THREADS_TIMES = Path("/proc/self/task")
+"""Has a folder for each thread. Its schedstat has the nanoseconds on a core, and those of waiting."""
 LOOKS = 7
 BETWEEN = 0.003
 """Looks at the running threads, and the seconds between two."""
@@ -66,6 +68,19 @@ def _others() -> float:
             return 0.0
         counts.append(int(running[1]) - 1)
     return median(counts)
+
+
+def sleep_while_waiting() -> bool:
+    """True if threads sleep while they wait, False if they spin."""
+    return os.environ.get(WAITING, "").upper() == "PASSIVE"
+
+
+def waited() -> float:
+    """Seconds in which the present threads of this process waited for a core, added up; 0 if the
+    system does not count them.
+    """
+    listed = [_read(path).split() for path in THREADS_TIMES.glob("*/schedstat")]
+    return sum(int(times[1]) for times in listed if len(times) > 1) / 1e9
 
 
 def fewer_cores() -> int | None:

@@ -23,6 +23,7 @@ from rich.status import Status
 from rich.table import Column
 from rich.text import Text
 
+from tether.core import threads
 from tether.core.pace import Crowd, Expected, Forecast
 from tether.core.types import Facts
 from tether.terminal.console import Terminal
@@ -30,6 +31,10 @@ from tether.terminal.console import Terminal
 FINISHED = (
     "finished already, nothing to do. To run it again, name another folder with run=PATH. To train "
     "further, start there from an export of this run (tether export RUN FOLDER) as the model."
+)
+SLEEP = (
+    "They spin while they wait, which slows all. Stop this command with Ctrl-C and start it again: "
+    "its threads then sleep while they wait. The result stays the same."
 )
 OnStep = Callable[[str, int, Facts], None]
 """(stage, step, metrics): called after every step; what it raises ends the training, which goes on
@@ -83,7 +88,9 @@ class Bar:
     def __init__(self, screen: Screen, phase: str, expected: Expected | None) -> None:
         self.screen, self.phase, self.forecast = screen, phase, Forecast(screen.now, expected)
         self.title = screen.names.get(phase, phase)
-        self.crowd, self.worked, self.stepped = Crowd(), time.process_time(), screen.now
+        self.crowd = Crowd()
+        self.worked = time.process_time()
+        self.waited = threads.waited()
         self.notes: dict[str, str] = {}
         self.alarms, self.written, self.what = 0, screen.now, ""
         self.task = screen.progress.add_task(self.title, total=None, note="", left=self.left)
@@ -131,15 +138,18 @@ class Bar:
         )
 
     def _look_around(self) -> None:
-        """Write once that other programs make the steps slow."""
+        """Write once that other processes make the steps slow."""
         worked = time.process_time()
-        now = self.screen.now
-        slower = self.crowd.add(now - self.stepped, worked - self.worked)
+        waited = threads.waited()
+        share = self.crowd.add(worked - self.worked, max(0.0, waited - self.waited))
         self.worked = worked
-        self.stepped = now
-        if slower is not None:
-            words = "times as long as before for the same work: other programs use this machine."
-            self.screen.note(f"{self.title}: steps take {slower:.1f} {words}")
+        self.waited = waited
+        if share is not None:
+            advice = "" if threads.sleep_while_waiting() else f" {SLEEP}"
+            self.screen.note(
+                f"{self.title}: threads wait for a core {share:.0%} of the time, because other "
+                f"processes use this machine.{advice}"
+            )
 
     def _show(self, **fields: Any) -> None:
         self.screen.progress.update(self.task, **fields)

@@ -16,7 +16,7 @@ import torch
 from tether import __version__
 from tether.core.locks import temporary_folder
 from tether.core.rundir import cpuinfo, versions
-from tether.core.threads import THREADS, WAITING, fewer_cores
+from tether.core.threads import THREADS, fewer_cores, sleep_while_waiting
 from tether.cpu import kernels
 from tether.models.loading import multiplies_bfloat16_fast, pick_device, pick_dtype
 
@@ -87,7 +87,7 @@ def _device() -> str:
 
 
 def _threads() -> str:
-    waits = "sleep" if os.environ.get(WAITING, "").upper() == "PASSIVE" else "spin"
+    waits = "sleep" if sleep_while_waiting() else "spin"
     count = f"{torch.get_num_threads()} of {os.cpu_count()} cores; they {waits} while they wait"
     return (
         f"{count}; {THREADS}={os.environ[THREADS]}"
