@@ -108,8 +108,9 @@ def key_hint(
     if not outer and SECTIONS.get(word) in keys:
         return f"did you mean [{SECTIONS[word]}]?"
     near = alike(str(last), keys, cutoff=0.65)
+    own_note = advice(NOTES, word, [str(part) for part in outer]) if outer else ""
     if near and isinstance(given, Mapping):
-        return near
+        return own_note or near
     inside = {
         (str(last), *path): _meant(kind, outer, _word(path[-1]), values) for path in _leaves(given)
     }
