@@ -51,7 +51,7 @@ def minutes(record: dict[str, Any]) -> tuple[int, int]:
 def lines(record: dict[str, Any]) -> list[str]:
     """The last lines of the quickstart."""
     found = verdict(record)
-    return [found.headline, *found.sentences, "The page: runs/quickstart/report.html"]
+    return [found.headline, *found.sentences, "Report: runs/quickstart/report.html"]
 
 
 def best_decoding(record: dict[str, Any]) -> dict[str, list[float]]:
@@ -66,13 +66,15 @@ def seeds_table(record: dict[str, Any]) -> str:
     best = best_decoding(record)
     random, choice = (record["seeds"][key] for key in ("random_reward", "best_of_2_4_8"))
     rows = [
-        ["comparisons won by the policy", *(f"seed {seed}" for seed in best)],
+        ["share of comparisons that the policy won", *(f"seed {seed}" for seed in best)],
         ["---"] * (1 + len(best)),
-        ["against the SFT model, each at its best temperature"]
+        ["policy against SFT model, each at its best temperature"]
         + [_bounds(best[seed]) for seed in best],
-        ["the same, for a policy trained on a random reward"]
+        ["policy trained on a random reward against SFT model, each at its best temperature"]
         + [_bounds(random[seed]) if seed in random else "" for seed in best],
-        ["against the best of 2 / 4 / 8 SFT answers, chosen by the reward model"]
+        [
+            "policy against the best of 2 / 4 / 8 answers of the SFT model. The reward model chooses the best"
+        ]
         + [" / ".join(f"{share:.0f}" for share in choice[seed]) + "%" for seed in best],
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -105,12 +107,12 @@ def texts(record: dict[str, Any]) -> dict[Path, dict[str, str]]:
         f"{percent(over['win_rate']['high'])}]"
     )
     time = (
-        f"On two CPU cores, `make quickstart` takes {least} to {most} minutes, without the installation. "
-        f"It needs {gigabytes} of RAM."
+        f"On two CPU cores, `make quickstart` takes {least} to {most} minutes. The time of the installation "
+        f"is not included. The quickstart needs {gigabytes} of RAM."
     )
     expected = (
         f"On two cores with AMX instructions, the quickstart takes {fast[0]} minutes. On two cores "
-        f"with bfloat16 instructions but without AMX, it takes {usual[0]} to {usual[1]} minutes. "
+        f"with bfloat16 instructions but without AMX, the quickstart takes {usual[0]} to {usual[1]} minutes. "
     )
     return {
         ROOT / "README.md": {
@@ -120,8 +122,8 @@ def texts(record: dict[str, Any]) -> dict[Path, dict[str, str]]:
         },
         ROOT / "docs" / "guides" / "quickstart.md": {
             "time": (
-                f"{expected}Its peak memory is {gigabytes}.\nSeed {record['seed']}: with each model "
-                f"at its best temperature, the policy won {rate} of the comparisons."
+                f"{expected}The peak memory is {gigabytes}.\nWith random seed {record['seed']}, the policy won {rate} "
+                f"of the comparisons with the SFT model. Each model used its best temperature."
             ),
             "seeds": seeds_table(record),
         },

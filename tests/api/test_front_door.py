@@ -386,7 +386,8 @@ def test_the_verdict_is_three_lines_and_the_page_a_path(tmp_path):
     result, interval, control = str(run.verdict).splitlines()
     assert result.endswith("judged by the training's own reward on held-out prompts.")
     assert (
-        interval.startswith("On 2 held-out prompts: from ") and "at its best temperature" in control
+        interval.startswith("On 2 held-out prompts, the score went from ")
+        and "at its best temperature" in control
     )
     page = Path(run.report)
     assert page == tmp_path / "run" / "report.html" and page.is_file()

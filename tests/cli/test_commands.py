@@ -132,7 +132,7 @@ def test_a_recipe_runs_through_and_its_result_can_be_talked_to(project):
             json.loads((project / "run" / stage / "summary.json").read_text())["peak_rss_bytes"] > 0
         )
         assert f'id="stage-{stage}"' in (project / "run" / "report.html").read_text()
-    assert "The page: run/report.html" in done.stdout and not list(
+    assert "Report: run/report.html" in done.stdout and not list(
         (project / "run").glob("*/report.html")
     )
     answers = tether(
@@ -166,12 +166,12 @@ def test_the_quickstart_ends_with_its_verdict(project):
         and found["over_best_decoding"]["win_rate"]["count"] > 0
     )
     words = " ".join(done.stdout.split())
-    assert "Each model at its best temperature" in words and "nats of KL per response" in words
+    assert "With each model at its best temperature" in words and "nats of KL per response" in words
     headlines = {
-        "better": "Better than any",
-        "sharper": "Sharper, not",
+        "better": "Better than the start model, each",
+        "sharper": "A lower temperature may explain",
         "undecided": "Not shown to be",
-        "worse": "Worse",
+        "worse": "Worse than",
     }
     assert headlines[found["verdict"]] in words
 

@@ -38,14 +38,14 @@ def test_gold_with_a_control_is_result_interval_control(tmp_path):
         run_of(tmp_path / "run", summary, judge={"name": "mine.py:good", "says": ""}), "a command"
     )
     assert found.headline == (
-        "Better than the start model at its best temperature, judged by mine.py:good."
+        "Better than the start model, each at its best temperature, judged by mine.py:good."
     )
     interval, control = found.sentences
     kl = found.warnings[0]
     assert "70.0% of 150" in interval and "60.0% to 80.0%" in interval
     assert "policy greedy, start model 0.7" in control and "66.0%" in control and "+1.30" in control
-    assert "5.80 nats" in kl and "hardly those of the start any more" in kl
-    assert all(len(line) < 150 for line in (found.headline, *found.sentences))
+    assert "5.80 nats" in kl and "rarely give such answers" in kl
+    assert all(len(line) < 160 for line in (found.headline, *found.sentences))
 
 
 def test_few_comparisons_are_counted_once(tmp_path):
@@ -69,7 +69,7 @@ def test_held_out_reward_names_its_judge(tmp_path):
     }
     found = brief(run_of(tmp_path / "run", {"heldout": {"num_prompts": 16, "score": ends}}))
     assert found.headline.endswith("judged by the training's own reward on held-out prompts.")
-    assert "On 16 held-out prompts: from −20.0 to −5.00" in found.sentences[0]
+    assert "On 16 held-out prompts, the score went from −20.0 to −5.00" in found.sentences[0]
 
 
 @pytest.mark.parametrize("nats", [0.02, 0.5, 2.0, 5.8, 25.0])
@@ -80,8 +80,8 @@ def test_words_go_with_the_share_of_answers_that_the_start_would_give(nats):
     expected = {
         1.11: "are those",
         2.72: "nearly those",
-        20.1: "could still be",
-        22_027: "hardly those",
+        20.1: "could still give",
+        22_027: "rarely give",
         math.inf: "never",
     }
     assert next(text for bound, text in expected.items() if one_in < bound) in words

@@ -392,11 +392,16 @@ def test_every_supervised_stage_of_a_run_has_its_losses(tmp_path: Path, syntheti
         (
             "correct",
             0.03,
-            "Better",
+            "Better than the start model",
             "the share of right answers went from 20.0% to 30.0%. The change is +0.100 (95% interval +0.030 "
             "to +0.200)",
         ),
-        ("correct", -0.01, "Not shown to be better", "The interval contains 0"),
+        (
+            "correct",
+            -0.01,
+            "Not shown to be better than the start model",
+            "The interval contains 0",
+        ),
         (
             "score",
             0.03,
@@ -574,20 +579,20 @@ def test_empty_foreign_and_missing_folders_are_errors(tmp_path: Path) -> None:
         (
             (0.56, 0.49, 0.63),
             (0.02, -0.01, 0.05),
-            "Not shown to be better",
+            "Not shown to be better than the start model",
             "The interval contains 50%",
         ),
         (
             (0.71, 0.65, 0.77),
             (0.3, 0.2, 0.4),
-            "Better, at one temperature",
+            "Better than the start model, at one temperature",
             "won 71.0% of 200",
         ),
-        ((0.38, 0.32, 0.45), (-0.1, -0.2, -0.05), "Worse", "won 38.0% of 200"),
+        ((0.38, 0.32, 0.45), (-0.1, -0.2, -0.05), "Worse than the start model", "won 38.0% of 200"),
         (
             (0.48, 0.41, 0.55),
             (-0.01, -0.05, 0.02),
-            "Not shown to be better",
+            "Not shown to be better than the start model",
             "The interval contains 50%",
         ),
     ],
@@ -613,28 +618,28 @@ def test_verdict_follows_the_interval(
             "better",
             (0.3, 0.1, 0.5),
             "good",
-            "Better than the start model at its best temperature",
-            "does not reach this at any tested temperature",
+            "Better than the start model, each at its best temperature",
+            "does not reach the policy's score at any tested temperature",
         ),
         (
             "sharper",
             (0.02, -0.1, 0.14),
             "open",
-            "Sharper, not better",
+            "A lower temperature may explain the gain",
             "gives the same gain without any training",
         ),
         (
             "undecided",
             (0.02, -0.1, 0.14),
             "open",
-            "Not shown to be better",
-            "does not show a difference",
+            "Not shown to be better than the start model",
+            "The interval does not show a difference",
         ),
         (
             "worse",
             (-0.3, -0.5, -0.1),
             "bad",
-            "Worse",
+            "Worse than the start model",
             "At its best temperature, the start model answers better.",
         ),
     ],
@@ -672,7 +677,7 @@ def test_the_verdict_follows_the_best_decoding_of_the_start(
     found = conclusion(read_journey(tmp_path / "ppo"))
     assert (found.tone, found.headline) == (tone, headline)
     assert sentence in " ".join(found.sentences) and (
-        "policy at temperature 0.5 and start model greedy"
+        "policy at temperature 0.5, start model greedy"
     ) in " ".join(found.sentences)
     assert not any("at one temperature" in warning for warning in found.warnings)
     page = write_report(tmp_path / "ppo").read_text()
@@ -690,7 +695,10 @@ def test_a_gain_without_the_control_says_so(tmp_path: Path, synthetic: Any) -> N
     )
     synthetic.write(tmp_path / "ppo" / "summary.json", summary)
     found = conclusion(read_journey(tmp_path / "ppo"))
-    assert (found.tone, found.headline) == ("open", "Better, at one temperature")
+    assert (found.tone, found.headline) == (
+        "open",
+        "Better than the start model, at one temperature",
+    )
     assert "A lower temperature often improves the start model without training" in " ".join(
         found.warnings
     )

@@ -266,7 +266,7 @@ def _stages(
     if config.sweep is not None:
         _show_jobs(console, config, chosen)
         point_to(console, "Each combination is a run with its own page", root / "sweep")
-        point_to(console, "The page over all of them", page)
+        point_to(console, "Report on all runs", page)
         return
     if "evaluate" in chosen:
         show_run(console, root)
@@ -275,7 +275,7 @@ def _stages(
         for name in chosen:
             how = to_judge(root, given) if [name] == last else ""
             show_stage(console, root / name, results[name], how)
-    point_to(console, "The page", page)
+    point_to(console, "Report", page)
     waiting = [name for name in left if name not in chosen]
     again = ["tether", "run", given[0], waiting[0], *given[1:]] if given and waiting else []
     show_next(console, root, chosen, again)

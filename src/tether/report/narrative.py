@@ -50,7 +50,11 @@ LOPSIDED = 0.6
 """Share of pairs whose longer side is preferred, above which the page mentions length; and the same
 for the shorter side.
 """
-BETTER = {1: ("good", "Better"), 0: ("open", "Not shown to be better"), -1: ("bad", "Worse")}
+BETTER = {
+    1: ("good", "Better than the start model"),
+    0: ("open", "Not shown to be better than the start model"),
+    -1: ("bad", "Worse than the start model"),
+}
 """Tone and headline by the side of no difference on which an interval lies."""
 UNJUDGED = ("open", "Not judged by gold")
 REWARDED = {
@@ -65,10 +69,10 @@ RANKED = {
     -1: ("bad", "Ranks held-out pairs worse than chance"),
 }
 DECODED = {
-    "better": ("good", "Better than the start model at its best temperature"),
-    "sharper": ("open", "Sharper, not better"),
-    "undecided": ("open", "Not shown to be better"),
-    "worse": ("bad", "Worse"),
+    "better": ("good", "Better than the start model, each at its best temperature"),
+    "sharper": ("open", "A lower temperature may explain the gain"),
+    "undecided": BETTER[0],
+    "worse": BETTER[-1],
 }
 """The same by the verdict of the control of decoding (`evaluation.decoding.verdict`)."""
 SAYS = SENTENCES["says"]
@@ -497,9 +501,9 @@ def loop_conclusion(loop: LoopRun) -> Conclusion:
     gain = estimate(last["gold_gain"])
     control = control_of(last)
     outcomes = {
-        1: ("open", "Better, at one temperature"),
+        1: ("open", "Better than the start model, at one temperature"),
         0: ("open", "No clear change in gold"),
-        -1: ("bad", "Worse by gold"),
+        -1: ("bad", "Worse than the start model by the gold score"),
     }
     tone, words = DECODED[control["verdict"]] if control else outcomes[side(gain, 0) if gain else 0]
     sentences = [says["gain"].format(gain=bracketed(gain, signed)), *control_sentences(control)]

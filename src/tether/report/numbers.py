@@ -94,10 +94,10 @@ def centre(value: Estimate, show: Show) -> str:
 
 
 MOVED = (
-    (0.1, "the answers are those of the start"),
-    (1.0, "the answers are nearly those of the start"),
-    (3.0, "the answers differ from those of the start, and could still be its own"),
-    (10.0, "the answers are hardly those of the start any more"),
+    (0.1, "the answers are those of the start model"),
+    (1.0, "the answers are nearly those of the start model"),
+    (3.0, "the answers differ, but the start model could still give them"),
+    (10.0, "the start model would rarely give such answers"),
 )
 """Upper ends of the KL in nats a response, and their meaning. After e^3 = 20 an answer is one in
 twenty of the start's.
@@ -108,7 +108,7 @@ def moved_in_words(kl: float) -> str:
     """The meaning of a KL in nats a response."""
     return next(
         (words for bound, words in MOVED if kl < bound),
-        "the start would practically never give such answers",
+        "the start model would practically never give such answers",
     )
 
 
