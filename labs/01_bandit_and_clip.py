@@ -142,7 +142,7 @@ lab.expect("ratio after z ← z + 0.5", one_step, 1.2449, 1.2450, "theory: 2σ(0
 # Now the policy plays. Action 0 pays 1, action 1 pays 0, both with noise of standard deviation 3.
 # A batch has 16 plays, and each batch gets 20 gradient steps (epochs), which is far too many.
 # 200 policies learn side by side, so that the picture does not depend on luck.
-# The advantage of a play is its reward less the mean of its batch.
+# The advantage of a play is its reward minus the mean of its batch.
 # The control is the same training on a reward of noise alone.
 
 

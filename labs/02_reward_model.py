@@ -2,7 +2,7 @@
 # # 2. From pairs to a reward model, and what noise in the labels does
 #
 # **Goal.** Train a reward model on compared answers, and test it on pairs that it has not seen.
-# Then turn labels round at random, and see accuracy and confidence follow.
+# Then flip labels at random, and see how accuracy and confidence change.
 #
 # **Chapter:** reward modelling with Bradley-Terry, and its held-out accuracy.
 #
@@ -59,7 +59,7 @@ truth = SHARPNESS * (gold(test.first) - gold(test.second))
 ceiling = float(torch.sigmoid(truth.abs()).mean())
 held_out = accuracy(reward, test)
 lab.expect("held-out accuracy", held_out, 0.65, 0.75, "seeds 0 to 2: 0.69 to 0.71")
-lab.expect("ceiling less accuracy", ceiling - held_out, -0.01, 0.1, "seeds 0 to 2: 0.034 to 0.049")
+lab.expect("ceiling minus accuracy", ceiling - held_out, -0.01, 0.1, "seeds 0 to 2: 0.034 to 0.049")
 lab.expect(
     "reward of thank + you",
     reward[WORDS.index("thank")] + reward[WORDS.index("you")],
@@ -100,8 +100,8 @@ lab.expect("calibration error", error, 0, 0.08, "seeds 0 to 2: 0.032 to 0.036")
 # %% [markdown]
 # ## Noise in the labels
 #
-# Now a share ε of the training labels is turned round. Seen in noisy labels, a model of accuracy a
-# scores a (1 − ε) + (1 − a) ε. The clean test says what the model has really learned.
+# Now a share ε of the training labels is flipped. On a test with such noisy labels, a model whose
+# true accuracy is a has the accuracy a (1 − ε) + (1 − a) ε. Only the test with clean labels shows a.
 
 # %%
 clean = []
@@ -141,7 +141,7 @@ lab.expect(
     "noisy accuracy, largest distance from theory", gap, 0, 0.03, "theory: 4 standard errors"
 )
 lab.expect(
-    "clean accuracy with 30% noise, less that with none",
+    "clean accuracy with 30% noise minus that with none",
     clean[3] - clean[0],
     -0.08,
     0.04,

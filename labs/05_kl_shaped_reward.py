@@ -52,7 +52,7 @@ scores = gold(answers)
 rewards = shaped(scores, moved, reference, answers.mask, BETA)
 terminal = scores - BETA * ((moved - reference) * answers.mask).sum(1)
 gap = float((rewards.sum(1) - terminal).abs().max())
-lab.expect("per token less terminal, in total", gap, 0, 1e-4, "theory: the same sum")
+lab.expect("per token minus terminal, in total", gap, 0, 1e-4, "theory: the same sum")
 
 # %% [markdown]
 # ## Four mistakes

@@ -150,7 +150,7 @@ lab.expect(
     "seeds 0 to 2: 1.33 to 1.58",
 )
 lab.expect("true gain over the cooled start", gain, 0.05, 0.4, "seeds 0 to 2: 0.14 to 0.24")
-lab.expect("random reward, less the start", control, -0.35, 0.15, "seeds 0 to 2: 0.01 to 0.10")
+lab.expect("random reward minus the start", control, -0.35, 0.15, "seeds 0 to 2: 0.01 to 0.10")
 lab.expect("true reward with β = 0", truth["β = 0"], -12, -2, "seeds 0 to 2: -9.0 to -5.0")
 lab.expect(
     "thanks in an answer, β = 0",
@@ -159,7 +159,7 @@ lab.expect(
     6,
     "theory: at most 6 of 12 words; seeds 0 to 2: 5 to 6",
 )
-lab.expect("reward with β = 0, less that with β = 1", gap, 2, 10, "seeds 0 to 2: 3.5 to 6.7")
+lab.expect("reward with β = 0 minus that with β = 1", gap, 2, 10, "seeds 0 to 2: 3.5 to 6.7")
 
 # %% [markdown]
 # **Question to try.** Stop the run with β = 0 after 8 steps (`STEPS`). Is it then better than the

@@ -118,8 +118,8 @@ lab.expect(
 lab.expect("smallest gain − β KL", surplus, -0.15, 9, slack)
 lab.expect("true reward, β = 0.1", truths[0], -9, -1, "seeds 0 to 2: -6.0 to -4.7")
 lab.expect("the best β", best, 0.5, 1.0, "seeds 0 to 2: 0.5 or 1")
-lab.expect("best true reward, less the cooled start", gain, 0.05, 0.5, "seeds 0 to 2: 0.16 to 0.36")
-lab.expect("random reward, less the start", control, -0.5, 0.15, "seeds 0 to 2: -0.21 to 0.04")
+lab.expect("best true reward minus the cooled start", gain, 0.05, 0.5, "seeds 0 to 2: 0.16 to 0.36")
+lab.expect("random reward minus the start", control, -0.5, 0.15, "seeds 0 to 2: -0.21 to 0.04")
 
 # %% [markdown]
 # **Question to try.** Label 10,000 pairs instead of 1,000 in `compare`. Does the best β move?

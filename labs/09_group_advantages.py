@@ -59,7 +59,7 @@ example = torch.tensor([0.8, 0.2, 0.9, 0.1])
 one_group = torch.zeros(4, dtype=torch.int64)
 advantage = group_relative(example, one_group)
 lab.text("group_relative: " + ", ".join(f"{value:+.3f}" for value in advantage))
-lab.expect("A of the reward 0.9", advantage[2], 0.9795, 0.9799, "theory: 0.4 / 0.4082, less 1e-4")
+lab.expect("A of the reward 0.9", advantage[2], 0.9795, 0.9799, "theory: 0.4 / 0.4082 minus 1e-4")
 
 # %% [markdown]
 # Another chapter prints "mean=0.45, std=0.2217, advantages=[-1.13 1.58 0.23 -0.68]" below a step of
@@ -219,7 +219,7 @@ groups = torch.arange(64) // 8
 own = group_relative(scores, groups, scale=False)
 others = scores - leave_one_out_baseline(scores, groups)
 gap = float((own - 7 / 8 * others).abs().max())
-lab.expect("group mean less 7/8 of leave-one-out, G = 8", gap, 0, 1e-6, "theory: the same")
+lab.expect("group mean minus 7/8 of leave-one-out, G = 8", gap, 0, 1e-6, "theory: the same")
 
 # %% [markdown]
 # ## Groups that say nothing
@@ -353,17 +353,17 @@ for name, low, high, seen in (
     ("GRPO, G = 8", 0.85, 1.3, "1.09 to 1.11"),
 ):
     gain = ends[name] - cooled
-    lab.expect(f"{name}, less the cooled start", gain, low, high, f"seeds 0 to 4: {seen}")
+    lab.expect(f"{name} minus the cooled start", gain, low, high, f"seeds 0 to 4: {seen}")
 control = ends["GRPO, random reward"] - start
 lab.expect(
-    "GRPO on a random reward, less the start", control, -0.3, 0.2, "seeds 0 to 4: -0.06 to 0.07"
+    "GRPO on a random reward minus the start", control, -0.3, 0.2, "seeds 0 to 4: -0.06 to 0.07"
 )
 further = kls["GRPO, G = 8"] / kls["PPO"]
 lab.expect("KL of GRPO over that of PPO", further, 1.4, 3, "seeds 0 to 4: 2.0 to 2.1")
 grpo, ppo = runs["GRPO, G = 8"], runs["PPO"]
 near = [step for step in range(STEPS) if abs(grpo.drift[step] - mean(ppo.drift[-10:])) < 0.4]
 same = mean(grpo.truth[step] for step in near) - mean(ppo.truth[-10:])
-lab.expect("GRPO less PPO at about the same KL", same, -0.35, 0.3, "seeds 0 to 4: -0.14 to 0.07")
+lab.expect("GRPO minus PPO at about the same KL", same, -0.35, 0.3, "seeds 0 to 4: -0.14 to 0.07")
 
 # %% [markdown]
 # GRPO divides by the group's deviation. As the policy gets better its answers get alike, the

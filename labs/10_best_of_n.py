@@ -111,7 +111,7 @@ lab.plot(
     "top score.",
 )
 excess = max(kl - bound for row in kls.values() for kl, bound in zip(row, formula, strict=True))
-lab.expect("largest KL less the formula", excess, -1, 1e-9, "theory: the formula is a bound")
+lab.expect("largest KL minus the formula", excess, -1, 1e-9, "theory: the formula is a bound")
 lab.expect(
     "KL by the reward model over the formula, n = 256",
     kls["reward model"][-1] / formula[-1],
@@ -119,7 +119,7 @@ lab.expect(
     1,
     "theory: at most 1; seeds 0 to 5: 0.986 to 0.998",
 )
-lab.expect("KL by the truth, n = 256, less −log of the share of best", kls["truth"][-1] - top,
+lab.expect("KL by the truth at n = 256, minus −log of the share of best", kls["truth"][-1] - top,
            -0.3, 1e-6, "theory: at most 0, and 0 in the limit")  # fmt: skip
 
 # %% [markdown]
@@ -194,14 +194,14 @@ lab.plot(
 peak = SIZES[max(range(len(SIZES)), key=lambda place: truth[place])]
 lab.expect("n at which the truth peaks", peak, 4, 32, "seeds 0 to 5: 8 or 16")
 lab.expect(
-    "truth at the peak, less the cooled start",
+    "truth at the peak, minus the cooled start",
     max(truth) - cooled,
     0.35,
     0.8,
     "seeds 0 to 5: 0.48 to 0.57",
 )
 lab.expect(
-    "truth at n = 256, less that of the start",
+    "truth at n = 256 minus that of the start",
     truth[-1] - truth[0],
     -2,
     -0.4,
@@ -255,9 +255,9 @@ lab.table(
     ],
     rows,
 )
-lab.expect("reward after SFT on best of 16, less SFT on best of 1", rows[2][4] - rows[0][4],
+lab.expect("reward after SFT on best of 16 minus SFT on best of 1", rows[2][4] - rows[0][4],
            0.8, 1.7, "seeds 0 to 5: 1.11 to 1.34")  # fmt: skip
-lab.expect("truth after SFT on best of 16, less the cooled start", rows[2][2] - cooled,
+lab.expect("truth after SFT on best of 16 minus the cooled start", rows[2][2] - cooled,
            0.2, 0.7, "seeds 0 to 5: 0.36 to 0.48")  # fmt: skip
 
 # %% [markdown]

@@ -43,13 +43,13 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 # %% [markdown]
 # ## The reward that a policy is
 #
-# PPO looks for the policy π with the highest reward r less β times the KL to the start π_ref.
+# PPO looks for the policy π with the highest reward r minus β times the KL to the start π_ref.
 # For every answer y that policy is π(y) = π_ref(y) exp(r(y)/β) / constant. Solved for r:
 #
 #     r(y) = β log π(y)/π_ref(y) + constant
 #
 # So a policy is a reward model, and can be trained like one. Let h be the margin: the log ratio
-# log π(y)/π_ref(y) of the chosen answer less that of the rejected one. σ(x) is 1 / (1 + e^−x).
+# log π(y)/π_ref(y) of the chosen answer minus that of the rejected one. σ(x) is 1 / (1 + e^−x).
 #
 # - DPO (direct preference optimization): −log σ(β h), lab 2's loss with this reward in it;
 # - IPO (identity preference optimization): (h − 1/(2β))², which asks for a finite margin;
@@ -154,7 +154,7 @@ looks = {name: look for name, (_, look) in runs.items()}
 # %% plot
 steps = list(range(0, STEPS + 1, EVERY))
 lab.plot(
-    "The margin h, chosen less rejected",
+    "The margin h, chosen minus rejected",
     [
         *(line(look.margin, name, steps) for name, look in looks.items()),
         level(1 / (2 * BETA), "IPO's target 1/(2β)", steps),
@@ -252,7 +252,7 @@ for name, low, high, seen in (
 right = rows[0][1]
 lab.expect("held-out accuracy of DPO's reward", right, 0.67, 0.76, "seeds 0 to 4: 0.71 to 0.72")
 lab.expect(
-    "ceiling less that accuracy",
+    "ceiling minus that accuracy",
     ceiling - right,
     -0.01,
     0.08,
@@ -265,21 +265,21 @@ for name, low, high, seen in (
     ("KTO", 0.3, 1.1, "0.60 to 0.73"),
 ):
     lab.expect(
-        f"best truth of {name}, less the cooled start",
+        f"best truth of {name} minus the cooled start",
         gains[name],
         low,
         high,
         f"seeds 0 to 4: {seen}",
     )
 lab.expect(
-    "best truth with labels of a coin, less the cooled start",
+    "best truth with labels of a coin minus the cooled start",
     max(coin[1].truth) - cooled,
     -0.5,
     0.15,
     "seeds 0 to 4: -0.17 to -0.03",
 )
 lab.expect(
-    "truth of DPO at the end, less PPO",
+    "truth of DPO at the end minus PPO",
     rows[0][3] - ppo_truth,
     0.2,
     1,

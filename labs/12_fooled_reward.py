@@ -196,7 +196,7 @@ OWN = {
 worth = {name: float(gold(answers).mean()) for name, answers in final.items()}
 lab.expect("honest: alarms", len(alarms["honest"]), 0, 0, "theory: nothing to find")
 lab.expect(
-    "honest: truth, less the start",
+    "honest: truth minus the start",
     worth["honest"] - worth["start"],
     0.3,
     0.5,
@@ -227,7 +227,7 @@ for name, detector in OWN.items():
         f"seeds 0 to 4: {steps_seen}",
     )
     lab.expect(
-        f"{name}: truth, less the honest run",
+        f"{name}: truth minus the honest run",
         worth[name] - worth["honest"],
         -1.5,
         -0.15,

@@ -174,7 +174,7 @@ lab.text(
 #
 # - outcome: 1 if the last line is right, at the last line;
 # - process, sum: each line's probability of being right, at that line;
-# - process, less the mean: the same, less the mean over the lines of the batch;
+# - process, minus the mean: the same minus the mean over the lines of the batch;
 # - process, least line: the least of a solution's probabilities, at the last line.
 
 
@@ -196,7 +196,7 @@ def less_the_mean(batch: Solutions) -> Tensor:
 REWARDS: dict[str, tuple[Callable[[Solutions], Tensor], Callable[..., Tensor]]] = {
     "outcome": (lambda batch: batch.right.float(), shaped),
     "process, sum": (line_chances, each_line),
-    "process, less the mean": (less_the_mean, each_line),
+    "process, minus the mean": (less_the_mean, each_line),
     "process, least line": (JUDGES["process, least line"], shaped),
 }
 solvers = {}
@@ -294,7 +294,7 @@ lab.expect(
     "theory: 0.90, with 4 standard errors",
 )
 lab.expect(
-    "process, best of n less 1 − (1 − q)ⁿ, largest",
+    "process, best of n minus 1 − (1 − q)ⁿ, largest",
     reached,
     0,
     0.1,
@@ -342,7 +342,7 @@ lab.expect(
     "seeds 0 to 4: 0 to 0.005",
 )
 lab.expect("trained on the sum: lines", grown, 15, 16, "theory: 16, the most that there are")
-for name in ("process, less the mean", "process, least line"):
+for name in ("process, minus the mean", "process, least line"):
     lab.expect(
         f"trained on {name}: last line right, five numbers",
         share(held_out[name].right),

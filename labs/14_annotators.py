@@ -96,7 +96,7 @@ pairs_of_two = list(itertools.combinations(PEOPLE.values(), 2))
 mean_agreement = sum(a * b + (1 - a) * (1 - b) for a, b in pairs_of_two) / len(pairs_of_two)
 lab.expect("raw agreement of two, largest distance", gap, 0, 0.09, "theory: 3.5 standard errors")
 lab.expect(
-    "raw agreement of all seven, less theory",
+    "raw agreement of all seven minus theory",
     (whole.value or 0.0) - mean_agreement,
     -0.025,
     0.025,
@@ -175,21 +175,21 @@ lab.plot(
 )
 close = [label for label in majority(votes) if label.confidence < 0.6]
 lab.expect(
-    "majority of seven, less theory",
+    "majority of seven minus theory",
     counted[-1] - alike[-1],
     -0.06,
     0.06,
     "theory: 3.5 standard errors",
 )
 lab.expect(
-    "Dawid and Skene of seven, less best weights",
+    "Dawid and Skene of seven minus best weights",
     weighed[-1] - ideal[-1],
     -0.06,
     0.04,
     "theory: at most 0, but for 3.5 standard errors",
 )
 lab.expect(
-    "seven, Dawid and Skene less majority",
+    "seven, Dawid and Skene minus majority",
     weighed[-1] - counted[-1],
     0.0,
     0.1,
@@ -230,7 +230,7 @@ lab.expect(
     "theory: 0.747, with 4 standard errors",
 )
 lab.expect(
-    "settled, less majority",
+    "settled minus majority",
     accuracy_of(settled, truth) - counted[-1],
     0.01,
     0.09,
@@ -278,7 +278,7 @@ lab.table(
 )
 noise_cost = inherited["the truth"] - inherited["Anna"]
 lab.expect(
-    "reward model: the truth less Anna", noise_cost, -0.03, 0.05, "seeds 0 to 4: -0.006 to 0.020"
+    "reward model: the truth minus Anna", noise_cost, -0.03, 0.05, "seeds 0 to 4: -0.006 to 0.020"
 )
 
 # %% [markdown]
@@ -338,28 +338,28 @@ lab.plot(
     'a "sorry" earns. More labels from the same people would not change that.',
 )
 lab.expect(
-    "kappa, all with the taste less none",
+    "kappa, all with the taste minus none",
     agreement[-1] - agreement[0],
     0.15,
     0.42,
     "seeds 0 to 4: 0.25 to 0.31",
 )
 lab.expect(
-    "right labels, all less none",
+    "right labels, all minus none",
     right_labels[-1] - right_labels[0],
     -0.31,
     -0.12,
     "seeds 0 to 4: -0.23 to -0.19",
 )
 lab.expect(
-    "Dawid and Skene, all less none",
+    "Dawid and Skene, all minus none",
     by_skene[-1] - by_skene[0],
     -0.31,
     -0.12,
     "seeds 0 to 4: -0.23 to -0.19",
 )
 lab.expect(
-    "three with the taste: Dawid and Skene less majority",
+    "three with the taste: Dawid and Skene minus majority",
     by_skene[3] - right_labels[3],
     -0.2,
     -0.03,

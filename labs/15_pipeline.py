@@ -217,7 +217,7 @@ gains = {name: result["over_best_decoding"]["value"] for name, result in judged.
 cooled = max(means(before)) - means(before)[0]
 lab.expect("base model: loss", losses[0], 2.3978, 2.398, "theory: log 11")
 lab.expect(
-    "fine-tuned: held-out loss, less that of the writers",
+    "fine-tuned: held-out loss minus that of the writers",
     held[best] - entropy,
     0,
     0.04,
@@ -243,7 +243,7 @@ lab.expect(
     "seeds 0 to 4: -0.07 to 0.07",
 )
 lab.expect(
-    "PPO, less the random reward",
+    "PPO minus the random reward",
     gains["PPO"] - gains["random reward"],
     0.1,
     1.2,

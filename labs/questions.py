@@ -142,7 +142,7 @@ def draw(
 
 
 def gold(answers: Answers) -> Values:
-    """The truth: 1 for the right answer, less 0.3 for each perhaps, 0.2 for each tick, and 0.05 for
+    """The truth: 1 for the right answer minus 0.3 for each perhaps, 0.2 for each tick, and 0.05 for
     each word from the 13th on.
     """
     padding = (answers.mask.sum(1) - 12).clamp(min=0)
