@@ -318,16 +318,20 @@ def test_an_error_before_anything_was_done_leaves_no_bar(steps, stands):
 def test_one_line_says_that_others_slow_the_steps(waits, policy, share, spins, monkeypatch):
     """A step works for ten seconds, and its threads wait for a core for some more."""
     screen = Screen(terminal=False)
-    worked = itertools.accumulate([0.0, *[10.0] * 12])
-    waited = itertools.accumulate([0.0, *waits])
+    worked = itertools.accumulate(itertools.repeat(10.0))
+    waited = itertools.accumulate([0.0, *waits[:9], 0.0, *waits[9:]])
     monkeypatch.setattr("tether.terminal.bars.time.process_time", lambda: next(worked))
     monkeypatch.setattr("tether.core.threads.waited", lambda: next(waited))
     monkeypatch.setenv("OMP_WAIT_POLICY", policy)
     with bars(screen) as announce:
         bar = announce("ppo")
-        for number in range(12):
+        for number in range(9):
             screen.now += 10.0
-            bar(number + 1, 20, {})
+            bar(number + 1, 9, {})
+        bar = announce("evaluate")
+        for number in range(3):
+            screen.now += 10.0
+            bar(number + 1, 3, {})
     lines = [line for line in screen.lines if "other processes" in line]
     assert len(lines) == bool(share)
     assert all(f"ppo: threads wait for a core {share} of the time" in line for line in lines)

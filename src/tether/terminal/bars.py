@@ -88,7 +88,6 @@ class Bar:
     def __init__(self, screen: Screen, phase: str, expected: Expected | None) -> None:
         self.screen, self.phase, self.forecast = screen, phase, Forecast(screen.now, expected)
         self.title = screen.names.get(phase, phase)
-        self.crowd = Crowd()
         self.worked = time.process_time()
         self.waited = threads.waited()
         self.notes: dict[str, str] = {}
@@ -141,7 +140,7 @@ class Bar:
         """Write once that other processes make the steps slow."""
         worked = time.process_time()
         waited = threads.waited()
-        share = self.crowd.add(worked - self.worked, max(0.0, waited - self.waited))
+        share = self.screen.crowd.add(worked - self.worked, max(0.0, waited - self.waited))
         self.worked = worked
         self.waited = waited
         if share is not None:
@@ -205,6 +204,7 @@ class Screen:
     ) -> None:
         self.console, self.progress, self.on_step = console, progress, on_step
         self.names, self.worked, self.shows = names, False, not console.quiet
+        self.crowd = Crowd()
         self.expected: Mapping[str, Expected] = {}
         self.bar: Bar | None = None
         self._lock = threading.Lock()
