@@ -2,8 +2,8 @@
 # # 9. Group advantages: GRPO against PPO with and without a critic
 #
 # **Goal.** Replace the value model by the mean of a group of answers to the same prompt, and
-# measure what that does to the noise of the gradient. Then train PPO with a critic, PPO without
-# one, and GRPO on as many answers, and count the memory of each.
+# measure the variance of the gradient. Then train PPO with a critic, PPO without a critic, and
+# GRPO on the same number of answers, and count the memory of each.
 #
 # **Chapter:** GRPO, and the loop that is compared with PPO in memory and stability.
 #
@@ -62,9 +62,9 @@ lab.text("group_relative: " + ", ".join(f"{value:+.3f}" for value in advantage))
 lab.expect("A of the reward 0.9", advantage[2], 0.9795, 0.9799, "theory: 0.4 / 0.4082 minus 1e-4")
 
 # %% [markdown]
-# Another chapter prints "mean=0.45, std=0.2217, advantages=[-1.13 1.58 0.23 -0.68]" below a step of
-# PPO that prints nothing and has no groups. The four numbers do not fit each other, either: squares
-# of such advantages average 1, or 3/4 where the deviation divides by n − 1. These average 1.07.
+# Another chapter prints "mean=0.45, std=0.2217, advantages=[-1.13 1.58 0.23 -0.68]" below code of a
+# PPO step. That code prints nothing and has no groups. The four numbers are also inconsistent: the
+# mean square of such advantages is 1, or 3/4 if the deviation divides by n − 1. Here it is 1.07.
 
 # %%
 printed = torch.tensor([-1.13, 1.58, 0.23, -0.68])
@@ -74,13 +74,13 @@ lab.expect("mean square of the printed advantages", square, 1.07, 1.08, "arithme
 lab.expect("mean square of group_relative, 4 answers", ours, 0.749, 0.751, "theory: 3/4")
 
 # %% [markdown]
-# ## The noise of the gradient
+# ## The variance of the gradient
 #
-# Four prompts: a customer has said "hello", "sorry", "we" or "wait", and the shop goes on. The
-# score is the truth about the answer, and a number for the prompt that says nothing about the
-# answer. Reward models do this: some prompts score high whatever is answered.
+# There are four prompts: a customer has said "hello", "sorry", "we" or "wait", and the shop
+# answers. The score is the true reward of the answer plus a constant of the prompt (`LIKED`).
+# Reward models behave like this: some prompts get high scores for every answer.
 #
-# A batch has 64 answers, G to each prompt, and the policy stays as it is. Four baselines:
+# A batch has 64 answers, G to each prompt. The policy is not updated. Four baselines:
 #
 # - none;
 # - the mean of all other answers of the batch;
@@ -94,7 +94,7 @@ GROUPS = (2, 4, 8, 16, 32)
 
 
 class Counter(Shop):
-    """A shop with four prompts, groups of answers, and a critic that sees the prompt, or none."""
+    """A shop with four prompts, groups of answers, and a critic that sees the prompt (or no critic)."""
 
     def __init__(self, seed: int, score: Score, *, group: int, critic: bool) -> None:
         super().__init__(seed, score)
@@ -180,15 +180,16 @@ doublings = [math.log2(group) for group in GROUPS]
 
 # %% plot
 lab.plot(
-    "The noise of the gradient, 64 answers a batch",
+    "The variance of the gradient, 64 answers a batch",
     [
         line([noise[g][name] for g in GROUPS], name, doublings, mode="both")
         for name in ("batch", "group", "critic")
     ],
     x="log₂ G, with G the group size",
     y="variance (trace of the covariance)",
-    look_at="a group of 2 is a poor baseline, and a group of 8 nearly as good as the critic, which "
-    "had 30,000 answers to learn from. Without a baseline the variance is several times as high.",
+    look_at="a group of 2 is a poor baseline. A group of 8 is nearly as good as the critic, which "
+    "learned from 30,000 answers. The table shows the variance without a baseline: it is several "
+    "times as high.",
 )
 lab.table(["G", "none", "batch", "group", "critic"], [[g, *noise[g].values()] for g in GROUPS])
 over = {name: noise[8][name] / noise[8]["group"] for name in ("none", "batch", "critic")}
@@ -207,11 +208,11 @@ lab.expect(
 )
 
 # %% [markdown]
-# A group of G has one answer less to know its mean by: its variance is about G/(G − 1) times that
-# of a perfect baseline, which the critic nearly is here. Large groups lose again, since 64 answers
-# are then to few prompts.
+# The mean of the other G − 1 answers is an estimate with an error of its own. So the variance is
+# about G/(G − 1) times that of a perfect baseline. Here the critic is nearly perfect. With large
+# groups, the variance rises again, because 64 answers then belong to few prompts.
 #
-# GRPO's mean contains the answer itself. That only shrinks each advantage by (G − 1)/G:
+# GRPO's mean contains the answer itself. This only multiplies each advantage by (G − 1)/G:
 
 # %%
 scores = torch.randn(64, generator=luck)
@@ -222,11 +223,11 @@ gap = float((own - 7 / 8 * others).abs().max())
 lab.expect("group mean minus 7/8 of leave-one-out, G = 8", gap, 0, 1e-6, "theory: the same")
 
 # %% [markdown]
-# ## Groups that say nothing
+# ## Groups without a signal
 #
-# One chapter says that a hard prompt, where all answers score low, still says which was best. With
-# rewards of 0 and 1 it does not: all advantages are 0. At a success rate p this happens to a group
-# with probability p^G + (1 − p)^G.
+# One chapter says that a hard prompt, where all answers score low, still shows which one was best.
+# With rewards of 0 and 1 this is wrong: if all answers are wrong, all advantages are 0. At a success
+# rate p, all answers of a group have the same reward with probability p^G + (1 − p)^G.
 
 # %%
 RATES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
@@ -257,7 +258,7 @@ lab.plot(
     ],
     x="share of answers that are right",
     y="share of groups without a signal",
-    look_at="a prompt that is solved in 2 of 100 attempts teaches nothing in most groups of 8.",
+    look_at="if 2 of 100 answers to a prompt are right, most groups of 8 have no signal.",
 )
 off = max(abs(a - b) for size in SILENT for a, b in zip(silent[size], expected[size], strict=True))
 lab.expect("share of silent groups, largest distance", off, 0, 0.065, "theory: 4 standard errors")
@@ -265,8 +266,8 @@ lab.expect("share of silent groups, largest distance", off, 0, 0.065, "theory: 4
 # %% [markdown]
 # ## Three trainings
 #
-# All three draw 64 answers a step and climb four times. PPO is the one of lab 6, with β in the
-# reward. Without a critic its values are 0. GRPO has the KL as a part of the loss.
+# Each step draws 64 answers and makes four updates. PPO is that of lab 6: the KL penalty is in the
+# reward. Without a critic, the values are 0. In GRPO the KL penalty is a term of the loss.
 
 
 # %%
@@ -315,26 +316,26 @@ cooled = max(truth_of(fine_tuned(), temperature) for temperature in TEMPERATURES
 
 # %% plot
 lab.plot(
-    "The truth",
+    "True reward",
     [
         *(line(game.truth, name) for name, game in runs.items()),
         level(cooled, "the start at its best temperature", [1, STEPS]),
     ],
     x="step",
     y="true reward of the answers",
-    look_at="PPO without a critic takes a liked prompt for a good answer, and stays behind. GRPO "
-    "ends highest; the next plot says what it paid.",
+    look_at="PPO without a critic raises the answers to prompts with a high constant, and learns "
+    "more slowly. GRPO ends highest. The next plot shows its KL.",
 )
 lab.plot(
-    "The truth that each nat bought",
+    "True reward against KL",
     [
         points(game.truth, name, [kl**0.5 for kl in game.drift], size=6)
         for name, game in runs.items()
     ],
     x="√KL to the start, with the KL in nats an answer",
     y="true reward of the answers",
-    look_at="the marks lie nearly on one curve: a nat buys the same with and without a critic. "
-    "GRPO goes further along it, though β is the same.",
+    look_at="the marks lie nearly on one curve: at the same KL, the gain is the same with and "
+    "without a critic. GRPO moves further along the curve, although β is the same.",
 )
 ends = {name: truth_of(game.table.detach()) for name, game in runs.items()}
 lab.table(
@@ -366,15 +367,17 @@ same = mean(grpo.truth[step] for step in near) - mean(ppo.truth[-10:])
 lab.expect("GRPO minus PPO at about the same KL", same, -0.35, 0.3, "seeds 0 to 4: -0.14 to 0.07")
 
 # %% [markdown]
-# GRPO divides by the group's deviation. As the policy gets better its answers get alike, the
-# deviation falls, and the same β is ever less against an advantage that stays at 1. So a β for GRPO
-# says little about a β for PPO; compare two methods at the same KL.
+# GRPO divides by the group's deviation. While the policy improves, its answers become similar and
+# the deviation of their rewards falls. The advantages keep their size of about 1, so the same β
+# weighs less against them. A good β for PPO may be a poor β for GRPO. Compare two methods at the
+# same KL.
 
 # %% [markdown]
 # ## Memory
 #
-# A trained weight in mixed precision costs 2 bytes for itself, 4 for its gradient, and 12 for a
-# master copy and Adam's two moments, so 18; a frozen one 2. Before activations and caches:
+# A trained weight in mixed precision needs 18 bytes: 2 for itself, 4 for its gradient, and 12 for a
+# master copy and Adam's two moments. A frozen weight needs 2 bytes. The table has the sums, without
+# activations and caches:
 
 # %%
 TRAINED, FROZEN = 18, 2
@@ -394,13 +397,13 @@ lab.expect("memory of GRPO over PPO with a critic of its own", share, 0.5, 0.6, 
 lab.expect("memory of PPO with four models, over SFT", worst, 2, 2.5, "arithmetic")
 
 # %% [markdown]
-# "GRPO needs about half the memory of PPO" is right where the critic is a model of its own. Where
-# it is one more output of the policy's body, as in tether and in many trainers, GRPO saves one
-# vector of weights. "Four models need four times the memory of SFT" counts frozen models like
-# trained ones: it is 2.2 times. `tether plan` counts activations and caches, too.
+# "GRPO needs about half the memory of PPO" is right if the critic is a separate model. In tether and
+# in many trainers the critic is one more output layer of the policy. Then GRPO saves one vector of
+# weights. "Four models need four times the memory of SFT" counts frozen models like trained ones:
+# the factor is 2.2. `tether plan` also counts activations and caches.
 #
-# **Question to try.** Set all of `LIKED` to 0, so that prompts are liked alike. Which of the
-# baselines gains most, and which of the three trainings?
+# **Question to try.** Set all constants in `LIKED` to 0. Which of the baselines improves most, and
+# which of the three trainings?
 
 # %%
 lab.finish()

@@ -31,8 +31,13 @@ SEED = "TETHER_LAB_SEED"
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
-class OutsideBandError(AssertionError):
-    """A number of a lab lies outside the band that theory or measured seeds give it."""
+CHANGED = "The bands hold for the published lab. If you changed the lab, these numbers may be right."
+
+
+class OutsideBandError(SystemExit):
+    """A number of a lab lies outside the band that theory or measured seeds give it. The program
+    ends with code 1 and this message, without a traceback.
+    """
 
 
 class Expected(NamedTuple):
@@ -171,7 +176,7 @@ class Lab:
             print(f"code: {self.path.resolve()}")
         outside = [str(expected) for expected in self.expected if not expected.inside]
         if outside:
-            raise OutsideBandError("; ".join(outside))
+            raise OutsideBandError("\n".join(["", *outside, CHANGED]))
 
     def write_page(self) -> Path:
         """Write one HTML page that needs no network, and give its path."""
