@@ -75,7 +75,10 @@ def seeds_table(record: dict[str, Any]) -> str:
         [
             "policy against the best of 2 / 4 / 8 answers of the SFT model. The reward model chooses the best"
         ]
-        + [" / ".join(f"{share:.0f}" for share in choice[seed]) + "%" for seed in best],
+        + [
+            " / ".join(f"{share:.0f}" for share in choice[seed]) + "%" if seed in choice else ""
+            for seed in best
+        ],
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
