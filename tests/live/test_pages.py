@@ -101,7 +101,7 @@ def test_a_hostile_folder_is_shown_and_nothing_in_it_acts(tmp_path, browser, wid
         assert "9,996,000 more characters" in page.inner_text("#rollouts")
         page.click("text=Show all")
         page.get_by_role("spinbutton", name="Step").fill("4")
-        assert page.inner_text("#rollouts [role=status]") == "1 rollouts"
+        assert page.inner_text("#rollouts [role=status]") == "1 rollout"
         text = page.inner_text("body")
         assert "ppo/samples.jsonl: 1 line(s) cannot be read" in text and "secret" not in text
         assert all(word in text for word in (HOSTILE[0], HOSTILE[1], HOSTILE[4]))
@@ -163,11 +163,17 @@ def test_scores_are_chosen_by_a_bar_and_a_step_by_a_curve(tmp_path, browser):
         page.click("text=Show all")
         page.get_by_role("combobox", name="Order").select_option("low")
         assert "answer 1\n" in page.inner_text("#rollouts article >> nth=0") + "\n"
+        low, high = page.evaluate(
+            "(range => [range.low, range.high])(bounds([{ points: { x: [1, 2], y: [0.5, 1] } }]))"
+        )
+        assert 0.45 < low < 0.5 and 1 < high < 1.05  # no line lies on the edge
+        assert page.evaluate("tickTexts(ticks(-1, -0.65, 4))") == ["−1.0", "−0.9", "−0.8", "−0.7"]
+        assert page.evaluate("ticks(2, 4, 8, 1)") == [2, 3, 4]  # steps are whole
         box = page.locator("#main canvas").first.bounding_box()
         page.mouse.click(box["x"] + box["width"] - 9, box["y"] + 20)
         assert (
             page.get_by_role("spinbutton", name="Step").input_value() == "10"
-            and page.inner_text("#rollouts [role=status]") == "1 rollouts"
+            and page.inner_text("#rollouts [role=status]") == "1 rollout"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from tests.report.test_report import HOSTILE, Page, report
@@ -49,7 +50,8 @@ def cells(page: Page, heading: str) -> list[list[str]]:
     rows, source = [], page.source
     table = next(part for part in source.split("<table>")[1:] if f">{heading}</th>" in part)
     for row in table.partition("</table>")[0].split("<tr>")[2:]:
-        rows.append([cell.partition("</td>")[0] for cell in row.split("<td>")[1:]])
+        cells = (cell.partition("</td>")[0] for cell in row.split("<td>")[1:])
+        rows.append([re.sub(r"<[^>]+>", "", cell) for cell in cells])
     return rows
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.report.synthetic_sweep import write_sweep
 
 from tether.core.errors import MissingFileError, RunError, TetherError
 from tether.report.answers import answer_groups
@@ -240,6 +241,34 @@ def test_a_value_that_never_changes_has_room_around_it_and_nothing_below_zero() 
         and ends[-2.0] == (-3, -1)
         and 0 < ends[0.25][0] < 0.25 < ends[0.25][1] < 0.5
     )
+
+
+@pytest.mark.parametrize("percent", [False, True])
+@pytest.mark.parametrize("values", [[0.2, 1.0], [-3.0, 0.0], [0.0, 1.0], [-0.01, 80.0], [7, 4000]])
+def test_no_line_lies_on_the_edge_of_its_plot(values: list[float], percent: bool) -> None:
+    """Only an axis that begins at 0 has a line there; a small noise below 0 opens no empty band."""
+    for zero in (False, True):
+        drawn = axis("", values, zero=zero, percent=percent, ticks=7)
+        low, high = min(values), max(values)
+        if zero and low >= 0:
+            assert drawn.low == 0
+        else:
+            assert 0.03 < (low - drawn.low) / (high - low) < 0.1
+        assert 0.03 < (drawn.high - max(high, 0 if zero else high)) / (high - low) < 0.1
+        places = [place for place, _ in drawn.ticks]
+        assert 3 <= len(places) <= 8 and drawn.low <= min(places) and max(places) <= drawn.high
+
+
+def test_the_list_of_contents_has_each_section_in_order(tmp_path: Path, synthetic: Any) -> None:
+    journey = report(synthetic.write_quickstart(tmp_path / "run"))
+    sweep = Page(write_report(write_sweep(tmp_path / "sweep")))
+    for page in (journey, sweep):
+        ids = [a["id"] for tag, a in page.elements if tag == "section" and "id" in a]
+        links = re.findall(r'<li><a href="#([^"]+)">', page.source)
+        assert len(ids) > 5 and links == 2 * ids
+    assert "Seeds and settings</a>" in sweep.source and "Reward model</a>" in journey.source
+    synthetic.write_lines(tmp_path / "small" / "metrics.jsonl", [{"step": 1, "loss": 1.0}])
+    assert "<nav" not in Page(write_report(tmp_path / "small")).source
 
 
 def test_every_axis_and_every_line_of_several_has_a_name(tmp_path: Path, synthetic: Any) -> None:
@@ -993,6 +1022,11 @@ def test_page_in_a_browser(
         page.locator("#reward-kl .area").hover()
         told = page.inner_text("#hover")
         overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        holes = page.evaluate(
+            "[...document.querySelectorAll('.figures')].filter(grid => Math.abs("
+            "grid.lastElementChild.getBoundingClientRect().right - "
+            "grid.getBoundingClientRect().right) > 1).map(grid => grid.children.length)"
+        )
         wide = (
             "e => (r => r.width && (r.left < 0 || r.right > innerWidth))(e.getBoundingClientRect())"
         )
@@ -1014,7 +1048,7 @@ def test_page_in_a_browser(
     assert requests == [path.as_uri()]
     assert path.stat().st_size < 1.5e6
     assert re.match(r"step \d+\n.*proxy reward: ", told)
-    assert (empty, overflow, cut, hacked, links) == ([], 0, 0, False, 0)
+    assert (empty, overflow, cut, hacked, links, holes) == ([], 0, 0, False, 0, [])
     assert shown == ([True, False] if width == 1280 else [False, True])
 
 

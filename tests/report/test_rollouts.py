@@ -152,7 +152,8 @@ def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromi
         page.wait_for_selector("#rollouts article")
         part, count = page.locator("#rollouts"), page.locator("#rollouts [role=status]")
         part.get_by_label("Text").fill("answer 7.2")
-        assert count.inner_text() == "1 rollouts"
+        assert count.inner_text() == "1 rollout, 1 cut off at the token limit"
+        assert part.locator("article header").inner_text().startswith("step 7 · cut off")
         part.get_by_text("The 4 answers to this prompt").click()
         assert count.inner_text() == "The 4 answers to one prompt at step 7, side by side"
         part.get_by_label("Tokens").select_option("kl")
@@ -160,26 +161,27 @@ def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromi
         part.get_by_label("Tokens").select_option("")
         part.get_by_text("Show all").click()
         part.get_by_label("Alarm").select_option(label="kl jump")
-        assert count.inner_text() == "4 rollouts"
+        assert count.inner_text() == "4 rollouts, 3 cut off at the token limit"
+        marks = ["step 7 · cut off" in text for text in part.locator("article").all_inner_texts()]
+        assert marks == [False, True, True, True]
         part.get_by_text("Show all").click()
         part.get_by_label("Score from").fill("20.05")
-        assert count.inner_text() == "3 rollouts"
+        assert count.inner_text() == "3 rollouts, 3 cut off at the token limit"
         part.get_by_text("Show all").click()
         part.locator(".bars button:not([disabled])").first.click()
         assert (
-            count.inner_text() == "1 rollouts"
-            and "<script>" in part.locator("article").inner_text()
+            count.inner_text() == "1 rollout" and "<script>" in part.locator("article").inner_text()
         )
         part.get_by_text("Show all").click()
         part.get_by_label("Tokens").select_option("kl")
-        assert count.inner_text() == "1 rollouts"
-        assert "“<b>a” 0.5, “mask” -0.25. 1 tokens do not count." in part.inner_text()
+        assert count.inner_text() == "1 rollout, 1 cut off at the token limit"
+        assert "“<b>a” 0.5, “mask” −0.25. 1 tokens do not count." in part.inner_text()
         shades = part.locator(".token").evaluate_all(
             "all => all.map(e => [e.className, e.style.getPropertyValue('--share'), e.title])"
         )
         assert shades == [
             ["token", "50%", "kl 0.5"],
-            ["token below masked", "25%", "kl -0.25"],
+            ["token below masked", "25%", "kl −0.25"],
         ]
         part.get_by_label("Tokens").select_option("advantage")
         assert count.inner_text() == "No rollout fits."

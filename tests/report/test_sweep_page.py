@@ -246,6 +246,7 @@ def rows_of(text, section):
     """The table of a section of the page: its head and its rows, as texts."""
     table = text[text.index(f'id="{section}"') :]
     table = html.unescape(table[: table.index("</table>")])
+    table = re.sub(r"</?span[^>]*>", "", table)
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("<tr>")[1:]]
     return rows[0], rows[1:]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,8 @@ HERE = Path(__file__).resolve().parent
 Figures = Mapping[str, Sequence[Plot]]
 """By section, in the page's order; an empty list leaves its section out."""
 SCRIPTS = ("rollouts.js", "page.js")
+INTERVAL = re.compile(r"(?<= )(\[(?:too few|[−+]?\d[\d.,%]*, [−+]?\d[\d.,%]*)\])")
+SECTION = re.compile(r'<section[^>]* id="([^"]+)"(?: aria-label="([^"]+)")?><h2>(.*?)</h2>')
 
 
 def with_code(text: str) -> Markup:
@@ -40,7 +43,22 @@ def with_code(text: str) -> Markup:
     )
 
 
+def with_interval(cell: str) -> Markup:
+    """A cell of a table as HTML, escaped; on a wide page its interval stays on one line."""
+    parts = [escape(visible(part)) for part in INTERVAL.split(cell)]
+    parts[1::2] = [Markup('<span class="interval">{}</span>').format(one) for one in parts[1::2]]
+    return Markup("").join(parts)
+
+
+def sections(body: str) -> list[tuple[str, Markup]]:
+    """The list of contents of a page: id and heading of each section with an id, from three on."""
+    listed = SECTION.findall(body)
+    return [(id, Markup(label or title)) for id, label, title in listed if len(listed) > 2]
+
+
 FILTERS = {
+    "interval": with_interval,
+    "sections": sections,
     "text": printable,
     "mapping": mapping,
     "number": finite,
@@ -70,7 +88,7 @@ def fill_template(
     """
     script = "\n".join((HERE / one).read_text(encoding="utf-8") for one in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    values = {"title": name, "about": [], "contents": [], **values}
+    values = {"title": name, "about": [], **values}
     return (
         _templates(template.parent)
         .get_template(template.name)

@@ -96,16 +96,8 @@ def _journey_page(journey: Journey, run: Path) -> str:
     decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control))
     supervised = list(_supervised(journey))
     compared = bool(decoded[1] or parts or groups)
-    contents = [("at-verdict", "Verdict"), *[("at-answers", "Before and after")] * compared]
-    stages = [*journey.arms[:1], *(each.stage for each in supervised)]
-    contents += [(about.anchor(stage.name), about.method_name(stage)) for stage in stages]
     measured = [(stage, rows) for stage in journey.stages if (rows := evaluator_rows(stage))]
-    contents += [("at-measured", "Evaluators")] * bool(measured)
     rollouts = packed_rollouts(journey.stages)
-    contents += [("at-rollouts", "Rollouts")] * (rollouts is not None)
-    contents += [("at-time", "Time")] * bool(drawn["stages"]) + [
-        ("at-config", "Config and manifest")
-    ] * bool(blocks)
     return fill_template(
         HERE / "page.html",
         journey.own.name,
@@ -113,7 +105,6 @@ def _journey_page(journey: Journey, run: Path) -> str:
         journey.notes,
         title=about.title(journey),
         about=about.facts(journey, run),
-        contents=contents,
         verdict=conclusion(journey),
         tiles=[
             tile._replace(name=own.label(tile.name))

@@ -210,12 +210,16 @@ def axis(
     zero: bool = False,
     percent: bool = False,
     snug: bool = False,
+    ticks: int = 5,
 ) -> Axis:
     """An axis for these values, with ticks at round numbers, or at whole ones for whole values.
 
+    It ends a little beyond the outermost values, so that no line lies on the edge.
+
     Args:
         zero: it begins at 0, or below.
-        snug: it ends at the outermost values instead of ticks.
+        snug: it ends at the outermost values, with no room around them.
+        ticks: about as many; they are further from each other where their texts lie side by side.
     """
     present = [value for value in values if value is not None] + [0.0] * zero
     low = min(present, default=0.0)
@@ -225,17 +229,18 @@ def axis(
         room = 0.5 if whole else abs(high) / 2 or 1.0
         low = low - room * (low != 0)
         high = high + room
-    step = max(_step((high - low) / 5), float(whole))
-    if not snug:
-        low = step * math.floor(low / step + 1e-9)
-        high = step * math.ceil(high / step - 1e-9)
-    ticks = [
+    elif not snug:
+        room = (high - low) / 20
+        low -= room * (low != 0 or not zero)
+        high += room
+    step = max(_step((high - low) / ticks), float(whole))
+    marks = [
         step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
     ]
     places = max(0, -math.floor(math.log10(step) + 1e-9) - 2 * percent)
     style = f",.{places}{'%' if percent else 'f'}" if 1e-4 <= step < 1e6 else ".3g"
     return Axis(
-        title, low, high, [(tick, f"{tick:{style}}".replace("-", "−")) for tick in ticks], percent
+        title, low, high, [(mark, f"{mark:{style}}".replace("-", "−")) for mark in marks], percent
     )
 
 
@@ -263,14 +268,14 @@ def framed(
         xs,
         zero="x" in zero,
         percent="x" in percent,
-        snug=not rows and "x" not in percent,
+        snug=not rows and "x" not in (*percent, *zero),
     )
-    y = axis(frame.get("y", ""), ends[0], zero="y" in zero, percent="y" in percent)
+    y = axis(frame.get("y", ""), ends[0], zero="y" in zero, percent="y" in percent, ticks=7)
     if rows:
         names = [label(row) for row in rows]
-        y = Axis("", len(rows) - 0.5, -0.5, list(enumerate(names)), names=names)
+        y = Axis(y.title, len(rows) - 0.5, -0.5, list(enumerate(names)), names=names)
     right = (
-        axis(frame["right"], ends[1], zero="right" in zero)
+        axis(frame["right"], ends[1], zero="right" in zero, ticks=7)
         if frame.get("right") and ends[1]
         else None
     )

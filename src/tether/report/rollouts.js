@@ -1,11 +1,12 @@
 "use strict";
 // A browser of rollouts: controls, a histogram of their scores, and the answers. Texts are set as text, so none can act.
+const minus = (text) => text.replaceAll("-", "−");
 const shortNumber = (value) => {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
-  if (Number.isInteger(value)) return value.toLocaleString("en");
-  return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return minus(value.toExponential(2));
+  if (Number.isInteger(value)) return minus(value.toLocaleString("en"));
+  return minus(size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4))));
 };
 const makeElement = (tag, className, text) => {
   const element = document.createElement(tag);
@@ -128,8 +129,9 @@ class RolloutBrowser {
     if (order === "high" || order === "low") rows = rows.filter((row) => Number.isFinite(row.proxy));
     rows = [...rows].sort(by);
     if (this.shade.value && !this.group) rows = rows.filter((row) => row.tokens && row.tokens[this.shade.value]);
+    const cut = rows.filter((row) => row.stop === "length").length;
     const text = this.group ? `The ${rows.length} answers to one prompt at step ${this.group.step}, side by side` :
-      rows.length ? `${rows.length.toLocaleString("en")} rollouts` : this.rows.length ? "No rollout fits." : this.empty;
+      rows.length ? `${shortNumber(rows.length)} ${rows.length === 1 ? "rollout" : "rollouts"}${cut ? `, ${shortNumber(cut)} cut off at the token limit` : ""}` : this.rows.length ? "No rollout fits." : this.empty;
     if (this.count.textContent !== text) this.count.textContent = text;
     this.cards.className = this.group ? "rollouts sides" : "rollouts";
     this.cards.replaceChildren(...rows.slice(0, this.shown).map((row) => this.card(row)));
@@ -157,14 +159,13 @@ class RolloutBrowser {
   card(row) {
     const box = makeElement("article", "answer"), head = makeElement("header"), answer = row.response ?? row.chosen ?? "";
     const place = this.stage.options.length > 2 ? ` · ${row.stage}` : "";
-    head.append(makeElement("span", "", `step ${shortNumber(row.step)}${place}`), makeElement("span", "", `score ${shortNumber(row.proxy)}`));
+    head.append(makeElement("span", "", `step ${shortNumber(row.step)}${place}${row.stop === "length" ? " · cut off" : ""}`), makeElement("span", "", `score ${shortNumber(row.proxy)}`));
     box.append(head);
     for (const [text, className] of [[row.prompt, "text prompt"], [answer, "text"]]) {
       if (!text && className !== "text") continue;
       if (className === "text" && this.shade.value && row.tokens && row.tokens[this.shade.value]) { box.append(...shadedTokens(row.tokens, this.shade.value)); continue; }
       box.append(longText(className, text));
     }
-    if (row.stop === "length") box.append(makeElement("p", "quiet", "It was cut off at the greatest length."));
     const group = this.group ? [] : this.rows.filter((one) => one.step === row.step && one.prompt === row.prompt && one.stage === row.stage);
     if (group.length > 1) {
       const button = makeElement("button", "", `The ${group.length} answers to this prompt`);

@@ -217,5 +217,6 @@ def by_setting(sweep: Sweep, one: Measured) -> list[Plot]:
         means.append(_mark([(mean.value, place)], place, [bracketed(mean, one.show)], BLUE, 11.0))
     rows = [", ".join(setting.values) or "all" for setting in sweep.settings]
     traces = [*rods, *_first_named(seeds, SEED), *_first_named(means, MEAN)]
-    frame = {**FRAMES["by-setting"], "id": f"by-{one.key}", "title": one.name, "x": one.name}
+    names = {"title": one.name, "x": one.name, "y": ", ".join(sweep.keys)}
+    frame = {**FRAMES["by-setting"], "id": f"by-{one.key}", **names}
     return framed(frame, traces, height=70 + 34 * len(rows), rows=rows)

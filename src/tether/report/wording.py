@@ -50,7 +50,9 @@ class Wording(NamedTuple):
         """Figures whose titles, captions, axes and lines are labels."""
 
         def axis(one: Axis) -> Axis:
-            return replace(one, title=self.label(one.title))
+            names = [self.label(name) for name in one.names]
+            ticks = [(value, self.label(text)) for value, text in one.ticks]
+            return replace(one, title=self.label(one.title), ticks=ticks, names=names)
 
         return [
             replace(

@@ -20,13 +20,18 @@ class Points {
   get last() { return this.y[this.y.length - 1]; }
 }
 
-const ticks = (low, high, count) => {
+const ticks = (low, high, count, least = 0) => {
   const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const unit = [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
+  const unit = Math.max(least, [1, 2, 5, 10].find((factor) => factor * power >= rough) * power);
   const values = [];
   for (let i = Math.ceil(low / unit); i * unit <= high + unit * 1e-9 && i + 1 > i; i++) values.push(Number((i * unit).toPrecision(12)));
   return values;
+};
+// the ticks of an axis, all with as many digits behind the point
+const tickTexts = (values) => {
+  const places = Math.max(0, ...values.map((value) => (String(value).split(".")[1] || "").length));
+  return values.map((value) => places && places < 7 ? minus(value.toFixed(places)) : shortNumber(value));
 };
 
 const bounds = (series) => {
@@ -42,7 +47,8 @@ const bounds = (series) => {
   if (left > right) return null;
   if (left === right) { left -= 1; right += 1; }
   if (low === high) { const pad = Math.abs(low) * 0.1 || 1; low -= pad; high += pad; }
-  return { left, right, low, high };
+  const room = (high - low) / 20;
+  return { left, right, low: low - room, high: high + room };
 };
 
 class LineChart {
@@ -67,7 +73,7 @@ class LineChart {
     pen.clearRect(0, 0, width, height);
     const range = bounds(this.series);
     if (!range) { this.area = null; return; }
-    this.area = options.bare ? { x: 1, y: 2, width: width - 2, height: height - 4 } : { x: 52, y: 6, width: width - 60, height: height - 28 };
+    this.area = options.bare ? { x: 1, y: 2, width: width - 2, height: height - 4 } : { x: 52, y: 6, width: width - 68, height: height - 28 };
     this.range = range;
     if (!options.bare) this.axes(pen, width, height);
     for (const one of this.series) if (one !== this.lit) this.line(pen, one, this.lit ? 0.25 : 1);
@@ -83,16 +89,18 @@ class LineChart {
     pen.strokeStyle = style.getPropertyValue("--grid"); pen.fillStyle = style.getPropertyValue("--muted");
     pen.lineWidth = 1; pen.font = "11px system-ui, sans-serif"; pen.beginPath();
     pen.textAlign = "right"; pen.textBaseline = "middle";
-    for (const value of ticks(range.low, range.high, area.height / 32)) {
+    const heights = ticks(range.low, range.high, area.height / 32), texts = tickTexts(heights);
+    for (const [place, value] of heights.entries()) {
       const y = Math.round(this.at(range.left, value)[1]) + 0.5;
       pen.moveTo(area.x, y); pen.lineTo(area.x + area.width, y);
-      pen.fillText(shortNumber(value), area.x - 6, y);
+      pen.fillText(texts[place], area.x - 6, y);
     }
     pen.textAlign = "center"; pen.textBaseline = "top";
-    for (const value of ticks(range.left, range.right, Math.min(8, area.width / 70))) {
+    for (const value of ticks(range.left, range.right, Math.min(8, area.width / 70), 1)) {
       const x = Math.round(this.at(value, range.low)[0]) + 0.5;
       pen.moveTo(x, area.y); pen.lineTo(x, area.y + area.height);
-      pen.fillText(shortNumber(value), Math.min(x, width - 16), area.y + area.height + 6);
+      const text = shortNumber(value);
+      pen.fillText(text, Math.min(x, width - pen.measureText(text).width / 2), area.y + area.height + 6);
     }
     pen.stroke();
   }
