@@ -2,7 +2,7 @@
 # # 1. A bandit with two actions, and PPO's clip
 #
 # **Goal.** See the clip of PPO alone, on a policy that is one number.
-# Then see the same clip hold a whole training run together.
+# Then see that the same clip keeps whole training runs from going wrong.
 #
 # **Chapter:** proximal policy optimization, the clipped objective.
 #
@@ -19,6 +19,7 @@ lab = Lab("01_bandit_and_clip")
 torch.manual_seed(lab.seed)
 CLIP = 0.2
 NOISE = 3.0
+EPOCHS = 20
 
 # %% [markdown]
 # ## The objective over the ratio
@@ -62,8 +63,8 @@ lab.plot(
     [line(good.tolist(), "A = +1", places), line(bad.tolist(), "A = −1", places)],
     x="ratio ρ",
     y="objective",
-    look_at="each curve is flat on one side only. A good action gains nothing above 1.2; "
-    "a bad action gains nothing below 0.8. The other sides stay steep, so PPO can undo a mistake.",
+    look_at="each curve is flat on one side only. A good action gains nothing above 1.2, "
+    "a bad one nothing below 0.8. The other sides stay steep, so PPO can undo a mistake.",
 )
 outside_good = slope_good[ratios > 1 + CLIP + 1e-3]
 outside_bad = slope_bad[ratios < 1 - CLIP - 1e-3]
@@ -116,7 +117,7 @@ lab.plot(
     x="step",
     y="ratio ρ",
     look_at="with the clip the ratio crosses 1.2 once and rests where it landed. "
-    "The clip takes the gradient away; nothing pulls the ratio back to 1.2.",
+    "The clip takes the gradient away. Nothing pulls the ratio back to 1.2.",
 )
 
 # The last step before the bound starts at 2σ(z) < 1.2, so z < 0.406, and is at most η/2 = 0.25
@@ -126,10 +127,10 @@ lab.expect("ratio at rest", clipped[-1], 1 + CLIP, highest, "theory: at most one
 lab.expect("ratio without the clip", free[-1], 1.5, 2.0, "theory: on its way to 1 / 0.5")
 
 # %% [markdown]
-# One chapter trains this bandit with z ← z + η A, without the gradient, and with η = 0.5.
-# Below the code it prints the ratios 1.000, 1.082, 1.170, 1.200, 1.200: a slow climb, then a stop
-# at exactly 1 + ε. The code gives 1.000 and 1.245, and then it stops, since 1.245 is above 1.2.
-# So the clip does not keep the ratio within 1 ± ε. It only ends the push.
+# One chapter trains this bandit with another step: z ← z + η A, without the gradient, and η = 0.5.
+# Below its code the chapter prints the ratios 1.000, 1.082, 1.170, 1.200, 1.200: a slow climb, then
+# a stop at exactly 1 + ε. If you run the chapter's code, it gives 1.000, then 1.245, and stops,
+# since 1.245 is above 1.2. So the clip does not keep the ratio within 1 ± ε. It only ends the push.
 
 # %%
 one_step = 2 * float(torch.sigmoid(torch.tensor(0.5)))
@@ -140,7 +141,7 @@ lab.expect("ratio after z ← z + 0.5", one_step, 1.2449, 1.2450, "theory: 2σ(0
 # ## Many epochs on the same samples
 #
 # Now the policy plays. Action 0 pays 1, action 1 pays 0, both with noise of standard deviation 3.
-# A batch has 16 plays, and each batch gets 20 gradient steps (epochs), which is far too many.
+# A batch has 16 plays, and each batch gets 20 gradient steps (epochs), which are far too many.
 # 200 policies learn side by side, so that the picture does not depend on luck.
 # The advantage of a play is its reward minus the mean of its batch.
 # The control is the same training on a reward of noise alone.
@@ -160,7 +161,7 @@ def train(clip: float, pay: float, batches: int = 20) -> tuple[list[float], list
         advantage = reward - reward.mean(1, keepdim=True)
         sign = torch.where(first, 1.0, -1.0)
         old = logsigmoid(sign * logit)
-        for _ in range(20):
+        for _ in range(EPOCHS):
             logit.requires_grad_()
             loss, _ = ppo_clip_loss(
                 logsigmoid(sign * logit),
@@ -195,11 +196,11 @@ lab.plot(
     "flat. Some policies prefer the wrong action and no longer try the other one (next plot).",
 )
 lab.plot(
-    "Policies that all but gave up the better action, π(action 0) < 0.1",
+    "Policies that nearly gave up the better action, π(action 0) < 0.1",
     [line(steady_fooled, "with the clip"), line(wild_fooled, "without")],
     x="batch",
     y="share of 200",
-    look_at="without the clip a quarter of the policies gives up. With the clip hardly any does: "
+    look_at="without the clip about a quarter of the policies give up. With the clip hardly any does: "
     "one batch of 16 noisy plays cannot decide alone.",
 )
 lab.table(
@@ -220,7 +221,7 @@ lab.expect("gave up, with the clip", steady_fooled[-1], 0, 0.03, "seeds 0 to 7: 
 lab.expect("gave up, without", wild_fooled[-1], 0.2, 0.36, "seeds 0 to 7: 0.235 to 0.315")
 
 # %% [markdown]
-# **Question to try.** Set the 20 epochs on a batch to 1. How much of the clip's work is left?
+# **Question to try.** Set `EPOCHS` to 1. How much of the clip's work is left, and why?
 
 # %%
 lab.finish()

@@ -31,8 +31,8 @@ STEPS = 30
 # - π is the policy, and π_ref the reference: a frozen copy of the fine-tuned (SFT) model.
 # - β is the strength of the penalty. The bracket is 1 at the last token and 0 elsewhere.
 #
-# The sum of the log ratios is the KL of one answer: how far the policy has moved. Its unit is the
-# nat, as its logarithm is the natural one.
+# The log ratios of an answer add up to an estimate of the KL: how far the policy has moved. Its mean
+# over the policy's answers is the KL. The unit is the nat, as the logarithm is the natural one.
 #
 # Two ways to charge for the KL give the same total: a little at each token, or all of it at the end
 # (terminal). Per token is better for learning, since each token pays for its own change.
@@ -60,11 +60,11 @@ lab.expect("per token minus terminal, in total", gap, 0, 1e-4, "theory: the same
 # 1. **Sign.** +β instead of −β: the policy is paid to leave its reference.
 # 2. **Broadcast.** The score at every token instead of the last: long answers are paid by the word.
 # 3. **Moving reference.** The reference shares the policy's weights, so the KL is always 0.
-# 4. **Base instead of SFT.** The reference is the model before fine-tuning: the tether is tied to
-#    the wrong post.
+# 4. **Base instead of SFT.** The reference is the model before fine-tuning: the KL pulls the
+#    policy towards the wrong model.
 #
-# The score here is the truth itself, and it is fine at the end of almost every run (table below).
-# A mistake in the KL does not show in the reward.
+# The score here is the truth itself. At the end of the first three wrong runs it is as high as that
+# of the right run, or higher (table below). So a look at the reward does not find these mistakes.
 
 
 # %%
@@ -105,17 +105,17 @@ lab.plot(
     [line(game.drift, name) for name, (game, _) in variants.items()],
     x="step",
     y="KL, nats an answer",
-    look_at="the right run levels off lowest. With the wrong sign the policy runs away; a "
-    "reference that moves holds nothing; the base model pulls the policy away from what SFT "
-    "taught.",
+    look_at="the right run levels off lowest. The wrong sign pays for KL, and a moving "
+    "reference charges nothing. Broadcast pays the score several times, so the same β weighs less. "
+    "The base pulls the policy away from what SFT taught.",
 )
 lab.plot(
     "The KL that each run reports about itself",
     [line([step.kl for step in log], name) for name, log in logs.items()],
     x="step",
     y="KL to its own reference, nats an answer",
-    look_at="two lines show their fault. That of the moving reference is 0 throughout. That of the "
-    "base starts high, and every run with the right reference starts at 0.",
+    look_at="two lines show their fault. The line of the moving reference is 0 throughout. The line "
+    "of the base starts high, and every run with the right reference starts at 0.",
 )
 
 # %% [markdown]
@@ -124,7 +124,7 @@ lab.plot(
 # `tether doctor` looks at a stage before training and at its log afterwards. Its checks are plain
 # functions. Four of them are enough here:
 #
-# - KL sign: where the policy's log-probabilities rise by 1, the reward must fall.
+# - KL sign: if the policy's log-probabilities rise by 1, the reward must fall.
 # - Score placement: each answer must have its score once, at its last token.
 # - Reference: before training, policy and reference must have the same log-probabilities.
 # - Reference, in the log: the KL must start at 0, and must not stay there.
@@ -161,14 +161,17 @@ last = {name: draw(game.table.detach(), 1000, luck) for name, (game, _) in varia
 lab.table(
     ["run", "true reward", "true KL, nats", "words an answer", "found by the doctor"],
     [
-        [
-            name,
-            float(gold(last[name]).mean()),
-            exact_kl(game.table.detach(), game.start),
-            float(last[name].mask.sum(1).float().mean()),
-            " and ".join(findings[name]),
-        ]
-        for name, (game, _) in variants.items()
+        ["start", float(scores.mean()), 0.0, float(answers.mask.sum(1).float().mean()), "-"],
+        *(
+            [
+                name,
+                float(gold(last[name]).mean()),
+                exact_kl(game.table.detach(), game.start),
+                float(last[name].mask.sum(1).float().mean()),
+                " and ".join(findings[name]) or "nothing",
+            ]
+            for name, (game, _) in variants.items()
+        ),
     ],
 )
 meant = {
@@ -205,8 +208,8 @@ lab.expect(
 # %% [markdown]
 # **Question to try.** The broadcast run ends with a good reward here, since repeated words cost.
 # Let each word earn 0.1: use `lambda answers: gold(answers) + 0.1 * answers.mask.sum(1)` as the
-# score of the right and of the broadcast run. In which of the two do the answers get longer, and
-# why?
+# score of the right and of the broadcast run. In which of the two do the answers grow more, and
+# what happens to their true reward? Why?
 
 # %%
 lab.finish()
