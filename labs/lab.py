@@ -31,7 +31,9 @@ SEED = "TETHER_LAB_SEED"
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
-CHANGED = "The bands hold for the published lab. If you changed the lab, these numbers may be right."
+CHANGED = (
+    "The bands hold for the published lab. If you changed the lab, these numbers may be right."
+)
 
 
 class OutsideBandError(SystemExit):
