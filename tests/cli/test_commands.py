@@ -600,7 +600,7 @@ def test_a_plan_counts_the_whole_run_and_knows_kinds_of_gpu(project, here):
         r"about ",
         words,
     )
-    assert "log-probab" in words
+    assert "│ log-probs │" in text  # in one piece at 80 columns
     code, text = here("plan", "recipe.toml", "--gpu", "RTX-4090")
     assert code == 0 and "rtx4090, 24 GB" in text
     assert "a GPU of 16 GB, times as on an h100" in " ".join(

@@ -1,6 +1,7 @@
 """`tether watch` beside a program that writes a run directory, and how a run's end is seen."""
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from tether.cli.watch import _screen, sparkline
 from tether.core.errors import MissingFileError, RunError
 from tether.core.requests import Request, leave_request, take_request
+from tether.core.rundir import RunDirectory, write_json
 from tether.core.stopping import Interrupted, Stopping
 from tether.live.condition import Condition, condition
 from tether.live.followed import FollowedRun
@@ -44,6 +46,21 @@ def test_without_a_terminal_each_new_step_is_a_line_until_the_run_has_ended(tmp_
     assert all(text.split()[1].endswith("/12") for text in lines)
     assert "reward +1.20" in lines[-1] and "left" in shown.stdout
     assert last == f"{tmp_path / 'run'}: ended. All of its stages are finished."
+
+
+def test_of_an_ended_run_the_stage_that_wrote_last_is_shown(tmp_path):
+    """Its folder need not be the last one, and its number of steps is its own."""
+    write_json(tmp_path / "command.json", {"command": "run", "stages": ["sft", "ppo"]})
+    for name, steps, start in (("sft", 4, 100.0), ("ppo", 8, 200.0)):
+        run = RunDirectory.open(tmp_path / name, {name: {"steps": steps}})
+        run.finish({"steps": steps})
+        rows = [{"step": n + 1, "time": start + n, "loss": 0.5} for n in range(steps)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / name / "metrics.jsonl").write_text(text)
+    (tmp_path / "ppo" / "alarms.jsonl").write_text('{"step": 8, "detector": "kl"}\n')
+    first, last = watching(tmp_path).stdout.splitlines()
+    assert first.split("  ")[:3] == ["ppo", "8/8", "1 alarm"]
+    assert "ended" in last
 
 
 def test_a_killed_run_is_seen_as_crashed_within_ten_seconds(tmp_path):

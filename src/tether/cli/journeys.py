@@ -373,7 +373,8 @@ def plan(
     if device.gpu:
         config = sized(config, config.stages, device, sizes, shape=shape, prompt_tokens=usual)
     made = planner.plan(config, device, shape=shape, prompt_tokens=usual, sizes=sizes)
-    title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}"
+    unit, word = (1e9, "billion") if made.parameters >= 1e8 else (1e6, "million")
+    title = f"{made.parameters / unit:,.2f} {word} parameters on {device.name}"
     rows = []
     for stage in made.stages:
         for phase in stage.phases:
@@ -383,11 +384,11 @@ def plan(
             shares = ", ".join(f"{name} {size / 1e9:.2f}" for size, name in largest)
             size = f"{phase.total / 1e9:.2f}{' peak' if phase.total == stage.peak else ''}"
             rate = "" if stage.learning_rate is None else f"{stage.learning_rate:g}"
-            name = "log-probabilities" if phase.name == "evaluate" else phase.name
+            name = "log-probs" if phase.name == "evaluate" else phase.name
             seconds = f"{phase.seconds:,.2g}" if phase.seconds < 10 else f"{phase.seconds:,.0f}"
             rows.append((stage.name, rate, name, size, shares, seconds))
     show_table(
-        console, title, rows, ("stage", "learning rate", "phase", "GB", "most of it", "s/update")
+        console, title, rows, ("stage", "learning\nrate", "phase", "GB", "most of it", "s/update")
     )
     price = Price(costs(config, made, sizes), CLOSING * device.dispatch)
     for line in (*price.lines(), *budget_lines(config, price)):

@@ -78,7 +78,7 @@ def _watch_screen(console: Terminal, followed: FollowedRun) -> None:
 
 def _watch_lines(console: Terminal, followed: FollowedRun) -> None:
     """Print a line a step: of what was there before, the last step alone."""
-    rows = followed.fresh[-1:]
+    rows = [(stage, stage.last)] if (stage := followed.active) else []
     followed.fresh = []
     while True:
         for stage, row in rows:
@@ -100,12 +100,14 @@ def _goes_on(followed: FollowedRun) -> bool:
 
 
 def _line(followed: FollowedRun, stage: Stage, row: Json) -> str:
+    from tether.report.numbers import plural
+
     status = followed.status()
-    words = [f"{stage.name or followed.name}  {row.get('step')}/{status['steps'] or '?'}"]
+    words = [f"{stage.name or followed.name}  {row.get('step')}/{stage.steps() or '?'}"]
     if status["left"] is not None and row is stage.last:
         words.append(f"{as_clock(status['left'])} left")
     if status["alarms"]:
-        words.append(f"{status['alarms']} alarm(s)")
+        words.append(plural(status["alarms"], "alarm"))
     return "  ".join((*words, *(text for _, text in _shown(row))))
 
 
