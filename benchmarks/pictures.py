@@ -141,8 +141,8 @@ def photographs(chromium: str, runs: Path) -> dict[str, bytes]:
     """The pages of the runs as PNG pictures, by name."""
     with browsed(chromium) as browser:
         made = {
-            "run_page.png": _photograph(browser, runs / "smoke" / "report.html", "details"),
-            "sweep_page.png": _photograph(browser, runs / "sweep" / "report.html", "h1"),
+            "run_page.png": _photograph(browser, runs / "smoke" / "report.html", "#at-verdict"),
+            "sweep_page.png": _photograph(browser, runs / "sweep" / "report.html", "body"),
         }
         with served(runs) as (board, address):
             while not board.tick:
@@ -171,6 +171,7 @@ def make(chromium: str, target: Path, folder: Path) -> None:
         ValueError: a picture is too large.
     """
     pictures = {}
+    folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "runs" / "smoke").exists():
         pictures["terminal.svg"] = run_in_terminal(folder).encode()
     if not (folder / "runs" / "sweep").exists():
