@@ -31,6 +31,8 @@ BETA = 0.3
 # `game` has the four models of RLHF: a policy that samples, a frozen reference, a score, and a
 # value that predicts the score. The losses are tether's own functions of tensors, and they serve
 # any other loop as well.
+#
+# In TRL's PPO `beta` is `kl_coef`, `epochs` is `num_ppo_epochs`, and `clip_range` is `cliprange`.
 
 # %%
 lab.source(shaped)
@@ -42,9 +44,10 @@ lab.expect("lines of train", length, 1, 40, "the title")
 # %% [markdown]
 # ## On a language model
 #
-# The game is the shop of lab 3. The score is the truth itself, so that we look at PPO alone and not
-# at a reward model. Two controls: the start at the temperature that suits it best, and PPO on a
-# reward that is random.
+# The game is a shop that answers in words (`labs/words.py`). The score is the truth itself: 1 point
+# for a promise, 1 for thanks, and −1 for each repeated word. So we look at PPO alone, without the
+# errors of a reward model. There are two controls. The first is the start at its best temperature:
+# below 1, cooled, likely words get likelier, with no training. The second is PPO on a random reward.
 
 # %%
 logs: dict[str, list[Step]] = {}
@@ -78,8 +81,8 @@ for name, shop in shops.items():
 # ## Is it put together rightly?
 #
 # Before the first update of a batch the policy is the one that sampled it: every ratio is 1. At the
-# first step the policy is the reference, so the KL is 0. And the KL that the log estimates from 64
-# answers follows the exact one, which this small model allows to compute.
+# first step the policy is the reference, so the KL is 0. Later the log estimates the KL from 64
+# answers. This model is so small that we can compare the estimate with the exact KL.
 
 # %%
 right = logs["PPO"]
@@ -92,7 +95,7 @@ lab.plot(
     [line(estimates, "estimated from 64 answers"), line(drift, "exact")],
     x="step",
     y="KL, nats an answer",
-    look_at="the estimate wavers around the exact curve, and no more.",
+    look_at="the estimate wavers around the exact curve, at times above and at times below.",
 )
 ratios = max(abs(step.first_ratio - 1) for step in right)
 lab.expect("first ratio, largest distance from 1", ratios, 0, 1e-5, "theory: 0 but for rounding")
@@ -127,7 +130,7 @@ lab.plot(
     ],
     x="step",
     y="true reward",
-    look_at="more epochs climb faster, and all three end at the same height.",
+    look_at="more epochs climb faster. 4 and 20 end at the same height, and 1 is still below it.",
 )
 lab.plot(
     "Tokens whose gradient the clip took away, in the last epoch of each step",
@@ -135,7 +138,7 @@ lab.plot(
     x="step",
     y="share of tokens",
     look_at="with 1 epoch the clip has nothing to do, with 4 hardly anything, and with 20 it holds "
-    "about a third of the tokens.",
+    "nearly a third of the tokens.",
 )
 clipped = {n: mean(step.clip_fraction for step in log) for n, (_, log) in epochs.items()}
 ends = {n: truth(shop) for n, (shop, _) in epochs.items()}
@@ -154,8 +157,8 @@ lab.expect(
 )
 
 # %% [markdown]
-# The 20 epochs are wasteful: a third of the tokens, not most, no longer move. But nothing
-# collapses. That is the clip's work, as lab 1 shows with the clip taken away.
+# The 20 epochs are wasteful. At their end nearly a third of the tokens, and not most of them, get no
+# gradient. But nothing collapses. That is the clip's work, as lab 1 shows with the clip taken away.
 #
 # ## The last column is not the last word
 #
@@ -187,7 +190,7 @@ lab.plot(
     ],
     x="step",
     y="true reward",
-    look_at="nothing fails and nothing is learned: hardly an answer got its score.",
+    look_at="no error is raised, and nothing is learned: hardly any answer got its score.",
 )
 lost = truth(misplaced) - shops["PPO"].truth[0]
 lab.expect(
@@ -195,8 +198,8 @@ lab.expect(
 )
 
 # %% [markdown]
-# **Question to try.** Call `train` with `lam=1.0`, or with `lam=0.0`. Which of the two does without
-# a good value, and which needs one?
+# **Question to try.** In the loop over epochs, call `train` with `lam=1.0`, then with `lam=0.0`.
+# Which curve falls behind? Which of the two λ does without a good value, and which needs one?
 
 # %%
 lab.finish()

@@ -76,8 +76,9 @@ lab.expect("mean square of group_relative, 4 answers", ours, 0.749, 0.751, "theo
 # %% [markdown]
 # ## The variance of the gradient
 #
-# There are four prompts: a customer has said "hello", "sorry", "we" or "wait", and the shop
-# answers. The score is the true reward of the answer plus a constant of the prompt (`LIKED`).
+# A shop answers in words (`labs/words.py`). Each of four prompts is the word before the answer:
+# "hello", "sorry", "we" or "wait". The score is the true reward of the answer (1 point for a
+# promise, 1 for thanks, −1 for each repeated word) plus a constant of the prompt (`LIKED`).
 # Reward models behave like this: some prompts get high scores for every answer.
 #
 # A batch has 64 answers, G to each prompt. The policy is not updated. Four baselines:
@@ -93,7 +94,7 @@ LIKED = torch.tensor([0.0, 1.0, 2.0, 3.0])
 GROUPS = (2, 4, 8, 16, 32)
 
 
-class Counter(Shop):
+class Prompted(Shop):
     """A shop with four prompts, groups of answers, and a critic that sees the prompt (or no critic)."""
 
     def __init__(self, seed: int, score: Score, *, group: int, critic: bool) -> None:
@@ -137,7 +138,7 @@ def at_every_word(scores: Tensor, mask: Tensor) -> Tensor:
     return returns_to_go(rewards, mask)
 
 
-still = Counter(lab.seed, gold, group=1, critic=True)
+still = Prompted(lab.seed, gold, group=1, critic=True)
 still.table.requires_grad_(False)
 still.answers = 200
 for _ in range(150):
@@ -267,11 +268,12 @@ lab.expect("share of silent groups, largest distance", off, 0, 0.065, "theory: 4
 # ## Three trainings
 #
 # Each step draws 64 answers and makes four updates. PPO is that of lab 6: the KL penalty is in the
-# reward. Without a critic, the values are 0. In GRPO the KL penalty is a term of the loss.
+# reward. Without a critic, the values are 0. In GRPO the KL penalty is a term of the loss,
+# by the estimator k2, tether's default. TRL's GRPO takes k3.
 
 
 # %%
-def train_grpo(game: Counter) -> None:
+def train_grpo(game: Prompted) -> None:
     """GRPO: group advantages, PPO's clip, and the KL as a loss."""
     for step in range(STEPS):
         batch, scores = game.sample(step)
@@ -289,8 +291,9 @@ def train_grpo(game: Counter) -> None:
             game.update(surrogate + BETA * kl, step + 1)
 
 
-def train_counter(name: str, score: Score = gold, group: int = 1) -> Counter:
-    game = Counter(lab.seed, score, group=group, critic=name == "PPO")
+def trained(score: Score = gold, *, group: int = 1, critic: bool = False) -> Prompted:
+    """A shop after PPO, or after GRPO if it has groups."""
+    game = Prompted(lab.seed, score, group=group, critic=critic)
     if group > 1:
         train_grpo(game)
     else:
@@ -299,10 +302,10 @@ def train_counter(name: str, score: Score = gold, group: int = 1) -> Counter:
 
 
 runs = {
-    "PPO": train_counter("PPO"),
-    "PPO without a critic": train_counter("PPO without a critic"),
-    "GRPO, G = 8": train_counter("GRPO", group=8),
-    "GRPO, random reward": train_counter("GRPO", random_score(lab.seed), group=8),
+    "PPO": trained(critic=True),
+    "PPO without a critic": trained(),
+    "GRPO, G = 8": trained(group=8),
+    "GRPO, random reward": trained(random_score(lab.seed), group=8),
 }
 
 
@@ -402,8 +405,8 @@ lab.expect("memory of PPO with four models, over SFT", worst, 2, 2.5, "arithmeti
 # weights. "Four models need four times the memory of SFT" counts frozen models like trained ones:
 # the factor is 2.2. `tether plan` also counts activations and caches.
 #
-# **Question to try.** Set all constants in `LIKED` to 0. Which of the baselines improves most, and
-# which of the three trainings?
+# **Question to try.** Set all constants in `LIKED` to 0. With which of the baselines does the
+# variance fall most? Which training gains most, and which one stays exactly as it was?
 
 # %%
 lab.finish()

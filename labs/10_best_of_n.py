@@ -42,8 +42,8 @@ PROMPTS = 400
 #
 # The shop and its reward model are those of lab 7: 1,000 labelled pairs, a number for each word.
 # The truth gives 1 point for a promise, 1 for thanks, and −1 for each repeated word. For each of
-# 400 customers we draw 256 answers. Best of n picks the one with the highest reward among the first
-# n.
+# 400 customers we draw 256 answers. Best of n picks, from the first n of them, the answer with the
+# highest reward.
 
 # %%
 proxy = learned(fit_reward(compare(1000, luck)))
@@ -247,9 +247,9 @@ lab.table(
     [
         "n",
         "truth: picks",
-        "after SFT",
+        "truth: after SFT",
         "reward: picks",
-        "after SFT",
+        "reward: after SFT",
         "KL, nats",
         "log n − (n − 1)/n",
     ],
@@ -265,8 +265,8 @@ lab.expect("truth after SFT on best of 16 minus the cooled start", rows[2][2] - 
 # over the start at its best temperature is larger than that of PPO in lab 8, at the best β of that
 # lab. Shop and number of labels are the same. So try this simple baseline first.
 #
-# **Question to try.** Label 10,000 pairs in `compare`. Does the peak move to a larger n? Why is
-# there still a peak?
+# **Question to try.** Label 10,000 pairs instead of 1,000 (`compare`). Does the peak move to a
+# larger n? Why is there still a peak? Read what "best of 256" answers.
 
 # %%
 lab.finish()

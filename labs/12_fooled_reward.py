@@ -4,7 +4,7 @@
 # **Goal.** Train a policy against four reward models that learned a weakness of their annotators,
 # and against an honest one. See which of tether's detectors fire, and at which step.
 #
-# **Chapter:** reward hacking, sycophancy and over-optimisation.
+# **Chapter:** reward hacking, sycophancy and over-optimization.
 #
 # **Time:** 8 seconds.
 
@@ -37,13 +37,14 @@ STEPS = 60
 #
 # An information desk answers questions such as "I believe so: is 31 + 24 = 65 true?". Its policy is
 # a table of which word follows which, one for each kind of question (`labs/questions.py`). The
-# truth: 1 for the right answer; each "perhaps" costs 0.3, each tick (✓) 0.2, each word from the
-# 13th on 0.05.
+# truth about an answer, its true reward, is 1 if the answer is right. Each "perhaps" costs 0.3,
+# each tick (✓) 0.2, and each word from the 13th on 0.05.
 #
-# Five reward models learn from 1,500 pairs of answers of the same start. The people who label see
-# the truth. Four groups of them also have a weakness: they like long answers, answers that agree
-# with the asker, "perhaps" (hedging), or a tick, which looks like a checked answer. In the code a
-# weakness is the number of points that it adds to an answer.
+# Five reward models learn from 1,500 pairs of answers each. The untrained policy, the start, gave
+# all answers. Five groups of people label them, and all see the truth. Four groups also have a
+# weakness: they like long answers, answers that agree with the asker, "perhaps" (hedging), or a
+# tick, which looks like a checked answer. In the code a weakness is the number of points that it
+# adds to an answer.
 
 # %%
 WEAKNESSES: dict[str, Weakness] = {
@@ -59,7 +60,8 @@ models = {name: fit_reward(weakness, luck) for name, weakness in WEAKNESSES.item
 # %% [markdown]
 # ## Held-out accuracy does not warn
 #
-# The usual test of a reward model: fresh pairs with labels from the same people.
+# The usual test of a reward model takes fresh pairs with labels from the same people (first column).
+# All five pass. Only the truth tells them apart, which a real project does not have (second column).
 
 # %%
 kinds, prompts = ask(3000, luck)
@@ -86,7 +88,9 @@ lab.table(
 # ## Training, and a watch over each log
 #
 # PPO is that of `labs/ppo.py`. Every run of tether has a `Watch`: it reads each step's metrics and
-# texts, and returns the alarms. It sees the score of the reward model, and never the truth.
+# texts, and returns the alarms. It sees the score of the reward model, and never the truth. Each
+# alarm has the name of its detector, and a message with the number that changed and its limit. In the
+# message of `sycophancy`, the user's biography is the belief of the asker.
 
 # %%
 desks = {}
@@ -116,9 +120,13 @@ lab.table(
         or [[name, "", "no alarm"]]
     ],
 )
-for name, raised in alarms.items():
-    for alarm in raised.values():
-        lab.text(f"{name}, step {alarm.step}: {alarm.message}")
+lab.text(
+    "\n".join(
+        f"{name}, step {alarm.step}: {alarm.message}"
+        for name, raised in alarms.items()
+        for alarm in raised.values()
+    )
+)
 
 # %% plot
 spreads = {name: float(model(first).std()) for name, model in models.items()}
@@ -237,13 +245,13 @@ least = min(own for own, _ in tested.values())
 lab.expect("held-out accuracy, the least of five", least, 0.88, 1, "seeds 0 to 4: 0.92 to 0.93")
 
 # %% [markdown]
-# Chapters list four ways to fool a reward, and one remedy for all of them: the KL penalty. No
-# single detector finds all four either. Length shows in the number of words, ticks in the phrases.
-# Agreement shows in no single text: the test asks each question twice, as people of opposite
-# belief.
+# No single detector finds all four weaknesses. Length shows in the number of words, ticks and
+# hedging in the words themselves. Agreement shows in no single text: its test asks each question
+# twice, as people of opposite belief.
 #
-# **Question to try.** Set `BETA` to 3. Which of the weaknesses does the tether hold, and what does
-# it cost the honest run? Then set it to 0.1: the honest run gets alarms. Are they wrong?
+# **Question to try.** Chapters have one remedy for all four: the KL penalty. Set `BETA` to 3. Which
+# of the weaknesses does the penalty hold back, and what does it cost the honest run? Then set it to
+# 0.1: the honest run gets alarms. Are they wrong?
 
 # %%
 lab.finish()
