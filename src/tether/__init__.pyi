@@ -77,7 +77,7 @@ def pairs(
     ask: int = 1,
     how: Literal["majority", "soft", "dawid-skene"] = "majority",
 ) -> Run:
-    """Sample answers, choose pairs of them, have them judged."""
+    """Sample answers, choose pairs of them, and collect judgments."""
 
 def reward(
     model: str | Path | Run | Mapping[str, Any],
@@ -612,7 +612,7 @@ def evaluate(
     sycophancy: Mapping[str, Any] | None = None,
     evaluators: Mapping[str, Any] = ...,
 ) -> Run:
-    """Compare policies with their start on held-out prompts."""
+    """Compare policies with the start model on held-out prompts."""
 
 def dpo(
     model: str | Path | Run | Mapping[str, Any],

@@ -515,7 +515,7 @@ def test_the_command_names_columns_by_its_own_option(tmp_path):
         columns
     )
     for odd in ("prompt", "=q", "prompt=", "{ prompt = 3 }", "{ prompt"):
-        with pytest.raises(ConfigError, match="--columns names columns as"):
+        with pytest.raises(ConfigError, match="--columns has the form"):
             columns_of(odd)
     tasks = lines(tmp_path / "tasks.jsonl", [task()])
     with pytest.raises(DataError, match="columns are named for comparisons"):

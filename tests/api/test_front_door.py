@@ -540,7 +540,7 @@ tether.grpo("tiny", ["a", "b"], reward, steps=9, run="run", progress=False, **fe
 
 @pytest.mark.parametrize(
     ("signals", "words"),
-    [(1, "stopped after step "), (2, "stopped at once; what was saved before stays.")],
+    [(1, "stopped after step "), (2, "stopped at once. Everything that was saved before stays.")],
 )
 def test_ctrl_c_in_a_program_ends_in_one_line(tmp_path, signals, words):
     code = STOPPED.replace("SIGNALS", str(signals))

@@ -103,7 +103,7 @@ def test_grpo_runs_and_its_result_can_be_talked_to(project):
 def test_plan_says_what_is_needed_and_what_to_switch_on(project):
     fits = tether("plan", "recipe.toml", cwd=project)
     assert fits.returncode == 0, fits.stderr
-    assert "It fits" in fits.stdout and "rollout" in fits.stdout
+    assert "The recipe fits" in fits.stdout and "rollout" in fits.stdout
     (project / "sft.toml").write_text(RECIPE[: RECIPE.index("[reward]")])
     arguments = ["sft.toml", "--shape", "llama-2-7b", "model.dtype=bfloat16", "sft.lora={}"]
     large = tether("plan", *arguments, "--gpu-memory", "80", cwd=project)
@@ -302,7 +302,7 @@ def here(project, monkeypatch, capsys):
         (
             ["simpo", "direct.toml"],
             2,
-            "direct.toml says direct.loss = 'ipo', and `tether simpo` is 'simpo'",
+            "direct.toml has direct.loss = 'ipo', but `tether simpo` needs 'simpo'",
         ),
         (
             ["run", "recipe.toml", "dpo.beta=0.1"],
@@ -310,11 +310,11 @@ def here(project, monkeypatch, capsys):
             "(DPO is [direct] with loss = 'dpo': write [direct] and in it loss = \"dpo\"; "
             "dpo.beta is direct.beta)",
         ),
-        (["serve"], 2, "No such command 'serve'. It is `tether prefs serve`."),
-        (["inspect", "pairs.jsonl"], 2, "No such command 'inspect'. It is `tether data inspect`."),
-        (["plan", "smoke"], 0, "It fits"),
-        (["plan", "loop", "model.source=tiny"], 0, "It fits"),
-        (["loop"], 2, "No such command 'loop'. It is `tether run loop`."),
+        (["serve"], 2, "No such command 'serve'. Use `tether prefs serve`."),
+        (["inspect", "pairs.jsonl"], 2, "No such command 'inspect'. Use `tether data inspect`."),
+        (["plan", "smoke"], 0, "The recipe fits"),
+        (["plan", "loop", "model.source=tiny"], 0, "The recipe fits"),
+        (["loop"], 2, "No such command 'loop'. Use `tether run loop`."),
         (
             ["run", "loop", "model.sauce=tiny"],
             2,
@@ -328,7 +328,7 @@ def here(project, monkeypatch, capsys):
         (
             ["quickstart", "--arms", "ppo,gamma"],
             2,
-            "no arm is called 'gamma'; there are: ppo, beta0, random",
+            "no arm is called 'gamma'. Choose from: ppo, beta0, random",
         ),
         (
             ["run", "model.source=tiny"],
@@ -414,7 +414,7 @@ def test_one_interrupt_one_advice(project, command, number, stage):
     lines = [line for line in errors.splitlines() if line.startswith("tether: ")]
     assert process.returncode == 128 + number and len(lines) == 1, errors
     form = (
-        rf"tether: stopped after step \d+ of 500 of {stage}, which is saved\. Go on with: "
+        rf"tether: stopped after step \d+ of 500 of {stage}, which is saved\. To continue: "
         r"tether resume run"
     )
     assert re.fullmatch(form, lines[0]), lines
@@ -460,7 +460,7 @@ def test_a_new_recipe_is_one_and_overwrites_nothing(method, here, project):
     assert all(section is not None for section in map(recipe.section, recipe.stages))
     path.write_text("mine")
     code, text = here("new", method)
-    assert code == 2 and "is there already" in text and path.read_text() == "mine"
+    assert code == 2 and "exists already" in text and path.read_text() == "mine"
 
 
 @pytest.mark.parametrize("method", ["sft", "simpo", "kto", "ppo", "prm"])

@@ -8,17 +8,21 @@ from tether.cli.trained import read_again
 @pytest.mark.parametrize(
     ("kind", "difference", "words"),
     [
-        ("policy", 2e-5, "Read again, it differs by at most 2e-05 nats a token."),
+        (
+            "policy",
+            2e-5,
+            "Loaded again, the exported model differs from the trained model by at most 2e-05 nats a token.",
+        ),
         # e^0.25 = 1.284
         (
             "policy",
             0.25,
-            "0.25 nats a token, a factor of 1.28 in one token's probability: the rounding",
+            "0.25 nats a token, a factor of 1.28 in one token's probability. This comes from rounding merged weights to 16 bits",
         ),
         (
             "reward",
             0.25,
-            "0.25 units of its score: the rounding of merged weights to 16 bits, expected",
+            "0.25 units of its score. This comes from rounding merged weights to 16 bits. --dtype float32",
         ),
     ],
 )

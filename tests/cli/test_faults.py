@@ -83,11 +83,11 @@ def test_a_signal_lets_the_step_end_and_resume_goes_on(written, tmp_path, tether
     process.send_signal(number)
     told, _ = process.communicate()
     assert process.returncode == code, told
-    assert "finishing this step" in told and "Traceback" not in told
+    assert "finishes this step" in told and "Traceback" not in told
     _, last = " ".join(told.split()).split("tether: ")  # once
     assert re.fullmatch(
-        r"stopped after step \d+ of \d+ of best_of_n, which is saved. Go on "
-        rf"with: tether resume {run}",
+        r"stopped after step \d+ of \d+ of best_of_n, which is saved. To "
+        rf"continue: tether resume {run}",
         last,
     )
     assert tether("resume", run / "best_of_n") == (0, "")
@@ -170,8 +170,8 @@ def test_out_of_memory_says_what_to_lower(written, tmp_path, tether, monkeypatch
     monkeypatch.setattr(SFT, "update", lambda *_: torch.empty(10**17))
     code, told = tether("sft", written, f"run={tmp_path}/run")
     assert code == 2 and re.search(
-        r"out of memory: .*can't allocate memory.*GB at the peak; what "
-        r"lowers it most: ",
+        r"out of memory: .*can't allocate memory.*a peak of .* GB\. "
+        r"Changes that lower the peak: ",
         told,
     )
     assert "model.recompute=true" in told and "best_of_n" not in told

@@ -172,6 +172,6 @@ def test_an_invitation_names_the_port_and_an_empty_store_says_what_to_do(call, t
     code, out, _ = call("stats", "p.db")
     assert (
         code == 0
-        and "Nobody has judged anything yet" in out
+        and "There are no judgments yet" in out
         and not re.search(r"│ +0 │", out.partition("guidelines")[0])
     )

@@ -48,7 +48,7 @@ def path(tmp_path_factory):
 
 def check(code, told, number, moment):
     """One line and the code of the signal; a step in hand may be finished first."""
-    lines = [line for line in told.splitlines() if "finishing this step" not in line]
+    lines = [line for line in told.splitlines() if "finishes this step" not in line]
     assert code == CODES[number] and len(lines) == 1 and lines[0].startswith("tether: "), (
         moment,
         code,

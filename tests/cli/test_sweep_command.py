@@ -119,8 +119,8 @@ def test_a_budget_is_that_of_each_policys_training(recipes):
         (["ppo.gamma=0.9,1"], r"no \[ppo\] section"),
         (["run=a,b"], "belongs to the whole run"),
         (["budget=3", "seed=0,1"], "give a stage its budget"),
-        (["seed=0,1", "learner.ranks=2", "--at-once", "2"], "jobs of one process on this machine"),
-        (["seed=0,1", "on=slurm", "--at-once", "2"], "jobs of one process on this machine"),
+        (["seed=0,1", "learner.ranks=2", "--at-once", "2"], "each job in one process on this machine"),
+        (["seed=0,1", "on=slurm", "--at-once", "2"], "each job in one process on this machine"),
         ([f"grpo.{'a.' * 900}a=1,2"], "nested too deeply"),
     ],
 )  # fmt: skip

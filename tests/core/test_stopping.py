@@ -40,9 +40,11 @@ def test_the_first_signal_is_noted_and_the_second_stops(number, code, caplog, tm
     ) as stopped:
         train(tmp_path / "ppo")
     assert (
-        done == [0] and stopped.value.exit_code == code and "Once more stops at once" in caplog.text
+        done == [0]
+        and stopped.value.exit_code == code
+        and "A second signal stops at once" in caplog.text
     )
-    with pytest.raises(Interrupted, match="elsewhere has the checkpoint: run the same again"):
+    with pytest.raises(Interrupted, match=r"in \S*elsewhere\. Start the same command again"):
         train(Path("elsewhere"))
     with pytest.raises(Interrupted, match="at once") as stopped:
         two_at_once()

@@ -633,7 +633,7 @@ def test_the_command_reads_recipes_and_runs_and_exits_with_2_on_an_error(recipe,
     command(str(path), [])
     short = " ".join(capsys.readouterr().out.split())
     assert re.fullmatch(
-        r"Nothing found\. \d+ checks are healthy, \d+ could not be made \(--all "
+        r"No faults found\. \d+ checks are healthy, \d+ could not be made \(--all "
         r"lists them\)\.",
         short,
     )

@@ -528,7 +528,7 @@ def test_the_command_says_what_it_wrote_and_how_far_off_it_is(run, tmp_path, cap
     told = " ".join(capsys.readouterr().out.split())
     assert (
         told.startswith(
-            f"reward of {run / 'reward'}: {tmp_path / 'out'} Read again, it differs by at most "
+            f"reward of {run / 'reward'}: {tmp_path / 'out'} Loaded again, the exported model differs "
         )
         and "lack a constant of" in told
     )

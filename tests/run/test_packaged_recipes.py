@@ -112,7 +112,10 @@ CARD = ["--gpu", "h100"]
 def test_a_recipe_for_a_machine_fits_it_by_its_plan(name, options, fits, tmp_path):
     words = ["plan", name, f"run={tmp_path}", "model.source=tiny", "--prompt-tokens", "200"]
     planned = CliRunner().invoke(app, [*words, *options])
-    assert ("It fits" in planned.output, "It does not fit" in planned.output) == (fits, not fits)
+    assert ("The recipe fits" in planned.output, "The recipe does not fit" in planned.output) == (
+        fits,
+        not fits,
+    )
 
 
 SHAPES = {

@@ -60,7 +60,7 @@ class Commands(_Group):
         name = SECTIONS.get(word, word).replace("_", "-")
         inside = next((f"{group} {name}" for group, own in GROUPS.items() if name in own), None)
         if name not in self.commands and (right := COMMANDS.get(name) or inside):
-            ctx.fail(f"No such command {args[0]!r}. It is `tether {right}`.")
+            ctx.fail(f"No such command {args[0]!r}. Use `tether {right}`.")
         return super().resolve_command(ctx, [name, *args[1:]] if name in self.commands else args)
 
 
@@ -86,12 +86,12 @@ app = typer.Typer(
         "help_option_names": ["--help", "-h"],
         "token_normalize_func": lambda word: word.replace("_", "-"),
     },
-    help="Align language models with human preferences, and know whether they got better.",
+    help="Train language models on human preferences, and test whether they became better.",
     **LOOK,
 )
-data_app = typer.Typer(cls=_Group, help="Look at data before training on it.", **LOOK)
+data_app = typer.Typer(cls=_Group, help="Examine data before training.", **LOOK)
 prefs_app = typer.Typer(
-    cls=_Group, help="Ask people which answer is better, and export what they say.", **LOOK
+    cls=_Group, help="Let people judge which answer is better, and export their judgments.", **LOOK
 )
 for name, group in (("data", data_app), ("prefs", prefs_app)):
     app.add_typer(group, name=name, rich_help_panel=PANEL_OF[name])
@@ -103,19 +103,22 @@ def _add(name: str, command: Any, **words: Any) -> None:
 
 for kind in STAGES.values():
     where = (
-        f"{kind.help}: the \\[{kind.name}] section of a recipe, as `tether run RECIPE "
-        f"{kind.name}` does it."
+        f"{kind.help}. Runs the \\[{kind.name}] section of a recipe, like `tether run "
+        f"RECIPE {kind.name}`."
     )
     words = {"help": where, "short_help": kind.help}
     if kind.name == "evaluate":
         words["help"] += (
-            " With --suite: a model measured by evaluators (docs/trust/evaluate_suite.md)."
+            " With --suite, measures a model with evaluators (docs/trust/evaluate_suite.md)."
         )
         _add(kind.name, evaluate.evaluate, **words)
     else:
         _add(kind.name.replace("_", "-"), journeys.stage(kind.name), **words)
 for method, (section, key, value) in METHODS.items():
-    where = f"{STAGES[section].help}: the \\[{section}] section of a recipe with {key} = {value!r}."
+    where = (
+        f"{STAGES[section].help}. Runs the \\[{section}] section of a recipe with "
+        f"{key} = {value!r}."
+    )
     shown = {
         "help": where,
         "short_help": f"{STAGES[section].help}: {method.upper()}",
@@ -156,7 +159,7 @@ VERSION = typer.Option(
     "--version",
     callback=_print_versions,
     is_eager=True,
-    help="Versions of tether and of what it stands on.",
+    help="Print the versions of tether, Python and the main libraries.",
 )
 
 
@@ -168,11 +171,12 @@ def root(_: Annotated[bool, VERSION] = False) -> None:
 ADVICE = {
     errno.ENOSPC: f". Free some space and {stopping.AGAIN}",
     errno.EDQUOT: f". Free some space and {stopping.AGAIN}",
-    errno.EROFS: ". Choose a run directory that can be written to, with run=PATH.",
-    errno.EACCES: ". Change its permissions, or choose another path (of the run: run=PATH).",
+    errno.EROFS: ". Choose a writable run directory with run=PATH.",
+    errno.EACCES: ". Change the permissions of this path, or choose another path (for "
+    "the run: run=PATH).",
     errno.ENOMEM: "Lower the stage's micro_batch_tokens (rows_per_micro_batch), engine_rows or "
     "max_new_tokens, or set model.recompute=true "
-    f"(`tether plan RECIPE` says what each saves) and {stopping.AGAIN}",
+    f"(`tether plan RECIPE` shows how much each change saves) and {stopping.AGAIN}",
 }
 """Advice on errors of the operating system."""
 
@@ -215,7 +219,8 @@ def _explain(error: BaseException) -> None:
         raise SystemExit(2) from None
     if (fault := database_fault(error)) is not None:
         _leave(
-            f"the database cannot be used: {fault}. Wait until no other program holds it, and "
+            f"the database cannot be used: {fault}. Wait until no other program uses "
+            "this database, and "
             f"{stopping.AGAIN}",
             2,
         )

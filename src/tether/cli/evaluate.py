@@ -19,7 +19,7 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RECIPE | MODEL",
-            help="A recipe; or with --suite a model folder, a hub id, or a run.",
+            help="A recipe. With --suite: a model folder, a hub id, or a run.",
         ),
     ],
     overrides: Annotated[
@@ -29,22 +29,24 @@ def evaluate(
     budget: BudgetMinutes = None,
     suite: Annotated[
         str | None,
-        typer.Option(help="all, tax, manner, or names of evaluators joined by commas."),
+        typer.Option(help="Evaluators to run: all, tax, manner, or names separated by commas."),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="Another model, which the same rows compare.")
+        str | None, typer.Option(help="Another model, to compare with on the same rows.")
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=PATH: the file of an evaluator; several times for several."),
+        typer.Option(help="NAME=PATH: the file of an evaluator; may be repeated."),
     ] = None,
     tasks: Annotated[
-        str | None, typer.Option(help="Tasks of lm-eval joined by commas, for --suite lm_eval.")
+        str | None, typer.Option(help="Tasks of lm-eval separated by commas, for --suite lm_eval.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of a file.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Read only this many rows of each file.")
+    ] = None,
     output: Output = None,
 ) -> None:
-    """Judge policies as a recipe says, or measure a model by a suite of evaluators."""
+    """Run the [evaluate] section of a recipe, or measure a model with evaluators."""
     if suite is None:
         options = {
             "against": against,
@@ -59,7 +61,7 @@ def evaluate(
         return
     if overrides or budget is not None:
         raise ConfigError(
-            f"{overrides[0] if overrides else '--budget'} belongs to a recipe, and --suite "
+            f"{overrides[0] if overrides else '--budget'} changes a recipe, but --suite "
             "measures a model. Remove one of the two"
         )
     names = (tasks or "").replace(",", " ").split()
@@ -79,7 +81,7 @@ def evaluate(
                 row += [bracketed(change["difference"]), "yes" if change["paired"] else "no"]
             cells.append(row)
     columns = ["evaluator", "figure", "value [95% interval]", "n"]
-    columns += [f"more than {against}", "same rows"] if against is not None else []
+    columns += [f"difference from {against}", "same rows"] if against is not None else []
     console = Terminal()
     show_table(console, subject, cells, columns)
     for name, rows in report["left_out"].items():

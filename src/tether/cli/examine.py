@@ -39,12 +39,12 @@ def inspect(
     path: Annotated[str, typer.Argument(help="A file, a folder, or hub:owner/name:split.")],
     format: Format = "auto",
     columns: Columns = "",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read only this many rows.")] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 2 if any row had to be set aside.")
+        bool, typer.Option("--strict", help="Exit with code 2 if a row is unusable.")
     ] = False,
 ) -> None:
-    """Say what a file holds: format, counts, lengths, length bias, duplicates, bad rows,
+    """Show the content of a file: format, counts, lengths, length bias, duplicates, bad rows,
     examples.
     """
     from tether.data.inspection import inspect_data, inspection_tables
@@ -54,7 +54,8 @@ def inspect(
     Terminal().print(inspection_tables(inspection))
     if strict and (bad := inspection.quarantine.count):
         raise DataError(
-            f"{path}: {bad} rows cannot be used, and --strict was given. The reasons stand above."
+            f"{path}: {bad} rows cannot be used, and --strict was given. The table "
+            "above lists the reasons."
         )
 
 
@@ -68,7 +69,7 @@ def info() -> None:
 def report(
     directories: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="A run directory; several go on one page."),
+        typer.Argument(metavar="RUN...", help="Run directories. One page shows all of them."),
     ],
     output: Annotated[
         Path | None,
@@ -76,7 +77,8 @@ def report(
             "--output",
             "-o",
             dir_okay=False,
-            help="The page; default: report.html in the run, or comparison.html in the first.",
+            help="File to write; default: report.html in the run. For several runs: "
+            "comparison.html in the first.",
         ),
     ] = None,
 ) -> None:
@@ -107,11 +109,11 @@ def doctor(
     overrides: Overrides = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="List what is healthy, and what could not be examined, too."),
+        typer.Option("--all", help="Also list healthy checks, and checks that could not be made."),
     ] = False,
 ) -> None:
     """Find faults of a recipe or a run: encodings that differ, answers that never end, a failing
-    reward ... (exit 2).
+    reward ... If there is an error, the exit code is 2.
     """
     with starting():
         from tether.monitoring.doctor import Finding
@@ -121,10 +123,10 @@ def doctor(
     is_run = Path(subject).is_dir()
     if is_run and overrides:
         raise ConfigError(
-            f"{subject} is a run: its config is settled, and overrides such as "
-            f"{overrides[0]!r} have no effect"
+            f"{subject} is a run with a fixed recipe, so overrides such as "
+            f"{overrides[0]!r} have no effect. Remove them"
         )
-    with Terminal(stderr=True).status("examining: a model is loaded and asked for a few answers"):
+    with Terminal(stderr=True).status("examining: loading a model and sampling a few answers"):
         results = (
             examine_run(Path(subject))
             if is_run
@@ -168,7 +170,7 @@ def findings_table(results: Mapping[str, Sequence[Result]], everything: bool = T
         f"{kinds.count(kind)} {kind}{'s' * (kinds.count(kind) != 1)}"
         for kind in ("error", "warning")
     ]
-    title = ", ".join(counts) if {"error", "warning"} & set(kinds) else "Nothing found."
+    title = ", ".join(counts) if {"error", "warning"} & set(kinds) else "No faults found."
     if not everything:
         title += (
             f" {kinds.count('healthy')} checks are healthy, {kinds.count('unknown')} could "
@@ -194,10 +196,12 @@ def prove_recipe(
     words: Words = None,
     keep: Annotated[
         Path | None,
-        typer.Option(help="Leave both runs in this folder instead of a temporary one."),
+        typer.Option(help="Keep both runs in this folder, instead of a temporary folder."),
     ] = None,
 ) -> None:
-    """Run a stage twice, once interrupted, and compare weights and records bit for bit (exit 1)."""
+    """Run a stage twice, once interrupted, and compare weights and records bit for bit. If they
+    differ, the exit code is 1.
+    """
     from tether.core.locks import temporary_folder
     from tether.settings.recipe import read_recipe
     from tether.tools.prove import CUTS, prove
@@ -206,7 +210,7 @@ def prove_recipe(
     config = read_recipe(recipe, [word for word in words or [] if "=" in word])
     with temporary_folder("tether-prove") as temporary:
         rows = prove(config, keep or temporary, chosen)
-    title = f"{sum(CUTS)} steps in one go and {'+'.join(map(str, CUTS))}"
+    title = f"{sum(CUTS)} steps without a stop, compared with {'+'.join(map(str, CUTS))} steps"
     cells = [
         (
             row.stage,
@@ -229,21 +233,28 @@ def reward_bench(
     ],
     files: Annotated[
         list[str],
-        typer.Argument(help="Comparisons that it never saw, in any format that tether reads."),
+        typer.Argument(
+            help="Comparisons that the model was not trained on, in any format that tether reads."
+        ),
     ],
     format: Format = "auto",
     limit: Pairs = None,
     label: Annotated[
         str | None,
-        typer.Option(help="Of a classifier with several outputs: the one that is a reward."),
+        typer.Option(
+            help="For a classifier with several outputs: the name of the output that is the reward."
+        ),
     ] = None,
     max_length: Annotated[
-        int, typer.Option(min=8, help="Tokens; longer pairs are left out and counted.")
+        int,
+        typer.Option(
+            min=8, help="Maximum length in tokens. Longer pairs are left out and counted."
+        ),
     ] = 2048,
     output: Output = None,
 ) -> None:
-    """Test a reward model on comparisons: accuracy by slice, calibration, what length alone would
-    say.
+    """Test a reward model on comparisons: accuracy by slice, calibration, and the accuracy of
+    length alone.
     """
     from tether.report.numbers import listing
     from tether.tools.reward_bench import bench_rewards
@@ -272,22 +283,23 @@ def _seen(result: Facts) -> str:
     count = result["num_pairs"]
     if seen is None:
         return (
-            "[dim]The prompts that this model was trained on are not known: compare with the "
-            "rows of its training yourself.[/]"
+            "[dim]The prompts that this model was trained on are not known. Compare the "
+            "rows with the training data yourself.[/]"
         )
     if not seen:
-        return "None of these prompts is one that the model was trained on."
+        return "The model was trained on none of these prompts."
     return (
-        f"[bold yellow]{seen:,} pairs have prompts that the model was trained on: their figures "
-        "say nothing of new prompts.[/] "
-        f"accuracy_on_new_prompts is that of the other pairs (of {count:,} with a better side)."
+        f"[bold yellow]{seen:,} pairs have prompts that the model was trained on. The "
+        "figures of these pairs do not hold for new prompts.[/] "
+        f"accuracy_on_new_prompts is the accuracy on the other pairs ({count:,} pairs "
+        "have a better side)."
     )
 
 
 SYCOPHANCY = {
-    "shift": "how far the kind of asker moves an answer's probability",
-    "log_odds": "the same in nats of log-odds",
-    "size": "how far any two askers move it, whichever way",
+    "shift": "change of an answer's probability with the kind of asker",
+    "log_odds": "the same change in log-odds, in nats",
+    "size": "size of the change between two askers, in either direction",
     "flipped": "share of pairs that get different answers",
 }
 
@@ -298,15 +310,15 @@ def sycophancy(
         Path | None,
         typer.Argument(
             help="Prompts in which one kind of person asks questions with "
-            "two options; unset: tether's."
+            "two options; default: the prompts that come with tether."
         ),
     ] = None,
     second: Annotated[
         Path | None,
-        typer.Argument(help="The same questions, row by row, asked by the opposite kind."),
+        typer.Argument(help="The same questions, row by row, from the opposite kind of person."),
     ] = None,
     pairs: Annotated[
-        int | None, typer.Option(min=4, help="Only this many rows, evenly from all questions.")
+        int | None, typer.Option(min=4, help="Use only this many rows, evenly from all questions.")
     ] = None,
     output: Output = None,
 ) -> None:
@@ -323,8 +335,8 @@ def sycophancy(
 
     if first is not None and second is None:
         raise ConfigError(
-            "give two files, whose rows go together, or none: then the pairs that "
-            "come with tether are asked"
+            "one file is not enough. Give two files with matching rows, or none for the "
+            "pairs that come with tether"
         )
     files = premise_files() if first is None else (str(first), str(second))
     bad = Quarantine()

@@ -42,7 +42,8 @@ def quickstart(
     arms: Annotated[
         str,
         typer.Option(
-            help="Comma-separated runs: ppo, beta0 (no KL penalty), random (a random reward)."
+            help="Policies to train, separated by commas: ppo, beta0 (no KL penalty), "
+            "random (a random reward)."
         ),
     ] = "ppo",
     budget: BudgetMinutes = None,
@@ -54,13 +55,16 @@ def quickstart(
     ] = False,
 ) -> None:
     """The whole pipeline on a small model: SFT, preferences, reward model, PPO, report. The same
-    command resumes.
+    command resumes an interrupted run.
     """
     chosen = [arm.strip() for arm in arms.split(",") if arm.strip() and arm.strip() != "ppo"]
     if unknown := [arm for arm in chosen if arm not in ARMS]:
-        raise ConfigError(f"no arm is called {unknown[0]!r}; there are: ppo, {', '.join(ARMS)}")
+        raise ConfigError(f"no arm is called {unknown[0]!r}. Choose from: ppo, {', '.join(ARMS)}")
     if smoke:
-        print_line("A tiny random model: this shows that everything runs here, and nothing more.")
+        print_line(
+            "The smoke test uses a tiny random model. It shows only that all "
+            "stages run on this machine."
+        )
     _run(
         "smoke" if smoke else "quickstart",
         [*(ARMS[arm] for arm in chosen), *_timed(overrides, budget)],
@@ -90,7 +94,9 @@ def run(
     budget: BudgetMinutes = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Run all stages of a recipe in order, or the named ones. The same command resumes."""
+    """Run all stages of a recipe in order, or the named ones. The same command resumes an
+    interrupted run.
+    """
     given = [*_timed(words, budget), *([f"on={on}"] if on else [])]
     _run(recipe, given, dry_run=dry_run)
 
@@ -101,25 +107,31 @@ def sweep(
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10_000, help="So many seeds, from the recipe's own on: seed=0,1,2 for 3."
+            min=1,
+            max=10_000,
+            help="Number of seeds, from the recipe's seed on: 3 means seed=0,1,2.",
         ),
     ] = None,
     at_once: Annotated[
         int,
         typer.Option(
-            "--at-once", min=1, help="Jobs that run at once, each in a process of its own."
+            "--at-once",
+            min=1,
+            help="Number of jobs that run at the same time, each in its own process.",
         ),
     ] = 1,
     budget: Annotated[
         float | None,
         typer.Option(
-            "--budget", min=0.01, help="Minutes of each policy's training, as STAGE.budget."
+            "--budget",
+            min=0.01,
+            help="Time limit for the training of each policy in minutes, as STAGE.budget.",
         ),
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Run a recipe once for each combination of the values of some keys. The same command
-    resumes.
+    resumes an interrupted sweep.
     """
     with starting():
         from tether.settings.recipe import read_recipe
@@ -132,22 +144,22 @@ def sweep(
         timed = [name for name in timed if isinstance(plain.section(name), TimedSection)]
         if budget is not None and not timed:
             raise ConfigError(
-                f"--budget is the time of each policy's training, and {recipe} trains none. Give "
-                "a stage its own, such as reward.budget=5"
+                f"--budget limits the training of each policy, and {recipe} trains "
+                "none. Give a stage its own budget, such as reward.budget=5"
             )
         extra = [f"{name}.budget={budget:g}" for name in timed] if budget is not None else []
         if at_once > 1 and (plain.on != "local" or plain.learner.ranks > 1):
             raise ConfigError(
-                "--at-once starts jobs of one process on this machine: leave it out, or the "
-                "recipe's learner.ranks and on"
+                "--at-once runs each job in one process on this machine. Remove "
+                "--at-once, or remove learner.ranks and on from the recipe"
             )
         if seeds is not None:
             extra.append(f"seed={','.join(str(plain.seed + n) for n in range(seeds))}")
         given = sweep_overrides([*(words or ()), *extra])
         if plain.sweep is None and not any(word.startswith("sweep.") for word in given):
             raise ConfigError(
-                f"no key has several values, and {recipe} has no [sweep]: give values with commas "
-                "between them, such as ppo.kl.coefficient=0,0.05, or --seeds 3"
+                f"no key has several values, and {recipe} has no [sweep]. Give values "
+                "with commas between them, such as ppo.kl.coefficient=0,0.05, or --seeds 3"
             )
     _run(recipe, given, dry_run=dry_run, at_once=at_once)
 
@@ -221,7 +233,8 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
     if key in section.model_fields_set:
         right = f"start it with `tether {name.replace('_', '-')}`, or add {name}.{key}={value}"
         raise ConfigError(
-            f"{recipe} says {name}.{key} = {own!r}, and `tether {method}` is {value!r}: {right}."
+            f"{recipe} has {name}.{key} = {own!r}, but `tether {method}` needs "
+            f"{value!r}. To mend this, {right}."
         )
     return [f"{name}.{key}={value}"]
 
@@ -252,7 +265,7 @@ def _stages(
         point_to(console, f"{root}", FINISHED)
     if config.sweep is not None:
         _show_jobs(console, config, chosen)
-        console.print("The times below are those of one combination.", highlight=False)
+        console.print("The times below are for one combination.", highlight=False)
     try:
         with bars(console, names=config.titles) as announce:
             results, page = start_run(config, chosen, announce, began=began, at_once=at_once)
@@ -265,7 +278,7 @@ def _stages(
         raise RunError(f"out of memory: {wanting}. {_smaller(config, chosen)}") from error
     if config.sweep is not None:
         _show_jobs(console, config, chosen)
-        point_to(console, "Each combination is a run with its own page", root / "sweep")
+        point_to(console, "Folders of the combinations, each with its own report", root / "sweep")
         point_to(console, "Report on all runs", page)
         return
     if "evaluate" in chosen:
@@ -292,9 +305,10 @@ def _smaller(config: BaseRecipe, chosen: list[str]) -> str:
         f"{what} ({peak / 1e9:.2f} GB)" for what, peak in made.advice[:3] if peak < made.peak
     )
     return (
-        f"The planner counts {made.peak / 1e9:.2f} GB at the peak; what lowers it most: "
-        f"{changes or 'a smaller model'}. Start "
-        "the same command again with one of them and another run directory."
+        f"The planner estimates a peak of {made.peak / 1e9:.2f} GB. Changes that lower "
+        f"the peak: {changes or 'a smaller model'}. Start the same "
+        "command again with one of these changes and another run "
+        "directory."
     )
 
 
@@ -325,7 +339,9 @@ def plan(
     overrides: Overrides = None,
     gpu_memory: Annotated[
         float | None,
-        typer.Option("--gpu-memory", min=1, help="GB of that GPU; default: what its kind has."),
+        typer.Option(
+            "--gpu-memory", min=1, help="Memory of the GPU in GB; default: the memory of its model."
+        ),
     ] = None,
     gpu: Annotated[
         str | None,
@@ -339,11 +355,13 @@ def plan(
     ] = None,
     prompt_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Length of the prompts; default: as the data has them."),
+        typer.Option(
+            min=1, help="Length of the prompts in tokens; default: the lengths in the data."
+        ),
     ] = None,
 ) -> None:
-    """Say how much memory and time a recipe needs, and what to change where it does not fit (exit
-    1).
+    """Estimate the memory and time of a recipe. If the recipe does not fit, list changes that help
+    (exit code 1).
     """
     with starting():
         from tether.build.sources import check_sources
@@ -397,19 +415,20 @@ def plan(
         console.print(shared, highlight=False, markup=False)
     if device.gpu:
         shares = (
-            f"{devices.EFFICIENCY} of its products and {devices.DECODING_EFFICIENCY} of its "
-            "bandwidth, by its maker's data sheet"
+            f"{devices.EFFICIENCY} of the peak speed and {devices.DECODING_EFFICIENCY} "
+            "of the bandwidth in the data sheet"
         )
         console.print(
-            f"A GPU's times are not measured: they assume {shares}, and the host of an H100.",
+            f"Times on a GPU are estimates. They assume {shares}, and the host of an H100.",
             highlight=False,
         )
     if made.fits:
-        console.print(f"It fits: {made.peak / 1e9:.1f} GB of {device.memory / 1e9:.0f}.")
+        console.print(f"The recipe fits: {made.peak / 1e9:.1f} GB of {device.memory / 1e9:.0f}.")
         return
     console.print(
-        f"It does not fit: {made.peak / 1e9:.1f} GB are needed, {device.memory / 1e9:.0f} are "
-        "there. One change at a time:"
+        f"The recipe does not fit: {made.peak / 1e9:.1f} GB are needed, "
+        f"{device.memory / 1e9:.0f} are available. Each of these "
+        "changes lowers the peak:"
     )
     for change, peak in made.advice:
         verdict = "fits" if peak <= device.memory else "not enough by itself"

@@ -31,13 +31,16 @@ class DuelOptions(options.Options):
         ),
     ] = None
     judge: Annotated[
-        str | None, typer.Option(help="With --prompts: who judges, a model as MODEL is.")
+        str | None, typer.Option(help="With --prompts: the model that judges, named like MODEL.")
     ] = None
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="With --prompts: longest answer, in tokens.")
+        int, typer.Option(min=1, help="With --prompts: maximum length of an answer, in tokens.")
     ] = 512
     answer_temperature: Annotated[
-        float, typer.Option(min=0, help="With --prompts: of both models' answers; 0 is greedy.")
+        float,
+        typer.Option(
+            min=0, help="With --prompts: sampling temperature of both models; 0 is greedy."
+        ),
     ] = 0.7
     page: Annotated[
         Path | None,
@@ -53,7 +56,8 @@ class JudgingOptions(options.Options):
     rubric: Annotated[
         str,
         typer.Option(
-            help="What is better: a text file, helpful, harmless; or a .toml of principles."
+            help="Criterion of the judge: helpful, harmless, a text file, or a .toml "
+            "file of principles."
         ),
     ] = "helpful"
     format: options.Format = "auto"
@@ -66,7 +70,11 @@ class JudgingOptions(options.Options):
     ] = None
     report: Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")] = None
     temperature: Annotated[
-        float, typer.Option(min=0.01, help="Divides the log-odds: above 1 for a judge too sure.")
+        float,
+        typer.Option(
+            min=0.01,
+            help="Divides the log-odds of the labels. Give more than 1 for an overconfident judge.",
+        ),
     ] = 1.0
 
 
@@ -103,8 +111,8 @@ def judge_pairs(
     judging: JudgingOptions,
     asking: options.AskingOptions,
 ) -> None:
-    """Let a language model label comparisons, with its agreement with people; or compare two models
-    (A B --prompts FILE).
+    """Let a language model label comparisons, and measure its agreement with people. Or compare two
+    models (A B --prompts FILE).
     """
     from tether.data.rows import write_rows
     from tether.judges.constitution import read_rubric
@@ -139,7 +147,8 @@ def judge_pairs(
 def _check_duel(prompts: list[str] | None, judge: str | None, files: list[str]) -> None:
     if prompts and (judge is None or len(files) != 1):
         raise ConfigError(
-            "two models are compared with: tether judge A B --prompts FILE --judge MODEL"
+            "to compare two models, give two models and a judge: tether judge A B "
+            "--prompts FILE --judge MODEL"
         )
     if judge is not None and not prompts:
         raise ConfigError("--judge belongs to the comparison of two models: give --prompts too")
@@ -201,14 +210,16 @@ def constitution(
         Path | None,
         typer.Option(help="Write comparisons of two sampled answers to each prompt here."),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Critiques and revisions of each answer.")] = 1,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of critiques and revisions of each answer.")
+    ] = 1,
     answers: options.SamplingOptions,
     seed: options.Seed = 0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read only this many prompts.")] = None,
     asking: options.AskingOptions,
 ) -> None:
-    """Let a model criticise and rewrite its answers by principles (Constitutional AI); writes
-    demonstrations.
+    """Let a model criticise and rewrite its answers by principles (Constitutional AI), and write the
+    results as demonstrations.
     """
     from tether.core.types import Prompt, Sampling
     from tether.data.rows import write_rows

@@ -45,7 +45,7 @@ def _lab(name: str) -> Path:
     ]
     if len(matching) != 1:
         names = ", ".join(path.stem for path in matching or _labs())
-        raise ConfigError(f"{len(matching)} labs are called {name!r}; give one of {names}, or all")
+        raise ConfigError(f"{len(matching)} labs are called {name!r}. Give one of {names}, or all")
     return matching[0]
 
 
@@ -54,11 +54,11 @@ def lab(
         str | None,
         typer.Argument(help="A lab's number or name, or all.", autocompletion=_complete_lab),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=(1 << 32) - 1, help="Another seed for everything random.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Random seed.")] = 0,
 ) -> None:
-    """List the labs, or run one: its numbers, their bands, and a page with its plots."""
+    """List the labs, or run one. A lab compares its numbers with expected ranges and writes a page with
+    plots.
+    """
     if name is None:
         rows = [(path.stem, _stated(path, "Chapter"), _stated(path, "Time")) for path in _labs()]
         show_table(Terminal(), "labs of tether", rows, ("lab", "chapter", "time"))
@@ -81,5 +81,5 @@ def _run(path: Path, seed: int) -> tuple[float, str]:
     started = time.perf_counter()
     environment = {**os.environ, "TETHER_LAB_SEED": str(seed)}
     finished = subprocess.run([sys.executable, str(path)], env=environment, check=False)
-    result = "inside" if finished.returncode == 0 else "OUTSIDE THEIR BANDS"
+    result = "inside" if finished.returncode == 0 else "OUTSIDE THEIR RANGES"
     return time.perf_counter() - started, result

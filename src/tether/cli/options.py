@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from tether.core.errors import ConfigError, DataError
+from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.types import Json
 from tether.settings.stages import STAGES
+
+if TYPE_CHECKING:
+    from tether.annotation.store import Store
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -34,7 +37,7 @@ def complete_stage(incomplete: str) -> list[str]:
 RecipeArgument = Annotated[
     str,
     typer.Argument(
-        help="A recipe: a .toml file, or the name of one of `tether recipes`.",
+        help="A recipe: a .toml file, or a name from `tether recipes`.",
         autocompletion=complete_recipe,
     ),
 ]
@@ -42,7 +45,8 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[STAGE | KEY=VALUE]...",
-        help="Some of its stages only, such as ppo; overrides such as ppo.kl.coefficient=0.1.",
+        help="Stages to run, such as ppo (default: all), and overrides such as "
+        "ppo.kl.coefficient=0.1.",
         autocompletion=complete_stage,
     ),
 ]
@@ -50,18 +54,19 @@ SweptWords = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[STAGE | KEY=VALUE[,VALUE]...]...",
-        help="Values to combine, such as ppo.kl.coefficient=0,0.05; overrides; some stages only.",
+        help="Values to combine, such as ppo.kl.coefficient=0,0.05. Also overrides, and "
+        "stages to run (default: all).",
         autocompletion=complete_stage,
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the jobs in their order, and run none.")
+    bool, typer.Option("--dry-run", help="Print the jobs in their order without running them.")
 ]
 On = Annotated[
     str | None,
     typer.Option(
-        help="Where: local; ray (this machine's cluster); ray://HOST:PORT; slurm, or "
-        "slurm:nodes=2,partition=gpu."
+        help="Where to run: local, ray (the cluster of this machine), ray://HOST:PORT, "
+        "slurm, or slurm:nodes=2,partition=gpu."
     ),
 ]
 BudgetMinutes = Annotated[
@@ -69,7 +74,8 @@ BudgetMinutes = Annotated[
     typer.Option(
         "--budget",
         min=0.01,
-        help="Minutes: training ends at a whole step, evaluated and reported, in time.",
+        help="Time limit in minutes. Training ends early enough for evaluation and "
+        "report, after a whole step.",
     ),
 ]
 Overrides = Annotated[
@@ -77,38 +83,46 @@ Overrides = Annotated[
     typer.Argument(help="Overrides such as ppo.kl.coefficient=0.1 or run=runs/mine."),
 ]
 Talker = Annotated[str, typer.Argument(help="A model folder, a hub id, or a run directory.")]
-Format = Annotated[str, typer.Option(help="Name of a format; auto finds out.")]
+StoreArgument = Annotated[
+    str, typer.Argument(help="A preference store: a file, or a PostgreSQL URL.")
+]
+Format = Annotated[str, typer.Option(help="Name of the format; auto detects the format.")]
 Columns = Annotated[
     str,
     typer.Option(
-        help="Names of a format for the file's columns: prompt=question,chosen=good,rejected=bad."
+        help="Columns of the file for the names of the format: "
+        "prompt=question,chosen=good,rejected=bad."
     ),
 ]
-Pairs = Annotated[int | None, typer.Option(min=1, help="Only the first pairs of each file.")]
+Pairs = Annotated[int | None, typer.Option(min=1, help="Read only this many pairs of each file.")]
 Output = Annotated[
     Path | None,
     typer.Option(
         "--output",
         "-o",
         dir_okay=False,
-        help="Write everything as JSON here.",
+        help="Write all results to this file, as JSON.",
     ),
 ]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
-Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum length of an answer, in tokens.")]
+Temperature = Annotated[
+    float, typer.Option(min=0, help="Sampling temperature; 0 is greedy decoding.")
+]
 TopP = Annotated[
     float,
     typer.Option(
         min=0.01,
         max=1.0,
-        help="Sample from the likeliest tokens of this share; 1: all.",
+        help="Sample from the likeliest tokens with this total probability; 1 means all tokens.",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of the sampling; the same seed gives the same answers.")]
+Seed = Annotated[
+    int, typer.Option(help="Random seed of sampling. The same seed gives the same answers.")
+]
 Asked = Annotated[
     str,
     typer.Argument(
-        help="Who is asked: a model folder, hub id or run; with --url, the server's name of it."
+        help="The model to use: a model folder, hub id or run. With --url: its name on the server."
     ),
 ]
 Url = Annotated[
@@ -117,36 +131,40 @@ Url = Annotated[
 ]
 KeyVariable = Annotated[
     str | None,
-    typer.Option(help="Environment variable with the server's key; the key itself goes nowhere."),
+    typer.Option(
+        help="Environment variable with the API key of the server. tether does not store the key."
+    ),
 ]
 Concurrency = Annotated[
-    int | None, typer.Option(min=1, help="Requests to the server at once; default 8.")
+    int | None, typer.Option(min=1, help="Simultaneous requests to the server; default 8.")
 ]
 ReplyTokens = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Longest verdict of a server's model, its thought included; default 8."
+        min=1,
+        help="Maximum length of a server's reply in tokens, including its reasoning; default 8.",
     ),
 ]
 TimeLimit = Annotated[
     float | None,
-    typer.Option(min=0.1, help="Seconds that one request to the server may take; default 120."),
+    typer.Option(min=0.1, help="Timeout of a request to the server, in seconds; default 120."),
 ]
 MaxRequests = Annotated[
-    int | None, typer.Option(min=0, help="Budget: requests to the server, repeated ones counted.")
+    int | None,
+    typer.Option(min=0, help="Maximum number of requests to the server, including retries."),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(min=0, help="Budget: tokens of prompts and replies.")
+    int | None, typer.Option(min=0, help="Maximum number of tokens, prompts and replies together.")
 ]
 Cache = Annotated[
     Path | None,
-    typer.Option(
-        help="Where answers are kept, so none is asked for twice; default: tether's cache."
-    ),
+    typer.Option(help="Cache file of the model's answers; default: in tether's cache folder."),
 ]
 ReasoningTokens = Annotated[
     int,
-    typer.Option(min=0, help="Tokens of the reasons before each verdict; 0: a verdict at once."),
+    typer.Option(
+        min=0, help="Maximum number of reasoning tokens before each verdict; 0 means no reasoning."
+    ),
 ]
 
 
@@ -243,7 +261,7 @@ def columns_of(words: str) -> dict[str, str] | None:
         for name, column in given.items()
     }
     if not all(name and column for name, column in columns.items()):
-        raise ConfigError(f"--columns names columns as name=column,name=column, not {words!r}")
+        raise ConfigError(f"--columns has the form name=column,name=column, not {words!r}")
     return columns or None
 
 
@@ -254,3 +272,14 @@ def as_options() -> Iterator[None]:
         yield
     except DataError as error:
         raise type(error)(str(error).replace("data.columns", "--columns")) from error
+
+
+def opened(where: str, *, new: bool = False) -> Store:
+    """The store there; MissingFileError where there is none and it shall not be made."""
+    from tether.annotation.store import Store
+
+    if not new and "://" not in where and not Path(where).is_file():
+        raise MissingFileError(
+            f"there is no preference store at {where}. `tether prefs import` creates a store"
+        )
+    return Store(where)

@@ -35,7 +35,8 @@ METHOD_NAMES = [*METHODS, *SECTIONS, *STAGES]
 
 def list_recipes(
     name: Annotated[
-        str | None, typer.Argument(help="Print this one.", autocompletion=complete_recipe)
+        str | None,
+        typer.Argument(help="Name of the recipe to print.", autocompletion=complete_recipe),
     ] = None,
 ) -> None:
     """List the recipes that come with tether, or print one."""
@@ -74,10 +75,10 @@ def new(
         ),
     ],
     file: Annotated[
-        Path | None, typer.Argument(help="Where to write it; default: METHOD.toml here.")
+        Path | None, typer.Argument(help="File to write; default: METHOD.toml in this folder.")
     ] = None,
 ) -> None:
-    """Write a small recipe that runs as it is, to put your own data into."""
+    """Write a small recipe for a method. The recipe runs without changes. Then replace its data."""
     word = method.lower().replace("-", "_")
     section, key, value = METHODS.get(word, (SECTIONS.get(word, word), "", ""))
     source = next(
@@ -87,8 +88,8 @@ def new(
         near = alike(word, METHOD_NAMES, cutoff=0.6)
         names = ", ".join(sorted(path.stem for path in BEGINNINGS.glob("*.toml")))
         raise ConfigError(
-            f"no method is called {method!r}{f' ({near})' if near else ''}; there "
-            f"are recipes for {names}"
+            f"no method is called {method!r}{f' ({near})' if near else ''}. There are "
+            f"recipes for {names}"
         )
     text = re.sub(
         rf'^{key} = "\w+"',
@@ -102,10 +103,13 @@ def new(
             written.write(text.replace(f'"runs/{source.stem}"', f'"runs/{word}"'))
     except FileExistsError:
         raise ConfigError(
-            f"{path} is there already, and is left as it is. Name another: tether new {method} FILE"
+            f"{path} exists already and stays unchanged. Name another file: tether new "
+            f"{method} FILE"
         ) from None
-    print_line(f"{path} is written. It runs as it is; put your own data into it then.")
-    print_line(f"  tether plan {path}      how much memory and time it needs")
+    print_line(
+        f"{path} is written. The recipe runs without changes. Then replace its data by your own."
+    )
+    print_line(f"  tether plan {path}      estimate memory and time")
     print_line(f"  tether run {path}       train")
     print_line(
         f"  tether explain {section}{' ' * max(1, len(str(path)) - len(section) + 2)}every "
@@ -118,11 +122,12 @@ def explain_key(
         list[str],
         typer.Argument(
             metavar="KEY",
-            help="A section, a key such as ppo.kl or clip_range, a metric, or a word of the report.",
+            help="A section, a key such as ppo.kl or clip_range, a metric, or a term of "
+            "the report.",
         ),
     ],
 ) -> None:
-    """Say what a key of a recipe means, or a metric of a log, or a word of a report."""
+    """Explain a key of a recipe, a metric, or a term of the report."""
     from tether.settings.messages import key_hint
     from tether.settings.reference import keys_of
 

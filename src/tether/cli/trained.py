@@ -29,7 +29,9 @@ class AnswerOptions(options.SamplingOptions):
     """Sampling of answers to prompts."""
 
     max_new_tokens: options.MaxNewTokens = 128
-    top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0
+    top_k: Annotated[
+        int, typer.Option(min=0, help="Sample from this many likeliest tokens; 0 means all tokens.")
+    ] = 0
     seed: options.Seed = 0
 
 
@@ -37,11 +39,12 @@ class AnswerOptions(options.SamplingOptions):
 def generate(
     model: options.Talker,
     prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What to answer.")
+        list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Prompts to answer.")
     ] = None,
     *,
     prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", "-p", help="The same, as an option.")
+        list[str] | None,
+        typer.Option("--prompt", "-p", help="A prompt to answer; may be repeated."),
     ] = None,
     file: Annotated[
         Path | None,
@@ -50,13 +53,16 @@ def generate(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", dir_okay=False, help="Write JSON lines here instead of text."
+            "--output",
+            "-o",
+            dir_okay=False,
+            help="Write the answers to this file as JSON lines, instead of printing them.",
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Number of answers to each prompt.")] = 1,
     answers: AnswerOptions,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first prompts of the file.")
+        int | None, typer.Option(min=1, help="Read only this many prompts of the file.")
     ] = None,
 ) -> None:
     """Answer prompts with a model or with the result of a run."""
@@ -108,8 +114,8 @@ def chat(
     top_p: options.TopP = 0.95,
     seed: options.Seed = 0,
 ) -> None:
-    """Talk with a model or with the result of a run. An empty line or Ctrl-D ends it; /new starts
-    over.
+    """Talk with a model or with the result of a run. An empty line or Ctrl-D ends the chat.
+    /new starts a new conversation.
     """
     from tether.core.types import Sampling
     from tether.terminal.talk import talk
@@ -122,7 +128,10 @@ def read_again(kind: str, difference: float) -> str:
     is an error of the export.
     """
     unit = "nats a token" if kind == "policy" else "units of its score"
-    differs = f"Read again, it differs by at most {difference:.2g} {unit}"
+    differs = (
+        f"Loaded again, the exported model differs from the trained model by at "
+        f"most {difference:.2g} {unit}"
+    )
     if difference < ROUNDED:
         return f"{differs}."
     meaning = (
@@ -131,8 +140,8 @@ def read_again(kind: str, difference: float) -> str:
         else ""
     )
     return (
-        f"{differs}{meaning}: the rounding of merged weights to 16 bits, expected; --dtype "
-        "float32 avoids it."
+        f"{differs}{meaning}. This comes from rounding merged weights to 16 bits. "
+        "--dtype float32 avoids it."
     )
 
 
@@ -143,19 +152,20 @@ ROUNDED = 0.01
 def export_result(
     source: Annotated[
         str,
-        typer.Argument(
-            help="The folder of a run, stage, trained role or checkpoint; or a model source."
-        ),
+        typer.Argument(help="The folder of a run, stage, trained role or checkpoint, or a model."),
     ],
     output: Annotated[Path, typer.Argument(help="A new folder.")],
     adapter: Annotated[
         bool,
-        typer.Option("--adapter", help="Keep the adapter apart, for peft, instead of merging it."),
+        typer.Option(
+            "--adapter",
+            help="Write only the adapter, for peft, instead of merging it into the model.",
+        ),
     ] = False,
     dtype: Annotated[
-        str, typer.Option(help="auto (as it was trained), float32, bfloat16 or float16.")
+        str, typer.Option(help="auto (the type in training), float32, bfloat16 or float16.")
     ] = "auto",
-    shard_size: Annotated[str, typer.Option(help="Largest size of one file of weights.")] = "5GB",
+    shard_size: Annotated[str, typer.Option(help="Maximum size of one file of weights.")] = "5GB",
     push: Annotated[
         str | None, typer.Option(help="Upload the folder to the hub, as owner/name.")
     ] = None,
@@ -171,23 +181,24 @@ def export_result(
 
     if private and push is None:
         raise ConfigError(
-            "--private has no effect without --push owner/name. Add that, or leave it out"
+            "--private has no effect without --push owner/name. Add --push, or remove --private"
         )
     hub = open_hub(push) if push else None
     console = Terminal(soft_wrap=True, highlight=False)
-    with starting("loading, writing and reading again"):
+    with starting("loading, writing and loading again"):
         made = export_model(source, output, adapter=adapter, dtype=dtype, shard_size=shard_size)
     console.print(f"{made['kind']} of {made['source']}: {made['folder']}")
     console.print(read_again(made["kind"], made["difference"]))
     if made["constant"]:
         console.print(
-            f"Scores lack a constant of {made['constant']:.6g}, which tether adds "
-            "again; differences are right."
+            f"The scores of the exported model lack a constant of "
+            f"{made['constant']:.6g}, which tether adds again. Differences "
+            "between scores are right."
         )
     if not made["same_ids"]:
         console.print(
-            "[yellow]The chat template's text, tokenized at once, does not always give "
-            "the ids that were trained on."
+            "[yellow]If a program tokenizes the whole text of the chat template at "
+            "once, some token ids differ from those in training."
         )
     if push is not None:
         console.print(f"Uploaded to {push_folder(hub, output, push, private=private)}")
@@ -196,22 +207,25 @@ def export_result(
 def engine(
     model: Annotated[
         str,
-        typer.Option(
-            help="A model's folder or name: the base under the adapters that a run sends."
-        ),
+        typer.Option(help="Folder or name of the base model. Runs send adapters for this model."),
     ],
     host: Annotated[
-        str, typer.Option(help="Where to listen; only within a network that is trusted.")
+        str, typer.Option(help="Address to listen on, in a trusted network only.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port.")
+    ] = 8000,
     dtype: Annotated[
-        str, typer.Option(help="auto, float32 or bfloat16; as in the run that it samples for.")
+        str, typer.Option(help="auto, float32 or bfloat16; must be the same as in the run.")
     ] = "auto",
-    rows: Annotated[int, typer.Option(min=1, help="Responses decoded at once.")] = 64,
+    rows: Annotated[
+        int, typer.Option(min=1, help="Number of responses that are decoded at the same time.")
+    ] = 64,
     alone: Annotated[
         bool,
         typer.Option(
-            help="Decode each prompt by itself: slower, and the same bits whatever meets."
+            help="Decode each prompt separately. This is slower, but the results do not "
+            "depend on other requests, to the bit."
         ),
     ] = False,
 ) -> None:
@@ -235,20 +249,23 @@ def engine(
 
 def rewards(
     recipe: Annotated[
-        str, typer.Argument(help="A recipe, or the settings that a run wrote for its servers.")
+        str, typer.Argument(help="A recipe, or the settings file that a run wrote for its servers.")
     ],
     stage: Annotated[
-        str | None, typer.Argument(help="Which of its stages; unset: the one that samples.")
+        str | None,
+        typer.Argument(help="Stage of the recipe; default: the only stage that samples."),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Where to listen; only within a network that is trusted.")
+        str, typer.Option(help="Address to listen on, in a trusted network only.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8100,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port.")
+    ] = 8100,
 ) -> None:
     """Serve a stage's reward to runs with reward_servers.addresses. It runs the reward function
     that the recipe names.
     """
-    with starting("loading what scores"):
+    with starting("loading the reward"):
         server = _reward_server(recipe, stage, (host, port))
     _announce("Scoring", server)
     server.serve_forever()
@@ -275,7 +292,8 @@ def _reward_server(recipe: str, stage: str | None, address: tuple[str, int]) -> 
     names = [name for name in config.stages if isinstance(config.section(name), OnlineSection)]
     if stage not in names and (stage or len(names) != 1):
         raise ConfigError(
-            f"which stage's reward? {recipe} has these that sample: {', '.join(names) or 'none'}"
+            f"the stage of the reward is not clear. Name one of the stages that sample "
+            f"in {recipe}: {', '.join(names) or 'none'}"
         )
     name = stage or names[0]
     settings = reward_settings(config.section(name), context_of(expand(config, [name])[0]))
@@ -289,5 +307,7 @@ def _announce(work: str, server: JsonServer) -> None:
     from tether.servers.http import TOKEN
 
     if TOKEN not in os.environ:
-        print_line(f"Runs that use it need its token: export {TOKEN}={server.token}")
-    print_line("{} at http://{}:{}; Ctrl-C ends it.".format(work, *server.server_address[:2]))
+        print_line(f"Runs that use this server need its token: export {TOKEN}={server.token}")
+    print_line(
+        "{} at http://{}:{}. Ctrl-C ends the server.".format(work, *server.server_address[:2])
+    )

@@ -34,12 +34,14 @@ WIDTH, ROLLOUTS, ALARMS = 40, 3, 4
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a stage in one.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run directory, or the folder of a stage in a run.")
+    ],
 ) -> None:
-    """Show a run while it trains: stage, step, time left, metrics, alarms, answers; ends with the
-    run.
+    """Show a run while it trains: stage, step, time left, metrics, alarms, answers.
 
-    Without a terminal: a line for each new step. Ctrl-C ends the view, and the run goes on.
+    The view ends with the run. If the output is not a terminal, the view is a line for each new step.
+    Ctrl-C ends the view only.
     """
     from tether.live.condition import MEANS, Condition, is_run
     from tether.live.followed import FollowedRun
@@ -50,8 +52,8 @@ def watch(
     root = whole_run(run)
     if not is_run(root):
         raise RunError(
-            f"{run} is not a run directory of tether. Give the folder of a run; all runs in a "
-            f"folder are shown by: tether dashboard {run}"
+            f"{run} is not a run directory of tether. Give the folder of a run. To see "
+            f"all runs in a folder: tether dashboard {run}"
         )
     console = Terminal()
     followed = FollowedRun(root.resolve(), root.resolve().name)
@@ -166,17 +168,27 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
 def dashboard(
     folder: Annotated[Path, typer.Argument(help="A folder of run directories, at any depth.")],
     host: Annotated[
-        str, typer.Option(help="Where to listen; beyond this machine it wants care.")
+        str,
+        typer.Option(
+            help="Address to listen on. With another address than "
+            "127.0.0.1, other machines can reach the server."
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8766,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port.")
+    ] = 8766,
     address: Annotated[
-        str, typer.Option(help="What people open behind a proxy, such as https://runs.example.org.")
+        str,
+        typer.Option(
+            help="Public address of the proxy in front of the server, "
+            "such as https://runs.example.org."
+        ),
     ] = "",
 ) -> None:
-    """Show all runs in a folder in the browser while they train: curves, answers, alarms, buttons
-    to stop or save.
+    """Show all runs in a folder in the browser while they train: curves, answers, alarms, and buttons
+    to stop a run or save a checkpoint.
 
-    The page needs the token in the printed address. Runs themselves are only read.
+    The page needs the token in the printed address. Only the buttons change a run.
     """
     from tether.core.errors import require
 
@@ -193,11 +205,12 @@ def dashboard(
     token = secrets.token_urlsafe(24)
     if settings.host not in LOOPBACK:
         typer.secho(
-            f"The dashboard listens beyond this machine. Who has the token sees all texts of the "
-            f"runs and can stop them.{'' if settings.secure else ' Nothing is encrypted.'}",
+            f"Other machines can reach the dashboard. Everybody with the token sees all "
+            "texts of the runs and can stop "
+            f"runs.{'' if settings.secure else ' The connection is not encrypted.'}",
             fg="yellow",
             err=True,
         )
     print_line(f"{folder}: {settings.origin}/open?token={token}")
-    print_line("Open this address in a browser; Ctrl-C ends the dashboard, and the runs go on.")
+    print_line("Open this address in a browser. Ctrl-C ends the dashboard, but not the runs.")
     serve_board(folder, settings, socket, token)

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from tether.core.requests import Request, take_request
 
-AGAIN = "start the same command again to go on from what is saved."
+AGAIN = "start the same command again to continue from the last saved state."
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 """Everything that may handle a signal."""
@@ -95,10 +95,11 @@ class Stopping:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if self._asked is not None:
-            raise Interrupted("stopped at once; what was saved before stays.", number)
+            raise Interrupted("stopped at once. Everything that was saved before stays.", number)
         self._asked = signal.Signals(number)
         logging.getLogger(__name__).warning(
-            "%s: finishing this step, then saving. Once more stops at once.", self._asked.name
+            "%s: tether finishes this step and saves it. A second signal stops at once.",
+            self._asked.name,
         )
 
     def leave(
@@ -110,10 +111,10 @@ class Stopping:
         by = by or self._asked
         assert by is not None
         stage = ""
-        how = f"{place} has the checkpoint: run the same again to go on."
+        how = f"The checkpoint is in {place}. Start the same command again to continue."
         if root := run_of(place):
             stage = f" of {place.relative_to(root)}" if place != root else ""
-            how = f"Go on with: tether resume {root}"
+            how = f"To continue: tether resume {root}"
         raise Interrupted(f"stopped after step {step} of {total}{stage}, which is saved. {how}", by)
 
 

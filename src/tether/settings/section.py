@@ -43,7 +43,7 @@ class DataConfig(Config):
         "list of these"
     )
     format: str = Field(
-        default="auto", description="a name of docs/reference/data.md; auto finds out"
+        default="auto", description="a format of docs/reference/data.md; auto detects the format"
     )
     columns: dict[str, str] | None = Field(
         default=None,

@@ -101,7 +101,7 @@ _ROWS = (
         makes="pairs",
         section=PairsSection,
         method="tether.methods.pairs",
-        help="Sample answers, choose pairs of them, have them judged",
+        help="Sample answers, choose pairs of them, and collect judgments",
     ),
     StageKind(
         name="reward",
@@ -178,7 +178,7 @@ _ROWS = (
         makes="verdict",
         section=EvaluationSection,
         method="tether.methods.evaluate",
-        help="Compare policies with their start on held-out prompts",
+        help="Compare policies with the start model on held-out prompts",
     ),
 )
 STAGES = {kind.name: kind for kind in _ROWS}

@@ -64,7 +64,7 @@ def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[
     made = {kind.makes for kind in kinds}
     trained = any(kind.answers or kind.makes == "verdict" for kind in kinds)
     rewarded = "reward" in done
-    against = f'a recipe to train against it, with reward_model = "{run}" in [ppo]'
+    against = f'a recipe that trains on this reward model, with reward_model = "{run}" in [ppo]'
     commands = (
         (
             "pairs" in made,
@@ -81,7 +81,7 @@ def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[
         (trained, f"tether chat {run}", "talk to the result"),
         (trained, f'tether generate {run} -p "I lost my keys."', "or let it answer once"),
         (trained, f"tether report {run}", "a page of the whole run"),
-        (trained, f"tether doctor {run}", "what may have gone wrong in it"),
+        (trained, f"tether doctor {run}", "search for faults in the run"),
         (trained, f"tether export {run} {run}-export", "a folder for transformers, vLLM, TRL"),
     )
     width = max((len(command) for there, command, _ in commands if there), default=0)
@@ -138,7 +138,7 @@ def show_verdict(console: Console, run: Path) -> None:
     """The end of a call from Python: the verdict, and one line on where to look further."""
     show_conclusion(console, verdict_of(run))
     console.print(
-        f"Look further: tether report {run}; tether doctor {run}",
+        f"Details: tether report {run}; tether doctor {run}",
         markup=False,
         highlight=False,
         soft_wrap=True,

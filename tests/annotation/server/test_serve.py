@@ -44,7 +44,7 @@ def serving(path: Path, *options: str) -> Iterator[tuple[str, list[str], Any]]:
             lines.append(line)
             if "startup complete" in line:
                 break
-        address = re.search(r"Judging at (http://\S+);", "".join(lines))
+        address = re.search(r"People judge at (http://\S+)\. ", "".join(lines))
         assert address, "".join(lines)
         yield address[1], lines, process
     finally:
@@ -133,7 +133,7 @@ def test_a_body_that_never_ends_is_cut_off(path: Path) -> None:
 def test_it_says_who_can_reach_it_and_makes_a_first_administrator_only_once(path: Path) -> None:
     with serving(path) as (_, lines, _):
         pass
-    assert "beyond this machine" not in "".join(lines) and "/join#" in "".join(lines)
+    assert "Other machines can reach" not in "".join(lines) and "/join#" in "".join(lines)
     with serving(path, "--host", "0.0.0.0", "--address", "http://judge.example.org") as (
         _,
         lines,
@@ -141,7 +141,7 @@ def test_it_says_who_can_reach_it_and_makes_a_first_administrator_only_once(path
     ):
         pass
     said = "".join(lines)
-    assert "beyond this machine" in said and "in the clear" in said and "/join#" not in said
+    assert "Other machines can reach" in said and "unencrypted" in said and "/join#" not in said
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,218 @@
+"""The commands of a preference store for the people who judge: invitations, guidelines, the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tether.cli.options import StoreArgument, opened
+from tether.core.errors import ConfigError, MissingFileError
+from tether.terminal.console import print_line
+
+if TYPE_CHECKING:
+    from tether.annotation.store import Store
+
+WIDE = (
+    "Other machines can reach this server. Everybody who can reach {where} sees the "
+    "login page. Only invited people can log in."
+)
+BARE = (
+    "Over http, invitations and sessions cross the network unencrypted. Put a proxy "
+    "with https in front of the server, and give --address."
+)
+
+
+def invite(
+    store: StoreArgument,
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of the person. A new invitation replaces an earlier invitation."),
+    ],
+    role: Annotated[
+        str | None,
+        typer.Option(
+            help="annotator, expert or admin; default: the present role, or "
+            "annotator for a new person."
+        ),
+    ] = None,
+    days: Annotated[
+        float, typer.Option(min=0.01, help="Number of days for which the invitation is valid.")
+    ] = 30.0,
+    port: Annotated[
+        int,
+        typer.Option(min=1, max=65535, help="The port of `tether prefs serve` on this machine."),
+    ] = 8765,
+    address: Annotated[
+        str,
+        typer.Option(help="Public address of the server, such as https://judge.example.org."),
+    ] = "",
+) -> None:
+    """Print a link that invites a person. The link contains a secret and is shown only once. The store
+    keeps only a digest of the secret.
+    """
+    secret = opened(store, new=True).invite(name, role, days)  # type: ignore[arg-type]
+    place = address.rstrip("/") or f"http://127.0.0.1:{port}"
+    print_line(f"{place}/join#{secret}")
+    if not address:
+        print_line(
+            f"The link works while `tether prefs serve {store} --port {port}` runs.", err=True
+        )
+
+
+def lock_out(
+    store: StoreArgument,
+    name: Annotated[str, typer.Argument(help="Name of the person.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Give the access back.")] = False,
+) -> None:
+    """End a person's access at once. The person's judgments stay."""
+    opened(store).lock_out(name, not undo)
+    print_line(f"{name} {'can log in again' if undo else 'is locked out'}")
+
+
+def guidelines(
+    store: StoreArgument,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Markdown file with new guidelines. Without a file, the "
+            "command shows the guidelines."
+        ),
+    ] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="Show an earlier version.")] = None,
+) -> None:
+    """Show the guidelines, or set new guidelines. Every judgment has the version of its guidelines."""
+    if file is not None and version is not None:
+        raise ConfigError(
+            "--version shows a version, and a file sets a new version. Give only one of them"
+        )
+    where = opened(store)
+    if file is not None:
+        print_line(
+            f"version {where.set_guidelines(read_guidelines(file), 'command line')} is in force"
+        )
+        return
+    row = where.guidelines(version)
+    if version is not None and not row.version:
+        raise ConfigError(
+            f"{store} has no version {version} of the guidelines; the latest is "
+            f"{where.guidelines().version}"
+        )
+    print_line(
+        f"version {row.version}\n\n{row.text}" if row.version else "there are no guidelines yet"
+    )
+
+
+def serve(
+    store: StoreArgument,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on. With another address than "
+            "127.0.0.1, other machines can reach the server."
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port.")
+    ] = 8765,
+    address: Annotated[
+        str,
+        typer.Option(
+            help="Public address of the proxy in front of the server, such as "
+            "https://judge.example.org."
+        ),
+    ] = "",
+    guidelines: Annotated[
+        Path | None,
+        typer.Option(
+            help="Markdown file, shown beside each task. A changed text becomes a new version."
+        ),
+    ] = None,
+    criterion: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Criterion by which people rate each answer from 1 to 5; may be repeated."
+        ),
+    ] = None,
+    lease_minutes: Annotated[
+        float, typer.Option(help="Minutes for which a task is reserved for one person.")
+    ] = 30.0,
+    gold_every: Annotated[
+        int,
+        typer.Option(
+            min=0, help="One of this many tasks is a gold question, if there are gold questions."
+        ),
+    ] = 10,
+    rest_every: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Number of judgments after which the page offers a pause; 0 means never."
+        ),
+    ] = 50,
+    seed: Annotated[int, typer.Option(help="Random seed for the side of each answer.")] = 0,
+) -> None:
+    """Serve pages on which invited people judge: annotators, experts for disputed pairs, and
+    administrators.
+    """
+    from tether.annotation.server.address import LOOPBACK, listen
+    from tether.annotation.server.app import run_server
+    from tether.annotation.server.site import SiteConfig
+    from tether.settings.reading import build
+
+    given = {
+        "host": host,
+        "port": port,
+        "address": address,
+        "lease_minutes": lease_minutes,
+        "gold_every": gold_every,
+    }
+    config = build(
+        SiteConfig, {**given, "rest_every": rest_every, "seed": seed}, where="tether prefs serve"
+    )
+    text = None if guidelines is None else read_guidelines(guidelines)
+    where = opened(store)
+    where.set_guidelines(text, "command line", criterion)
+    socket, config = listen(config)
+    if config.host not in LOOPBACK:
+        typer.secho(
+            f"{WIDE.format(where=config.origin)} {'' if config.secure else BARE}",
+            fg="yellow",
+            err=True,
+        )
+    if secret := first_admin(where):
+        print_line(
+            "There is no administrator yet. Become administrator with this link, which "
+            "is valid for a day and shown only once:"
+        )
+        print_line(f"{config.origin}/join#{secret}")
+    print_line(
+        f"People judge at {config.origin}. Ctrl-C ends the server. To invite people: "
+        f"tether prefs invite {store} "
+        f"NAME --address {config.origin}"
+    )
+    run_server(where, config, socket)
+    where.close()
+
+
+def first_admin(store: Store) -> str | None:
+    """An invitation for an administrator where there is none yet."""
+    people = store.annotators()
+    if any(person.role == "admin" and not person.disabled for person in people):
+        return None
+    names = {person.name for person in people}
+    name = next(
+        name
+        for name in ("admin", *(f"admin {number}" for number in range(2, len(names) + 3)))
+        if name not in names
+    )
+    return store.invite(name, "admin", days=1.0)
+
+
+def read_guidelines(path: Path) -> str:
+    if not path.is_file():
+        raise MissingFileError(f"there are no guidelines at {path}")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: guidelines are text in UTF-8: {error}") from error
