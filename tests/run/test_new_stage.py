@@ -104,7 +104,7 @@ def commands(tether, tmp_path):
     code, text = tether("echo", "recipe.toml", "echo.tims=4")
     assert code == 2 and "unknown key 'echo.tims' (did you mean 'times'?)" in text
     code, text = tether("plan", "recipe.toml")
-    assert code == 0 and "It fits" in text, text
+    assert code == 0 and "The recipe fits" in text, text
     code, text = tether("doctor", "recipe.toml")
     assert code == 2 and "no stage that samples" in text, text
     code, text = tether("run", "recipe.toml")
