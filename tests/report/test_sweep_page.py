@@ -156,7 +156,7 @@ def test_the_least_tether_is_read_aloud_with_its_worst_answers(tmp_path):
     first = aloud[: aloud.index("</article>")]
     assert html.escape(HOSTILE, quote=False) in first.replace("&#39;", "'")
     assert "ppo.kl.coefficient = 0 " in first and "−9.00" in first
-    assert "is the loosest tether of the sweep" in aloud
+    assert "has the weakest KL penalty of the sweep" in aloud
 
 
 def test_the_least_tether_is_beside_the_start_until_the_best_setting_is_judged(tmp_path):

@@ -267,7 +267,7 @@ def constitution(
         ]
         rows += [
             *counted("not judged", reasons(judgments)),
-            ("  verdict follows the place", f"{follow:,} of {len(pairs):,}"),
+            ("  same place chosen in both orders", f"{follow:,} of {len(pairs):,}"),
         ]
         if labels:
             write_rows(comparisons, labels)
