@@ -52,6 +52,17 @@ def test_words_become_the_table(words, overrides):
     assert sweep_overrides(words) == overrides
 
 
+def test_a_dry_run_fits_into_80_columns(recipes):
+    """Each combination has a table whose title is its folder; its jobs name folders below it."""
+    long = "grpo.kl.coefficient=0.0123456789,0.0523456789"
+    words = ["sweep", "plain.toml", long, "--seeds", "2", "--dry-run"]
+    lines = CliRunner().invoke(app, words, env={"COLUMNS": "80"}).output.splitlines()
+    titles = [line.strip() for line in lines if line.startswith("sweep/")]
+    assert "sweep/grpo.kl.coefficient=0.0523456789,seed=1" in titles
+    rows = [line.split("│") for line in lines if "│" in line]
+    assert {row[4].strip() for row in rows} == {"sft", "grpo", ""}
+
+
 @pytest.mark.parametrize("word", ["ppo.gamma=", "ppo.gamma=1,,2", "ppo.gamma=1,", "ppo.gamma=,"])
 def test_an_empty_value_is_refused(word):
     with pytest.raises(ConfigError, match="has an empty value: give values with commas"):

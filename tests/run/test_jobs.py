@@ -148,7 +148,8 @@ def test_stages_that_are_named_run_alone_and_in_that_order(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(packaged_recipes()))
-def test_every_packaged_recipe_has_jobs_in_the_order_of_the_table(name, tmp_path):
+def test_every_packaged_recipe_has_jobs_in_the_order_of_the_table(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("TETHER_DATA", str(tmp_path))
     recipe = read_recipe(name, [f"run={tmp_path}"])
     jobs = expand(recipe)
     assert {job.name for job in jobs} == set(recipe.stages)

@@ -202,16 +202,20 @@ def _run(
 
 def _show_jobs(console: Console, config: BaseRecipe, chosen: Sequence[str] | None = None) -> None:
     """Print the jobs of a recipe and their parts, in the order in which they end."""
-    from tether.runner.jobs import expand, job_row, with_parts
+    from tether.runner.jobs import combination_folder, expand, job_row, with_parts
 
     root = Path(config.run)
     jobs = with_parts(expand(config, chosen))
-    rows = [
-        (*job_row(job, root), "finished" if (job.folder / "summary.json").is_file() else "")
-        for job in jobs
-    ]
+    tables: dict[Path, list[tuple[str, ...]]] = {}
+    for job in jobs:
+        state = "finished" if (job.folder / "summary.json").is_file() else ""
+        rows = tables.setdefault(combination_folder(job, root), [])
+        rows.append((*job_row(job, root), state))
     columns = ("job", "needs", "rows", "folder", "state")
-    show_table(console, f"{len(jobs)} jobs in {root}", rows, columns)
+    console.print(f"{len(jobs)} jobs in {root}", highlight=False)
+    for folder, rows in tables.items():
+        title = "" if folder == root else str(folder.relative_to(root))
+        show_table(console, title, rows, columns)
 
 
 def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:

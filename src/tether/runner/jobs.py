@@ -265,15 +265,23 @@ def _scorer(settings: Section, place: Path) -> Path | None:
     return place / settings.scorer / "model"
 
 
+def combination_folder(job: Job, root: Path) -> Path:
+    """The folder of the combination of a sweep that a job belongs to; `root` for other jobs."""
+    parts = job.folder.relative_to(root).parts if job.folder.is_relative_to(root) else ()
+    return root.joinpath(*parts[:2]) if parts[:1] == ("sweep",) else root
+
+
 def job_row(job: Job, root: Path) -> tuple[str, str, str, str]:
     """Name, dependencies, rows and folder of a job, for a table.
 
     Args:
-        root: the run; folders below it are shown without it.
+        root: the run; folders below it, and below the job's combination, are shown without it.
     """
+    own = combination_folder(job, root)
 
     def short(path: Path) -> str:
-        return str(path.relative_to(root) if path.is_relative_to(root) else path)
+        above = next((folder for folder in (own, root) if path.is_relative_to(folder)), None)
+        return str(path.relative_to(above) if above else path)
 
     needs = [short(path) for path in (job.start, job.scorer) if path is not None]
     needs += map(short, job.policies.values())
