@@ -153,13 +153,13 @@ def _given(answers: Sequence[Facts]) -> list[Facts]:
     ]
 
 
-def _are_of_people(responses: Any) -> TypeGuard[list[Any]]:
+def _are_of_people(responses: object) -> TypeGuard[list[Any]]:
     return isinstance(responses, list) and all(
         isinstance(response, Mapping) for response in responses
     )
 
 
-def _of_people(responses: Sequence[Any]) -> dict[str, list[Json]]:
+def _of_people(responses: Sequence[object]) -> dict[str, list[Json]]:
     """Responses as the server's interface has them, one a person with a value for each question, by
     question.
     """
@@ -197,7 +197,7 @@ def _tells(answer: Facts, names: Sequence[str]) -> bool:
         return True
 
 
-def _choice(value: Any, names: Sequence[str]) -> Any:
+def _choice(value: object, names: Sequence[str]) -> Any:
     """A label or a ranking as a choice; None if it is neither."""
     places: dict[Any, str] = {names[0]: "first", names[1]: "second"}
     if isinstance(value, str):

@@ -151,7 +151,7 @@ def _task_of(row: Facts, fields: Sequence[str]) -> Json:
     return task | ({"id": row["id"]} if row.get("id") not in (None, "") else {})
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> Any:
     """A cell of CSV: the list, object or whole number that its text is."""
     if not isinstance(value, str):
         return value
@@ -162,7 +162,7 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def _kind_of(value: Any) -> str:
+def _kind_of(value: object) -> str:
     """The type of a question's results, as their keys tell it; empty for other values."""
     first = value[0] if isinstance(value, list) and value else value
     return next(
@@ -170,7 +170,7 @@ def _kind_of(value: Any) -> str:
     )
 
 
-def _value_of(cell: Any) -> Any:
+def _value_of(cell: object) -> Any:
     first = cell[0] if isinstance(cell, list) else cell
     return first if isinstance(first, Mapping) else {"choices": [first]}
 
@@ -376,7 +376,7 @@ def _order(annotation: Facts) -> list[str]:
     return [as_text(one, "ranker") for one in sequence(lists[0], "ranker")]
 
 
-def _user(who: Any) -> str:
+def _user(who: object) -> str:
     if isinstance(who, Mapping):
         who = who.get("email") or who.get("username") or who.get("id")
     return (

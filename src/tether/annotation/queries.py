@@ -68,7 +68,7 @@ def count(session: Session, table: Any, *only: Any) -> int:
     return session.scalar(select(func.count()).select_from(table).where(*only)) or 0
 
 
-def states(session: Session, *only: Any) -> dict[str, int]:
+def states(session: Session, *only: object) -> dict[str, int]:
     """The numbers of these tasks by state."""
     numbers = dict(
         session.execute(
@@ -103,7 +103,7 @@ def counts(session: Session) -> dict[str, int]:
     }
 
 
-def had_by(annotator: Any = ANYBODY) -> Any:
+def had_by(annotator: object = ANYBODY) -> Any:
     """A condition: the annotator was given the two answers of a task, in any round; leases that ran
     out do not count.
 
@@ -117,7 +117,7 @@ def had_by(annotator: Any = ANYBODY) -> Any:
     return exists().where(other.pair == TaskRow.pair, given).correlate(TaskRow, AnnotatorRow)
 
 
-def offered(role: str, annotator: Any = ANYBODY) -> tuple[Any, Any]:
+def offered(role: str, annotator: object = ANYBODY) -> tuple[Any, Any]:
     """The conditions on a task that a person of this role may get still."""
     return text(Where.WANTED if role == "annotator" else Where.DISPUTED), ~had_by(annotator)
 

@@ -317,7 +317,7 @@ def origin_of(values: Mapping[str, object]) -> Origin:
     return origin
 
 
-def _vote(vote: Any) -> Opinion:
+def _vote(vote: object) -> Opinion:
     """The opinion in a vote of `case_row`, of the sides in the row's order.
 
     Raises:

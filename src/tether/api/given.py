@@ -25,7 +25,7 @@ from tether.settings.section import DataConfig
 DATA_KEYS = DataConfig.model_fields.keys()
 
 
-def model_values(model: Any) -> Json:
+def model_values(model: object) -> Json:
     """The `[model]` section: a source, a run whose SFT model is meant, or the section's own
     keys.
     """
@@ -42,7 +42,7 @@ def model_values(model: Any) -> Json:
     )
 
 
-def data_values(rows: Any, root: Path, name: str) -> Json | None:
+def data_values(rows: object, root: Path, name: str) -> Json | None:
     """A `data` table. Files, hub data sets and a run's pairs are used as they are; rows in memory
     go into a file of the run.
 
@@ -105,14 +105,14 @@ def _source(path: str) -> str:
     return f"hub:{path}:train" if is_hub and not path.startswith(("hub:", "tether:")) else path
 
 
-def _is_file(row: Any) -> bool:
+def _is_file(row: object) -> bool:
     """True for a path, and for the text of one that leads to a file."""
     return isinstance(row, Path) or (
         isinstance(row, str) and len(row) < 1024 and row.isprintable() and Path(row).is_file()
     )
 
 
-def are_conversations(rows: Any, values: Json | None) -> bool:
+def are_conversations(rows: object, values: Json | None) -> bool:
     """True if prompts in memory are lists of messages, as TRL's conversational data sets have them.
 
     Args:
@@ -131,7 +131,7 @@ def are_conversations(rows: Any, values: Json | None) -> bool:
     return isinstance(first.get("prompt", first.get("messages")), list)
 
 
-def reward_values(reward: Any, weights: Sequence[float] | None, *, conversations: bool) -> Json:
+def reward_values(reward: object, weights: Sequence[float] | None, *, conversations: bool) -> Json:
     """The keys of a section that say what scores: a function, a run or the folder of a reward
     model, a classifier, or several.
 
@@ -168,7 +168,7 @@ def reward_values(reward: Any, weights: Sequence[float] | None, *, conversations
     )
 
 
-def _function(reward: Any) -> Callable[..., Any]:
+def _function(reward: object) -> Callable[..., Any]:
     """One of several rewards as a function: a function as it is, a run, a folder or a classifier as
     what scores texts.
 
@@ -197,7 +197,7 @@ def scored_by(source: str) -> Callable[[Sequence[Any], Sequence[str]], list[floa
     the first call.
     """
 
-    def score(prompts: Sequence[Any], responses: Sequence[str]) -> list[float | None]:
+    def score(prompts: Sequence[object], responses: Sequence[str]) -> list[float | None]:
         return _opened(source).score(prompts, responses)
 
     score.__qualname__ = Path(source).name

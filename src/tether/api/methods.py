@@ -184,7 +184,7 @@ def _scored(name: str) -> bool:
     )
 
 
-def _joined(name: str, model: Any, values: Json, root: Path) -> BaseRecipe:
+def _joined(name: str, model: object, values: Json, root: Path) -> BaseRecipe:
     """The recipe of the run in `root` with the stage of this call."""
     before = Run(root).sections() if (root / "command.json").is_file() else {}
     others = {
@@ -205,7 +205,7 @@ def _joined(name: str, model: Any, values: Json, root: Path) -> BaseRecipe:
 
 
 def run(
-    recipe: str | Path | Facts,
+    recipe: str | Path | Mapping[str, object],
     *overrides: str,
     budget: float | Mapping[str, float] | None = None,
     on_step: OnStep | None = None,

@@ -25,7 +25,7 @@ _NOTHING = ("NAType", "NaTType")
 _AS_TEXT = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, PurePath)
 
 
-def rows_in(given: Any, name: str) -> list[Json]:
+def rows_in(given: object, name: str) -> list[Json]:
     """The rows of a container, as plain values of JSON.
 
     Args:
@@ -54,7 +54,7 @@ def rows_in(given: Any, name: str) -> list[Json]:
     return rows
 
 
-def _source(given: Any, name: str) -> str:
+def _source(given: object, name: str) -> str:
     """The words for what gives the rows: of a generator its function and file."""
     if inspect.isgenerator(given):
         return (
@@ -63,7 +63,7 @@ def _source(given: Any, name: str) -> str:
     return f"{name}: the {type(given).__name__}"
 
 
-def _rows(given: Any, name: str) -> Iterator[Json]:
+def _rows(given: object, name: str) -> Iterator[Json]:
     if isinstance(given, Mapping):
         yield from _of_dict(given, name)
         return
@@ -75,7 +75,7 @@ def _rows(given: Any, name: str) -> Iterator[Json]:
         yield _row(row, f"{name}[{number}]")
 
 
-def _of_dict(given: Mapping[Any, Any], name: str) -> Iterable[Json]:
+def _of_dict(given: Mapping[Any, object], name: str) -> Iterable[Json]:
     """The rows of a dict of columns.
 
     Raises:
@@ -96,7 +96,7 @@ def _of_dict(given: Mapping[Any, Any], name: str) -> Iterable[Json]:
     return rows
 
 
-def _is_data_set(value: Any) -> bool:
+def _is_data_set(value: object) -> bool:
     return (
         hasattr(value, "column_names") or hasattr(value, "iterrows") or hasattr(value, "iter_rows")
     )
@@ -184,14 +184,14 @@ def _row(row: Any, where: str) -> Json:
     )
 
 
-def _fields_of(row: Any) -> Callable[[], Mapping[str, Any]] | None:
+def _fields_of(row: object) -> Callable[[], Mapping[str, Any]] | None:
     """The method of a named tuple or of a pydantic model that gives its fields as a dict."""
     return next(
         (getattr(row, name) for name in ("_asdict", "model_dump") if hasattr(type(row), name)), None
     )
 
 
-def _with_content(values: Iterable[tuple[str, Any]]) -> Json:
+def _with_content(values: Iterable[tuple[str, object]]) -> Json:
     """Fields that differ from their default value, and every text of a turn."""
     return {
         name: value
@@ -206,7 +206,7 @@ def _filled(row: Json) -> Json:
     return {name: None if value != value else value for name, value in row.items()}
 
 
-def jsonable(value: Any, where: str) -> Any:
+def jsonable(value: object, where: str) -> Any:
     """A value as JSON has it: of numpy, torch and pandas what Python has for it, dates and paths as
     texts.
 

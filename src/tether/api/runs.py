@@ -227,7 +227,7 @@ class RewardModel:
     def __init__(self, source: str | Path) -> None:
         self.source, self.encoder = scorer_of(str(source))
 
-    def score(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float | None]:
+    def score(self, prompts: Sequence[object], responses: Sequence[str]) -> list[float | None]:
         """A number for each response, in the reward model's own units; None where scoring failed.
 
         Args:

@@ -26,7 +26,7 @@ class Workbench:
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded, self.encoder = loaded, encoder_of(loaded)
 
-    def role(self, name: str | None = None, *, seed: int = 0, **lora: Any) -> Role:
+    def role(self, name: str | None = None, *, seed: int = 0, **lora: object) -> Role:
         """A role: with a name an adapter of its own (keys of `[lora]`: rank, alpha, ...), without
         one the bare frozen model.
         """
@@ -45,7 +45,7 @@ class Workbench:
         return local_engine(role, self.loaded, max_rows=max_rows)
 
     def learner(
-        self, *roles: Role, learning_rate: float, updates: int, **optimizer: Any
+        self, *roles: Role, learning_rate: float, updates: int, **optimizer: object
     ) -> LocalLearner:
         """AdamW on float32 masters of what the roles train; other keys are those of `optimizer` in
         a recipe.
@@ -73,7 +73,7 @@ class Workbench:
         return make_batch(encoded, self.encoder.pad_id).to(self.loaded.model.device)
 
 
-def load_model(source: str, *, seed: int = 0, **settings: Any) -> Workbench:
+def load_model(source: str, *, seed: int = 0, **settings: object) -> Workbench:
     """Open a model for a loop of one's own.
 
     Args:

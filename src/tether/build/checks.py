@@ -99,7 +99,7 @@ def _check_function(call: str, key: str, data: DataConfig | None, kind: type = P
         raise ConfigError(f"{key} = {call!r}: {error}") from error
 
 
-def _check_judge(judge: Any, data: DataConfig | None, *, scores: bool) -> None:
+def _check_judge(judge: object, data: DataConfig | None, *, scores: bool) -> None:
     if isinstance(judge, FunctionJudge):
         _check_function(judge.call, "judge.call", data)
     if not isinstance(judge, JudgeConfig):
@@ -243,7 +243,7 @@ def _check_scorer(name: str, section: RewardedSection, scorer: str, root: Path) 
         raise ConfigError(first)
 
 
-def check_test_judge(name: str, section: Section, reward: Any) -> None:
+def check_test_judge(name: str, section: Section, reward: object) -> None:
     """Check that the recipe's [reward] stage makes the test model by which held-out answers are to
     be judged.
 

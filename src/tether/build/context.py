@@ -120,7 +120,7 @@ class Context:
         return Quarantine(path)
 
 
-def note_machine(run: RunDirectory, loaded: LoadedModel, **more: Any) -> None:
+def note_machine(run: RunDirectory, loaded: LoadedModel, **more: object) -> None:
     """Write into the manifest what a stage computes with; of a stage that goes on with something
     else, the model notes what.
     """

@@ -108,10 +108,8 @@ def served_engine(
         _note_rounded(policy, loaded)
     base = _base(loaded, root, seed, bare=combined)
     dtype = str(policy.model.dtype).removeprefix("torch.")
-    length = 2 * dict(section)["max_new_tokens"]  # a guess: prompts as long as answers
     # whose weights are held, too
     ahead = section.max_staleness if isinstance(section, PolicySection) else 0
-    python = Path(config.python).expanduser()
     ours = config.kind == "served"
 
     def command(host: str, port: int) -> Sequence[str]:
@@ -127,32 +125,11 @@ def served_engine(
             *config.arguments,
         )
         if ours:
+            rows = "--rows", str(section.engine_rows)
             alone = ("--alone",) if torch.are_deterministic_algorithms_enabled() else ()
-            return (
-                sys.executable,
-                "-m",
-                "tether",
-                "engine",
-                *where,
-                "--rows",
-                str(section.engine_rows),
-                *alone,
-            )
-        share = (
-            ("--gpu-memory-utilization", vllm_share(config, policy, section.engine_rows, length))
-            if placement.beside_learner(policy.device.type)
-            else ()
-        )
-        paths = os.pathsep.join(filter(None, (str(IN_VLLM), os.environ.get("PYTHONPATH"))))
-        variables = f"PYTHONPATH={paths}", f"TETHER_SERVER_NAME={host}"
-        start = "env", *variables, str(python), *VLLM, *share, *where
-        if not lora:
-            return "env", "VLLM_SERVER_DEV_MODE=1", *start[1:], *WHOLE
-        factors = factors_of(policy.model, policy.adapter) if combined else {}
-        rank = max([lora.rank, *(len(down) for down, _ in factors.values())])
-        slots = str(adapter_slots(section))
-        limit = str(_allowed(rank))
-        return *start, "--enable-lora", "--max-loras", slots, "--max-lora-rank", limit
+            return sys.executable, "-m", "tether", "engine", *where, *rows, *alone
+        beside = placement.beside_learner(policy.device.type)
+        return _vllm_command(host, where, section, policy, beside=beside, combined=combined)
 
     threads = 0
     at_once = len(config.names) + (ahead > 0)
@@ -172,6 +149,40 @@ def served_engine(
         expected=expected,
         combined=combined,
     )
+
+
+def _vllm_command(
+    host: str,
+    where: Sequence[str],
+    section: OnlineSection,
+    policy: Role,
+    *,
+    beside: bool,
+    combined: bool,
+) -> Sequence[str]:
+    """The command of a server of vLLM.
+
+    Args:
+        beside: the server shares memory with the learner.
+        combined: adapters hold what the policy's layers carry, too.
+    """
+    config, lora = section.engine, section.lora
+    length = 2 * dict(section)["max_new_tokens"]  # a guess: prompts as long as answers
+    share = (
+        ("--gpu-memory-utilization", vllm_share(config, policy, section.engine_rows, length))
+        if beside
+        else ()
+    )
+    paths = os.pathsep.join(filter(None, (str(IN_VLLM), os.environ.get("PYTHONPATH"))))
+    variables = f"PYTHONPATH={paths}", f"TETHER_SERVER_NAME={host}"
+    start = "env", *variables, str(Path(config.python).expanduser()), *VLLM, *share, *where
+    if not lora:
+        return "env", "VLLM_SERVER_DEV_MODE=1", *start[1:], *WHOLE
+    factors = factors_of(policy.model, policy.adapter) if combined else {}
+    rank = max([lora.rank, *(len(down) for down, _ in factors.values())])
+    slots = str(adapter_slots(section))
+    limit = str(_allowed(rank))
+    return *start, "--enable-lora", "--max-loras", slots, "--max-lora-rank", limit
 
 
 def _note_rounded(policy: Role, loaded: LoadedModel) -> None:

@@ -116,7 +116,7 @@ class HarnessTasks:
 
     name = "lm_eval"
 
-    def __init__(self, tasks: Sequence[str | Facts], **options: Any) -> None:
+    def __init__(self, tasks: Sequence[str | Facts], **options: object) -> None:
         require("lm_eval", "an evaluator of lm-eval's tasks", "lm-eval")
         if taken := OWN_OPTIONS.keys() & options.keys():
             raise ConfigError(f"{min(taken)} is set by tether. Leave it out")

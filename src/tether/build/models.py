@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -14,6 +13,7 @@ from tether.models.loading import LoadedModel, load_model, pick_device
 from tether.models.quantized import LIBRARY
 from tether.models.sharded import shard_layers
 from tether.settings.model import ModelConfig
+from tether.settings.section import Section
 
 
 def open_model(
@@ -43,7 +43,7 @@ def on_folder(model: ModelConfig, folder: Path) -> ModelConfig:
     return model.model_copy(update=own)
 
 
-def check_libraries(model: ModelConfig, name: str, section: Any) -> None:
+def check_libraries(model: ModelConfig, name: str, section: Section) -> None:
     """Check that bitsandbytes is installed if a stage needs it.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -41,6 +40,7 @@ from tether.settings.policy import PolicyConfig
 from tether.settings.recipe import objective_faults
 from tether.settings.rewards import Combine
 from tether.settings.sampling import PolicySection, RewardedSection, TaskConfig
+from tether.settings.section import Section
 
 
 def task_prompts(task: TaskConfig, size: int | None = None) -> list[Prompt]:
@@ -59,7 +59,7 @@ def check_names(stage: str, asked: Collection[str] | None, trained: Collection[s
         raise ConfigError(fault)
 
 
-def reward_model_of(section: Any) -> Path | None:
+def reward_model_of(section: Section) -> Path | None:
     """The folder of the reward model that a section names; None where it is that of the run."""
     if not isinstance(section, RewardedSection) or section.reward_model is None:
         return None

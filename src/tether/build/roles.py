@@ -267,7 +267,7 @@ def load_scorer(
     ), loaded
 
 
-def reader_of(folder: Path, tokenizer: Any, encoding: Facts) -> ChatEncoder | None:
+def reader_of(folder: Path, tokenizer: object, encoding: Facts) -> ChatEncoder | None:
     """The encoder of a trained scorer, where it does not read a policy's ids as the policy writes
     them; None: it does.
 

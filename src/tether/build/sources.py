@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from tether.core.errors import MissingFileError
 from tether.core.rundir import check_folder
@@ -46,7 +45,7 @@ def check_data_paths(data: DataConfig) -> None:
             )
 
 
-def _sources(value: Any) -> Iterator[DataConfig | ModelConfig]:
+def _sources(value: object) -> Iterator[DataConfig | ModelConfig]:
     if isinstance(value, DataConfig | ModelConfig):
         yield value
     elif isinstance(value, Config):

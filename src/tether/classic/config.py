@@ -31,7 +31,7 @@ class ClassicConfig(Config):
     refused like any unknown key.
     """
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: object) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:

@@ -82,7 +82,7 @@ class GuardedRows:
             yield from taken
 
 
-def guarded(dataset: Iterable[Any], name: str) -> Iterable[Any]:
+def guarded(dataset: Iterable[object], name: str) -> Iterable[Any]:
     """The data set behind the guard; lists and tuples of plain rows as they are."""
     if type(dataset) in (list, tuple) and all(type(row) is dict for row in dataset):
         return dataset

@@ -92,7 +92,7 @@ class TrainableRole(Role):
     they are.
     """
 
-    def __init__(self, model: Any, head: ScalarHead | None = None) -> None:
+    def __init__(self, model: object, head: ScalarHead | None = None) -> None:
         super().__init__(
             model, model.active_adapters[0] if isinstance(model, PeftModel) else None, head
         )

@@ -101,7 +101,7 @@ class PPOTrainer:
         ref_model: Any = None,
         tokenizer: Any = None,
         dataset: Any = None,
-        data_collator: Callable[[list[Any]], Any] | None = None,
+        data_collator: Callable[[list[Any]], object] | None = None,
     ) -> None:
         if not isinstance(model, AutoModelForCausalLMWithValueHead):
             raise ModelError(
@@ -334,7 +334,7 @@ class PPOTrainer:
         self._look(metrics, rollouts, rated)
         return {name: metrics[own] for name, own in CLASSIC.items() if own in metrics}
 
-    def _ids(self, tokens: Any, name: str) -> tuple[int, ...]:
+    def _ids(self, tokens: object, name: str) -> tuple[int, ...]:
         """Token ids of one sequence.
 
         Raises:
@@ -449,7 +449,7 @@ class PPOTrainer:
             self.run.finish({"steps": self.current_step, "alarms": self.run.alarms()})
 
 
-def _number(value: Any, name: str) -> float:
+def _number(value: object, name: str) -> float:
     """A score as a number.
 
     Raises:

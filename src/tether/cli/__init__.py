@@ -31,7 +31,7 @@ from tether.terminal.console import log_to_terminal, print_error
 class _FlagsWithoutType:
     """Shows `--strict` instead of `--strict <bool>`."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
+    def get_params(self, ctx: object) -> list[Any]:
         params = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
             if isinstance(param, TyperOption) and param.is_flag and param.metavar is None:
@@ -52,7 +52,7 @@ class Commands(_Group):
     by panel.
     """
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: object) -> list[str]:
         return sorted(self.commands, key=[*PANEL_OF, *self.commands].index)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -28,6 +28,8 @@ from tether.terminal.tables import point_to, show_table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tether.planning.phases import Phase, StagePlan
+    from tether.planning.plan import Plan
     from tether.settings.recipe import BaseRecipe
 
 ARMS = {
@@ -397,18 +399,7 @@ def plan(
     made = planner.plan(config, device, shape=shape, prompt_tokens=usual, sizes=sizes)
     unit, word = (1e9, "billion") if made.parameters >= 1e8 else (1e6, "million")
     title = f"{made.parameters / unit:,.2f} {word} parameters on {device.name}"
-    rows = []
-    for stage in made.stages:
-        for phase in stage.phases:
-            largest = sorted(
-                ((size, name) for name, size in phase.bytes.items() if size >= 5e6), reverse=True
-            )[:2]
-            shares = ", ".join(f"{name} {size / 1e9:.2f}" for size, name in largest)
-            size = f"{phase.total / 1e9:.2f}{' peak' if phase.total == stage.peak else ''}"
-            rate = "" if stage.learning_rate is None else f"{stage.learning_rate:g}"
-            name = "log-probs" if phase.name == "evaluate" else phase.name
-            seconds = f"{phase.seconds:,.2g}" if phase.seconds < 10 else f"{phase.seconds:,.0f}"
-            rows.append((stage.name, rate, name, size, shares, seconds))
+    rows = [_phase_row(stage, phase) for stage in made.stages for phase in stage.phases]
     show_table(
         console, title, rows, ("stage", "learning\nrate", "phase", "GB", "most of it", "s/update")
     )
@@ -426,15 +417,36 @@ def plan(
             f"Times on a GPU are estimates. They assume {shares}, and the host of an H100.",
             highlight=False,
         )
+    _print_verdict(console, made)
+    if not made.fits:
+        raise SystemExit(1)
+
+
+def _phase_row(stage: StagePlan, phase: Phase) -> tuple[str, ...]:
+    """The cells of a phase in the table of a plan."""
+    shares = ((size, name) for name, size in phase.bytes.items() if size >= 5e6)
+    largest = sorted(shares, reverse=True)[:2]
+    return (
+        stage.name,
+        "" if stage.learning_rate is None else f"{stage.learning_rate:g}",
+        "log-probs" if phase.name == "evaluate" else phase.name,
+        f"{phase.total / 1e9:.2f}{' peak' if phase.total == stage.peak else ''}",
+        ", ".join(f"{name} {size / 1e9:.2f}" for size, name in largest),
+        f"{phase.seconds:,.2g}" if phase.seconds < 10 else f"{phase.seconds:,.0f}",
+    )
+
+
+def _print_verdict(console: Console, made: Plan) -> None:
+    """Print that the plan fits the device's memory, or the changes that would help."""
+    memory = made.device.memory
     if made.fits:
-        console.print(f"The recipe fits: {made.peak / 1e9:.1f} GB of {device.memory / 1e9:.0f}.")
+        console.print(f"The recipe fits: {made.peak / 1e9:.1f} GB of {memory / 1e9:.0f}.")
         return
     console.print(
         f"The recipe does not fit: {made.peak / 1e9:.1f} GB are needed, "
-        f"{device.memory / 1e9:.0f} are available. Each of these "
+        f"{memory / 1e9:.0f} are available. Each of these "
         "changes lowers the peak:"
     )
     for change, peak in made.advice:
-        verdict = "fits" if peak <= device.memory else "not enough by itself"
+        verdict = "fits" if peak <= memory else "not enough by itself"
         console.print(f"  {change}: {peak / 1e9:.1f} GB, {verdict}", markup=False, highlight=False)
-    raise SystemExit(1)

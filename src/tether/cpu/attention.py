@@ -183,7 +183,7 @@ def grouped_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None = None,
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query (B, H, T, D), key and value (B, K, S, D) -> (B, T,
     H, D).

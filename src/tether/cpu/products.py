@@ -54,7 +54,7 @@ class Product:
         return self.compute(states)
 
 
-def _tensors(source: Any, adapter: str | None) -> list[Tensor]:
+def _tensors(source: object, adapter: str | None) -> list[Tensor]:
     """Weight, bias, and the adapter's two matrices."""
     from peft.tuners.lora import Linear as LoraLinear
 

@@ -95,7 +95,7 @@ class ChatEncoder:
         self.vocabulary, self.context_length = vocabulary, context_length
 
     @classmethod
-    def described(cls, tokenizer: Any, encoding: Facts) -> ChatEncoder:
+    def described(cls, tokenizer: object, encoding: Facts) -> ChatEncoder:
         """The encoder that `describe` described."""
         named = {"default": encoding["template"]}
         if tool_use := encoding.get("tool_template"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from tether.models.trunk import Role
 from tether.stats import Array, Estimate, grouped_share, without_interval
 from tether.stats.groups import student
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 DELIMITER = " "
 """Text between a context and a choice."""
 FEWEST_QUESTIONS = 100
@@ -40,7 +43,7 @@ class ChoiceLogprobs(NamedTuple):
     tokens: tuple[Array, ...]
 
 
-def encode_choice(tokenizer: Any, context: str, choice: str) -> Encoded:
+def encode_choice(tokenizer: PreTrainedTokenizerBase, context: str, choice: str) -> Encoded:
     """Token ids of a context and a choice, of which those of the choice count.
 
     White space at the end of the context moves to the choice. Its tokens are those of the whole
@@ -66,7 +69,7 @@ def encode_choice(tokenizer: Any, context: str, choice: str) -> Encoded:
     return Encoded(tuple(ids), tuple(place >= length for place in range(len(ids))))
 
 
-def encode_question(tokenizer: Any, question: Question) -> list[Encoded]:
+def encode_question(tokenizer: PreTrainedTokenizerBase, question: Question) -> list[Encoded]:
     """Its context with each of its choices."""
     return [
         encode_choice(tokenizer, question.context, DELIMITER + choice)
@@ -74,7 +77,9 @@ def encode_question(tokenizer: Any, question: Question) -> list[Encoded]:
     ]
 
 
-def check_question(tokenizer: Any, question: Question, context_length: int) -> None:
+def check_question(
+    tokenizer: PreTrainedTokenizerBase, question: Question, context_length: int
+) -> None:
     """Raises: DataError: a choice has no token, or the model's context is too short."""
     longest = max(map(len, encode_question(tokenizer, question)))
     if longest > context_length:
@@ -86,7 +91,7 @@ def check_question(tokenizer: Any, question: Question, context_length: int) -> N
 @torch.no_grad()
 def choice_likelihoods(
     role: Role,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     pad_id: int,
     questions: Sequence[Question],
     *,

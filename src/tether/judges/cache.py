@@ -106,7 +106,7 @@ class CachedModel:
                 "the file, or delete it, and start the same command again"
             ) from error
 
-    def _key(self, kind: str, conversation: Conversation, more: Any) -> str:
+    def _key(self, kind: str, conversation: Conversation, more: object) -> str:
         question = [
             kind,
             self.name,

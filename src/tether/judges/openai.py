@@ -398,7 +398,7 @@ def read_completion(answer: Any) -> Completion:
         raise ValueError(f"not a chat completion: {error}") from error
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
+def _run(work: Coroutine[object, object, None]) -> None:
     """To its end, also from a notebook, where a loop is running already."""
     try:
         asyncio.get_running_loop()

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tether.core.errors import RewardError
 from tether.core.protocols import ChatModel, PlacedAnswers, Told, Verdict, counting
@@ -237,7 +236,7 @@ class PairJudge:
         ]
 
 
-def _text(returned: Any, source: str) -> str:
+def _text(returned: object, source: str) -> str:
     if not isinstance(returned, str):
         raise RewardError(f"{source} returned {type(returned).__name__}, not a text")
     return returned

@@ -63,11 +63,7 @@ def label_pairs(
         only: the pairs to vote on, as (prompt, response, later response); None: all.
         noise: of annotators known from elsewhere; None: fitted.
     """
-    pairs = [
-        (p, a, b)
-        for p in range(len(prompts))
-        for a, b in itertools.combinations(range(len(responses[p])), 2)
-    ]
+    pairs = _pairs(responses)
     distinct = [
         (p, a, b)
         for p, a, b in pairs
@@ -137,6 +133,15 @@ def true_orders(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]
     even = [c for c in judged if abs(c.metadata.get("fluent_difference", 1.0)) <= EQUALLY_FLUENT]
     orders = {"gold_accuracy": judged, "gold_accuracy_equally_fluent": even}
     return {name: [in_true_order(c) for c in pairs] for name, pairs in orders.items() if pairs}
+
+
+def _pairs(responses: Sequence[Sequence[str]]) -> list[tuple[int, int, int]]:
+    """All pairs of every prompt's responses, as (prompt, response, later response)."""
+    return [
+        (p, a, b)
+        for p, texts in enumerate(responses)
+        for a, b in itertools.combinations(range(len(texts)), 2)
+    ]
 
 
 def _vote(difference: float, noise: float, undecided: float, key: str) -> int:

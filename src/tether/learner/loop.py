@@ -7,7 +7,6 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from typing import Any
 
 from tether.core.budget import BUDGET, TimeLimit
 from tether.core.rundir import RunDirectory, write_json
@@ -72,7 +71,7 @@ def draws_schedule(limit: TimeLimit, learner: LocalLearner, done: int, run: RunD
 
 @contextlib.contextmanager
 def replayable(
-    run: RunDirectory, learner: LocalLearner, step: int, rows: Sequence[Any]
+    run: RunDirectory, learner: LocalLearner, step: int, rows: Sequence[object]
 ) -> Iterator[None]:
     """Write the rows of an update that is left out to `skipped/step-N.json`, token ids and all, so
     that it can be made again.

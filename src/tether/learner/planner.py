@@ -114,13 +114,13 @@ class _ShapeAttention(torch.autograd.Function):
 
 def _attend(
     fused: bool,
-    module: Any,
+    module: object,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Any = None,
-    *_: Any,
-    **__: Any,
+    mask: object = None,
+    *_: object,
+    **__: object,
 ) -> tuple[Tensor, None]:
     groups = query.shape[1] // key.shape[1]
     # a fused kernel with a mask takes keys and values of every query's head
@@ -134,7 +134,7 @@ for _name, _mask in ((FUSED, sdpa_mask), (TILED, eager_mask)):
     ALL_MASK_ATTENTION_FUNCTIONS.register(_name, _mask)
 
 
-def shape_model(config: Any, dtype: torch.dtype, attention: str) -> Any:
+def shape_model(config: object, dtype: torch.dtype, attention: str) -> Any:
     """A causal model of shapes, frozen, for any transformers configuration; attention: `FUSED`,
     `TILED` or "eager".
     """
@@ -146,7 +146,7 @@ def shape_model(config: Any, dtype: torch.dtype, attention: str) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def shape_adapter(model: Any, name: str, lora: LoraConfig) -> Any:
+def shape_adapter(model: nn.Module, name: str, lora: LoraConfig) -> Any:
     """The same with an adapter."""
     with torch.device("meta"):
         return add_adapter(model, name, lora)
@@ -186,7 +186,11 @@ def measure_pass(model: Any, passed: Callable[[], Any], *, extra: Iterable[Tenso
 
 
 def measure_learning(
-    model: Any, learned: Sequence[nn.Parameter], passed: Callable[[], Any], cuts: int, at_once: bool
+    model: nn.Module,
+    learned: Sequence[nn.Parameter],
+    passed: Callable[[], object],
+    cuts: int,
+    at_once: bool,
 ) -> int:
     """`measure_pass` of the last of so many micro-batches of an update, or of its end.
 

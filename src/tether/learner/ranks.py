@@ -221,7 +221,7 @@ class Ranks:
         ):
             tensor.copy_(part.view_as(tensor))
 
-    def together(self, collective: Callable[[], Any]) -> None:
+    def together(self, collective: Callable[[], object]) -> None:
         """Take part in what needs all ranks, for as long as all of them live.
 
         Raises:
@@ -392,7 +392,7 @@ def close() -> None:
         dist.destroy_process_group()
 
 
-def _settle(future: Future[Any], work: Callable[[], Any], gpu: int | None) -> None:
+def _settle(future: Future[Any], work: Callable[[], object], gpu: int | None) -> None:
     try:
         if gpu is not None:
             torch.cuda.set_device(gpu)

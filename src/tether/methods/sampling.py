@@ -72,7 +72,7 @@ OnlineStage = PolicyGradient | BestOfN | OnlineDirect
 
 
 def train(
-    section: SamplingSection, context: Context, rows: Sequence[Any] | None, run: RunDirectory
+    section: SamplingSection, context: Context, rows: Sequence[object] | None, run: RunDirectory
 ) -> Json:
     """Optimise the policy on its own samples, by the method that the section is of; the result is
     the role in `policy`.

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 from tether.build.context import Context
 from tether.core.budget import BUDGET, time_limit
@@ -64,7 +63,7 @@ def run_part(part: StagePart, context: Context) -> Json:
     return summary
 
 
-def open_part(part: StagePart, context: Context, **manifest: Any) -> RunDirectory:
+def open_part(part: StagePart, context: Context, **manifest: object) -> RunDirectory:
     """The folder of a part that differs from its whole by a number, or as a student."""
     whole = {context.name: part.settings, "model": context.model, "seed": context.seed}
     return RunDirectory.open(context.folder / part.name, {**whole, **part.noted}, **manifest)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from tether.core.errors import ModelError, one_line
 from tether.models.independence import agrees
@@ -72,7 +73,7 @@ def _logits(role: Role) -> tuple[torch.Tensor, torch.Tensor]:
     return first, second
 
 
-def differences(model: Any) -> Iterator[str]:
+def differences(model: nn.Module) -> Iterator[str]:
     """One sentence for each thing that is done otherwise with this architecture than with most."""
     proven, kind = Role(model).independence, type(model).__name__
     if not proven.packing:

@@ -50,7 +50,7 @@ class MergedChange:
     stored: torch.dtype
 
 
-def carriers(model: Any) -> Iterator[tuple[str, Any]]:
+def carriers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """The layers that carry a change, by the names that they have without adapters."""
     for name, module in _bare(model).named_modules():
         if hasattr(module, DOWN):
@@ -64,7 +64,7 @@ def change_of(layer: Any) -> Tensor | None:
     return _product(layer, layer.carried_down, layer.carried_up)
 
 
-def factors_of(model: Any, adapter: str | None = None) -> Factors:
+def factors_of(model: nn.Module, adapter: str | None = None) -> Factors:
     """Factors of the changes that layers carry, stacked with those of an adapter of peft.
 
     The adapter's part covers only the layers that can carry it.
@@ -94,7 +94,7 @@ def stacked(first: Factors, second: Factors) -> Factors:
     return both
 
 
-def _adapted(model: Any, adapter: str | None) -> list[tuple[str, Any]]:
+def _adapted(model: nn.Module, adapter: str | None) -> list[tuple[str, Any]]:
     """The layers on which peft has put this adapter, by their names without it."""
     from peft.tuners.lora import LoraLayer
 
@@ -105,13 +105,13 @@ def _adapted(model: Any, adapter: str | None) -> list[tuple[str, Any]]:
     ]
 
 
-def carries_all(model: Any, adapter: str | None) -> bool:
+def carries_all(model: nn.Module, adapter: str | None) -> bool:
     """True if layers carry a change, and every layer with an adapter can carry the adapter's."""
     able = all(_can_carry(model, *pair, adapter) for pair in _adapted(model, adapter))
     return able and any(carriers(model))
 
 
-def _can_carry(model: Any, name: str, layer: Any, adapter: str | None) -> bool:
+def _can_carry(model: nn.Module, name: str, layer: nn.Module, adapter: str | None) -> bool:
     """True if a layer can carry an adapter: the whole change is a product of two matrices, added to
     the layer's output.
 
@@ -141,14 +141,14 @@ def carry(model: Any, change: MergedChange) -> None:
 
 
 @torch.no_grad()
-def fold_in(model: Any) -> Any:
+def fold_in(model: nn.Module) -> Any:
     """Add to the weights what their layers carry, in the weights' own type. Returns the model."""
     for _, layer in list(carriers(model)):
         layer.weight.copy_(layer.weight.float() + change_of(layer))
     return drop(model)
 
 
-def drop(model: Any) -> Any:
+def drop(model: nn.Module) -> Any:
     """Let go of what layers carry. Returns the model."""
     for _, layer in list(carriers(model)):
         del layer.forward, layer.carried_down, layer.carried_up
@@ -222,7 +222,7 @@ def settle(model: Any, adapter: str | None, rounding: Rounding | None = None) ->
 
 
 @torch.no_grad()
-def scale_carried(model: Any, adapter: str) -> None:
+def scale_carried(model: nn.Module, adapter: str) -> None:
     """Prepare for the merge of a DoRA adapter: what a layer carries is scaled as its outputs are.
 
     DoRA multiplies each output by a learned length over the length that W + s B A has.
@@ -265,7 +265,7 @@ def hand_over(layer: Any, other: Any) -> None:
         _hold(other, layer.carried_down, layer.carried_up)
 
 
-def base_weights(model: Any) -> dict[str, Tensor]:
+def base_weights(model: nn.Module) -> dict[str, Tensor]:
     """A model's own weights by name, without what layers carry and without adapters."""
     return {
         name.replace(".base_layer.", "."): tensor
@@ -275,7 +275,7 @@ def base_weights(model: Any) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def merged_weights(model: Any) -> dict[str, Tensor]:
+def merged_weights(model: nn.Module) -> dict[str, Tensor]:
     """The weights by name with what layers carry, rounded to the weights' own type."""
     weights = base_weights(model)
     for name, layer in carriers(model):
@@ -286,7 +286,7 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def rounding_of(
-    model: Any, factors: Factors, dtype: torch.dtype, others: Rounding | None = None
+    model: nn.Module, factors: Factors, dtype: torch.dtype, others: Rounding | None = None
 ) -> Rounding:
     """Changes that were merged, or that layers carry, and how much of them weights in `dtype` hold.
 
@@ -367,7 +367,7 @@ def _bare(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _product(layer: Any, down: Tensor, up: Tensor) -> Tensor:
+def _product(layer: nn.Module, down: Tensor, up: Tensor) -> Tensor:
     """B A in the shape of a layer's weight, float32."""
     from transformers.pytorch_utils import Conv1D
 

@@ -66,7 +66,7 @@ def quantize(model: Any, device: torch.device) -> Any:
     return model.to(device)
 
 
-def is_quantized(model: Any) -> bool:
+def is_quantized(model: nn.Module) -> bool:
     """True if `quantize` has changed this model."""
     return bool(setting(model, "is_loaded_in_4bit"))
 

@@ -14,6 +14,7 @@ from typing import Any, TypedDict, cast
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from tether.core.digest import digest
 from tether.core.errors import MissingFileError, ModelError, one_line
@@ -295,7 +296,7 @@ def _usable(part: str, path: Path) -> Iterator[None]:
 
 
 @torch.no_grad()
-def refill_adapter(model: Any, folder: Path, name: str) -> None:
+def refill_adapter(model: nn.Module, folder: Path, name: str) -> None:
     """Give the adapter `name` of a model the weights of the one saved in `folder`, which has the
     same settings.
 
@@ -336,7 +337,7 @@ def refill_model(model: Any, folder: Path) -> None:
         model.load_state_dict({**model.state_dict(), **stored.state_dict()})
 
 
-def attach_adapter(model: Any, folder: Path, name: str) -> Any:
+def attach_adapter(model: nn.Module, folder: Path, name: str) -> Any:
     """`model` with the saved adapter of `folder` on it, called `name`, frozen, in the model's
     dtype.
 

@@ -30,7 +30,7 @@ ATTENTION_INPUTS = (
 )
 
 
-def target_names(model: Any, lora: LoraConfig, *, scores: bool = False) -> list[str]:
+def target_names(model: nn.Module, lora: LoraConfig, *, scores: bool = False) -> list[str]:
     """Ends of the names of the layers that get an adapter, in peft's terms. The output layer is
     never among them.
 
@@ -80,7 +80,7 @@ def target_names(model: Any, lora: LoraConfig, *, scores: bool = False) -> list[
     return wanted
 
 
-def kept_layers(config: Any, lora: LoraConfig) -> list[int] | None:
+def kept_layers(config: object, lora: LoraConfig) -> list[int] | None:
     """The numbers of the layers that `lora.last_layers` keeps; None: all."""
     depth = setting(config, "num_hidden_layers")
     return (
@@ -88,7 +88,7 @@ def kept_layers(config: Any, lora: LoraConfig) -> list[int] | None:
     )
 
 
-def _check(model: Any, targets: Sequence[str], last_layers: int | None, scores: bool) -> None:
+def _check(model: nn.Module, targets: Sequence[str], last_layers: int | None, scores: bool) -> None:
     causal = Role(model).causal_model
     layers, kind = _layers(causal), type(causal).__name__
     output, embedding = (

@@ -319,7 +319,7 @@ class Role:
                 input_ids=ids, attention_mask=mask, use_cache=False, **places
             ).last_hidden_state
 
-    def _recomputed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _recomputed(self, forward: Callable[..., object]) -> Callable[..., Any]:
         """A layer that keeps its input alone for the backward pass (activation checkpointing,
         https://arxiv.org/abs/1604.06174).
 
@@ -327,7 +327,7 @@ class Role:
         recomputing routes again.
         """
 
-        def again(*args: Any, **kwargs: Any) -> Any:
+        def again(*args: object, **kwargs: object) -> Any:
             self.activate()
             return forward(*args, **kwargs)
 
@@ -428,13 +428,13 @@ class _Reached(Exception):  # noqa: N818  (a way out, not an error)
     """Carries a layer's input, its one argument, out of a forward pass that need not go on."""
 
 
-def _interrupt(*args: Any, **kwargs: Any) -> NoReturn:
+def _interrupt(*args: object, **kwargs: object) -> NoReturn:
     raise _Reached(args[0] if args else kwargs["hidden_states"])
 
 
 @contextmanager
 def forwards(
-    modules: Sequence[nn.Module], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+    modules: Sequence[nn.Module], wrap: Callable[[Callable[..., Any]], Callable[..., object]]
 ) -> Iterator[None]:
     """Run with every module's forward wrapped; afterwards all of them are as they were."""
     before = [vars(module).get("forward") for module in modules]

@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -156,7 +155,7 @@ def this_machine() -> Device:
     )
 
 
-def _rate(work: Callable[[], Any]) -> float:
+def _rate(work: Callable[[], object]) -> float:
     """Number of calls of `work` a second. The mean includes pauses that other programs cause."""
     timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
     return 1 / timer.blocked_autorange(min_run_time=0.3).mean

@@ -34,7 +34,7 @@ from tether.settings.recipe import BaseRecipe
 from tether.settings.reward import RewardSection
 from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import OnlineSection, PolicySection
-from tether.settings.section import PromptedSection
+from tether.settings.section import PromptedSection, Section
 from tether.settings.supervised import (
     DirectSection,
     KTOSection,
@@ -145,7 +145,7 @@ class Planner:
         return self.rows.prompt
 
     @singledispatchmethod
-    def phases(self, section: Any) -> list[Phase]:
+    def phases(self, section: Section) -> list[Phase]:
         """The phases of a stage, by its section; what is not known has none."""
         return []
 
@@ -412,7 +412,7 @@ class Planner:
 
         return Phase("update", {**held, **self._learning(role, learn, cuts)}, seconds)
 
-    def _learning(self, role: Role, work: Callable[[], Any], cuts: int) -> dict[str, int]:
+    def _learning(self, role: Role, work: Callable[[], object], cuts: int) -> dict[str, int]:
         """The most that is alive beside weights while a role learns from so many micro-batches."""
         model, learned = role.model, role.parameters()
         return self._measured(
@@ -420,7 +420,7 @@ class Planner:
         )
 
     @torch.no_grad()
-    def _activations(self, role: Role, work: Callable[[], Any]) -> dict[str, int]:
+    def _activations(self, role: Role, work: Callable[[], object]) -> dict[str, int]:
         """The most that is alive beside weights while a role does something and learns nothing."""
         extra = role.head.parameters() if role.head else ()
         return self._measured(lambda: planner.measure_pass(role.model, work, extra=extra))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tether.settings.judges import JudgeConfig
 from tether.settings.sampling import OnlineSection
@@ -55,7 +55,7 @@ class StagePlan:
         return max(phase.total for phase in self.phases)
 
 
-def own_models(section: Any) -> bool:
+def own_models(section: Section) -> bool:
     """True if the frozen roles of a stage have models of their own."""
     if isinstance(section, DirectSection | KTOSection):
         return section.lora is False and section.needs_reference and not section.precomputed

@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from typing import Any
 
 from tether.core.types import Facts
 from tether.report.numbers import SENTENCES, bracketed, duration, has_interval, percent, thousands
@@ -164,7 +163,7 @@ def parts_figures(parts: Sequence[Part], arms: Sequence[tuple[str, Sequence[Part
 
 
 def _marks(
-    points: Sequence[tuple[float | None, int]], name: str, colour: str, **more: Any
+    points: Sequence[tuple[float | None, int]], name: str, colour: str, **more: object
 ) -> Trace:
     return Trace(
         [x for x, _ in points], [y for _, y in points], name, colour, **{"mode": "marks", **more}
@@ -284,7 +283,7 @@ def timeline_figures(arm: SubRun) -> list[Plot]:
     return framed(frame, traces, height=60 + 34 * (1 + len(servers)), rows=["learner", *servers])
 
 
-def number_pairs(value: Any) -> Iterator[tuple[float, float]]:
+def number_pairs(value: object) -> Iterator[tuple[float, float]]:
     """The pairs of finite numbers in a list."""
     for pair in listed(value):
         first, second, *_ = (*map(finite, listed(pair)), None, None)
@@ -293,7 +292,7 @@ def number_pairs(value: Any) -> Iterator[tuple[float, float]]:
 
 
 def _bars(
-    spans: Sequence[tuple[float, float]], place: int, name: str, colour: str, **more: Any
+    spans: Sequence[tuple[float, float]], place: int, name: str, colour: str, **more: object
 ) -> Trace:
     """Strokes in a row of a chart, each from one time to another."""
     notes = [f"{end - start:.2f} s" for start, end in spans for _ in range(3)]

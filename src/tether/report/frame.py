@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -78,7 +77,7 @@ def fill_template(
     drawn: Figures,
     notes: Sequence[str],
     scripts: Sequence[str] = SCRIPTS,
-    **values: Any,
+    **values: object,
 ) -> str:
     """A page's text: the template, which may extend this room's, with its figures, script and style
     put into it.

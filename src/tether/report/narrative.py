@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tether.core.types import Facts
 from tether.report.about import short_method
@@ -168,7 +168,7 @@ def control_of(summary: Facts) -> Facts:
     return next((block for block in blocks if block.get("verdict") in DECODED), {})
 
 
-def at_temperature(temperature: Any) -> str:
+def at_temperature(temperature: object) -> str:
     """A temperature in words: 0 is greedy decoding."""
     value = finite(temperature)
     return "greedy" if value == 0 else "" if value is None else f"at temperature {value:g}"

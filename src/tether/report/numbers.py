@@ -8,7 +8,6 @@ import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from tether.core.types import Facts
 from tether.report.reading import Estimate, estimate, mapping
@@ -133,7 +132,7 @@ def interval(value: Estimate, show: Show = decimal) -> str:
     return f"95% interval {show(value.low)} to {show(value.high)}" if has_interval(value) else ""
 
 
-def bracketed(value: Any, show: Show = decimal) -> str:
+def bracketed(value: object, show: Show = decimal) -> str:
     """`value [low, high]` or `value [too few]` of an estimate, also as files have it.
 
     Without a recorded interval, only the value is shown. Without a value the text is empty.
@@ -146,7 +145,7 @@ def bracketed(value: Any, show: Show = decimal) -> str:
     return f"{centre(parts, show)} [{bounds}]"
 
 
-def versus(stored: Any) -> tuple[str, ...]:
+def versus(stored: object) -> tuple[str, ...]:
     """Both sides, gain and win rate of what a file has of a comparison; empty where one of them is
     missing.
     """

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tether.core.errors import ConfigError
 from tether.core.types import Facts, Json
@@ -202,7 +202,7 @@ def _settings(journey: Journey) -> Facts:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _flat(value: Any, name: str) -> Json:
+def _flat(value: object, name: str) -> Json:
     """The values within tables by dotted names."""
     if not isinstance(value, dict):
         return {name: value}
@@ -213,7 +213,7 @@ def _flat(value: Any, name: str) -> Json:
     }
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return (
         ""
         if value is None

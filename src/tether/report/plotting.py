@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tether.report.numbers import percent as as_percent
 from tether.report.reading import Row, printable
@@ -197,7 +197,7 @@ def envelope(
     return [points[i] for i in dict.fromkeys((*chosen, len(points) - 1))]
 
 
-def label(value: Any, longest: int = 32) -> str:
+def label(value: object, longest: int = 32) -> str:
     """A name for use inside a chart: one line, cut."""
     text = " ".join(printable(value, 200).split())
     return text if len(text) <= longest else text[: longest - 1] + "…"

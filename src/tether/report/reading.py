@@ -413,12 +413,12 @@ def _jsonl(path: Path, notes: list[str]) -> Iterator[Row]:
         )
 
 
-def mapping(value: Any) -> Row:
+def mapping(value: object) -> Row:
     """`value` if it is an object of JSON, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def listed(value: Any) -> list[Any]:
+def listed(value: object) -> list[Any]:
     """`value` if it is an array of JSON, else an empty one."""
     return value if isinstance(value, list) else []
 
@@ -433,7 +433,7 @@ def finite(value: Any) -> float | None:
     return float(value) if usable else None
 
 
-def estimate(value: Any) -> Estimate | None:
+def estimate(value: object) -> Estimate | None:
     """An estimate from a bare number or from `{value, low, high, count}`; None where there is no
     value.
 
@@ -479,7 +479,7 @@ def trend_of(rows: Sequence[Row], *keys: str) -> Trend | None:
     return trend(values) if len(values) >= 4 else None
 
 
-def printable(value: Any, longest: int = LONGEST_TEXT) -> str:
+def printable(value: object, longest: int = LONGEST_TEXT) -> str:
     """Text for people: a conversation becomes lines, control characters become visible, the rest is
     cut and counted.
     """

@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tether.report.numbers import thousands
 from tether.report.reading import Row, SubRun, finite, listed, mapping, printable
@@ -101,7 +101,7 @@ def _packed(stages: Sequence[SubRun], rows: Sequence[tuple[SubRun, Row]]) -> str
     return packed(value)
 
 
-def packed(value: Any) -> str:
+def packed(value: object) -> str:
     """A value as base64 of gzipped JSON, which page.js unpacks."""
     content = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
     return base64.b64encode(gzip.compress(content, 9, mtime=0)).decode()

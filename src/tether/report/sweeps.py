@@ -243,7 +243,7 @@ def _in_order(values: Sequence[Any]) -> list[str]:
     return list(dict.fromkeys(map(_shown, values)))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if (number := finite(value)) is not None:
         return f"{number:.6g}"
     return printable(value if isinstance(value, str) else json.dumps(value), 40)

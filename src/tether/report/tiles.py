@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tether.core.types import Facts
 from tether.report.narrative import (
@@ -40,7 +40,7 @@ class Tile(NamedTuple):
     detail: str = ""
 
 
-def _tiles(rows: Iterable[tuple[str, Any, Callable[[float], str], str]]) -> list[Tile]:
+def _tiles(rows: Iterable[tuple[str, object, Callable[[float], str], str]]) -> list[Tile]:
     """Tiles of the numbers that there are: name, estimate or what a file has of one, how it is
     shown, detail.
     """

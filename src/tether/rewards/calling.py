@@ -21,7 +21,7 @@ from tether.rewards.surroundings import Surroundings
 T = TypeVar("T")
 
 
-def code_of(function: Any) -> Any:
+def code_of(function: object) -> Any:
     """The code object of a function, of what it wraps, or of the `__call__` of an object; None of
     what is built in.
     """
@@ -40,7 +40,7 @@ def _inner(function: Any) -> Any:
     return _inner(inner.func) if isinstance(inner, functools.partial) else inner
 
 
-def title_of(function: Any) -> str:
+def title_of(function: object) -> str:
     """A function's qualified name; of an object that can be called its class's."""
     inner = function.func if isinstance(function, functools.partial) else function
     return (inner if inspect.isroutine(inner) else type(inner)).__qualname__.replace(
@@ -48,18 +48,18 @@ def title_of(function: Any) -> str:
     )
 
 
-def source_of(role: str, function: Any) -> str:
+def source_of(role: str, function: object) -> str:
     """The words for a function in messages: "the reward function kindness (rewards.py)"."""
     file = _file_of(function)
     return f"{role} {title_of(function)}" + ("" if file is None else f" ({Path(file).name})")
 
 
-def _file_of(function: Any) -> str | None:
+def _file_of(function: object) -> str | None:
     code = code_of(function)
     return None if code is None else code.co_filename
 
 
-def settled(returned: Any) -> Any:
+def settled(returned: object) -> Any:
     """The value that a function returned. A coroutine gives its result, an asynchronous generator a
     list of its items.
     """
@@ -68,11 +68,11 @@ def settled(returned: Any) -> Any:
     return asyncio.run(_items(returned)) if isinstance(returned, AsyncIterator) else returned
 
 
-async def _result(returned: Awaitable[Any]) -> Any:
+async def _result(returned: Awaitable[object]) -> Any:
     return await returned
 
 
-async def _items(returned: AsyncIterator[Any]) -> list[Any]:
+async def _items(returned: AsyncIterator[object]) -> list[Any]:
     return [item async for item in returned]
 
 
@@ -102,7 +102,7 @@ class Guarded:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         role: str,
         watchdog: Watchdog,
         *,
@@ -144,7 +144,7 @@ class Guarded:
         return outcome[0].value  # type: ignore[return-value]
 
     def _outcome(
-        self, read: Callable[[Any, str], T], arguments: tuple[Any, ...], around: Surroundings
+        self, read: Callable[[Any, str], T], arguments: tuple[object, ...], around: Surroundings
     ) -> _Outcome[T]:
         reading = ""
         try:
@@ -167,7 +167,7 @@ class Guarded:
         )
 
 
-def in_place(function: Callable[..., Any], role: str) -> Callable[..., Any]:
+def in_place(function: Callable[..., object], role: str) -> Callable[..., Any]:
     """A user's function that is called in this thread, such as `on_step`: the process's state is
     put back after each call.
 

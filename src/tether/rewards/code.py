@@ -73,7 +73,7 @@ def fenced(text: str) -> str | None:
     )
 
 
-def read_tests(given: Any) -> tuple[CodeTest, ...]:
+def read_tests(given: object) -> tuple[CodeTest, ...]:
     """The tests of a problem: Python source, a list of it, or a list of {"input": ..., "output":
     ...} for whole programs.
 
@@ -125,7 +125,7 @@ def request(program: str, tests: Sequence[CodeTest]) -> Json:
     return {"program": program, "asks": [[test.kind, test.ask] for test in tests]}
 
 
-def verdicts(tests: Sequence[CodeTest], outcomes: Sequence[Sequence[Any]]) -> tuple[float, str]:
+def verdicts(tests: Sequence[CodeTest], outcomes: Sequence[Sequence[object]]) -> tuple[float, str]:
     """The share of the tests that are met, and the first one that is not."""
     met = [_met(test, outcome) for test, outcome in zip(tests, outcomes, strict=True)]
     counted = [ok for ok, test in zip(met, tests, strict=True) if test.counts]
@@ -144,7 +144,7 @@ def _shown(test: CodeTest) -> str:
     return f"input {test.ask[:40]!r}" if test.kind == "program" else f"{test.ask[:80]}"
 
 
-def _met(test: CodeTest, outcome: Sequence[Any]) -> bool:
+def _met(test: CodeTest, outcome: Sequence[object]) -> bool:
     what, value = outcome
     if what != "gave":
         return False

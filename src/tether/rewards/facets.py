@@ -78,7 +78,7 @@ def values_of_names() -> list[tuple[Any, ...]]:
     return [one.read(one.space) for one in NAMES]
 
 
-def put_names_back(before: Sequence[tuple[Any, ...]]) -> list[str]:
+def put_names_back(before: Sequence[tuple[object, ...]]) -> list[str]:
     """Give the NAMES these values again; returns those that had others, such as `os.kill`.
 
     Nothing in here depends on a name that may have been replaced.
@@ -221,7 +221,7 @@ def _filters() -> tuple[Any, ...]:
     return list(warnings.filters), warnings.showwarning
 
 
-def _set_filters(values: tuple[Any, ...]) -> None:
+def _set_filters(values: tuple[object, ...]) -> None:
     filters: Any = warnings.filters
     filters[:], warnings.showwarning = values
 

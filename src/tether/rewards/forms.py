@@ -31,7 +31,7 @@ TAKEN = (
 _LOG = logging.getLogger("tether.rewards")
 
 
-def plain(function: Callable[..., Any], completions: Shape = "texts") -> Function:
+def plain(function: Callable[..., object], completions: Shape = "texts") -> Function:
     """A function in any of the forms as (prompts, responses) -> values.
 
     Args:
@@ -46,7 +46,7 @@ def plain(function: Callable[..., Any], completions: Shape = "texts") -> Functio
     return functools.wraps(function)(score) if "completions" in parameters else function
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
     except Exception:  # noqa: BLE001 - built in, or an object that may raise at any attribute
@@ -99,7 +99,7 @@ def check_arguments(function: Function, prompts: Iterable[Prompt]) -> None:
         raise fault
 
 
-def _check_needed(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> None:
+def _check_needed(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, object]) -> None:
     """Refuse a call without an argument that the function needs.
 
     Raises:

@@ -266,7 +266,7 @@ def _fence(guards: Guards, scratch: str | None) -> Callable[[str, tuple[Any, ...
     )
     harmless = ("os.listdir", "os.scandir", "os.walk", "os.fwalk")
 
-    def writes_inside(event: str, arguments: tuple[Any, ...]) -> bool:
+    def writes_inside(event: str, arguments: tuple[object, ...]) -> bool:
         if (
             inside is None
             or event not in ("open", "os.remove")

@@ -28,7 +28,7 @@ SLOW_IMPORT = 30.0
 """Seconds after which a warning says where an import is."""
 
 
-def register(function: Callable[..., Any]) -> str:
+def register(function: Callable[..., object]) -> str:
     """The name by which a recipe of this process knows a function; its digest keeps a run from
     going on with another.
     """
@@ -37,7 +37,7 @@ def register(function: Callable[..., Any]) -> str:
     return name
 
 
-def _digest(function: Any) -> str:
+def _digest(function: object) -> str:
     """A short hash of what a function does: its code without comments and layout, and the plain
     values that it closes over.
     """
@@ -62,7 +62,7 @@ def _digest(function: Any) -> str:
     return _hash(text, _shown(sorted(values.items())))
 
 
-def _state(function: Any) -> Mapping[str, Any]:
+def _state(function: object) -> Mapping[str, Any]:
     """The variables that a function closes over, or those of an object that can be called."""
     if inspect.isfunction(function):
         try:
@@ -74,7 +74,7 @@ def _state(function: Any) -> Mapping[str, Any]:
     )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A value as Python writes it; its class where the user's `__repr__` fails."""
     try:
         return repr(value)

@@ -87,7 +87,7 @@ def scores_of(returned: Any, count: int, source: str = "the reward function") ->
     return [as_score(value, source) for value in values]
 
 
-def as_score(value: Any, source: str = "the reward function") -> Score:
+def as_score(value: object, source: str = "the reward function") -> Score:
     """Score from a function's value for one answer. Text is refused, even if it could be read as a
     number.
     """
@@ -104,7 +104,7 @@ def as_score(value: Any, source: str = "the reward function") -> Score:
         )
 
 
-def _score(value: Any) -> Score | None:
+def _score(value: object) -> Score | None:
     """A number or a Score in plain values; None of a failed score without a reason.
 
     Raises:

@@ -262,7 +262,7 @@ def _main() -> None:
             return
 
 
-def _reply(check: Callable[..., Any], request: Json) -> tuple[Json, bool]:
+def _reply(check: Callable[..., object], request: Json) -> tuple[Json, bool]:
     """The reply, and whether this process is fit for another check."""
     try:
         return {"result": check(**request)}, True

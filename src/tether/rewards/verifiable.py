@@ -133,7 +133,7 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
         text: str,
         program: str | None,
         tests: Sequence[code.CodeTest],
-        outcomes: Sequence[Sequence[Any]],
+        outcomes: Sequence[Sequence[object]],
     ) -> _Outcome:
         """A program that hangs, dies or fails its tests is wrong (0); None is left for a worker
         that could not run it.
@@ -315,20 +315,20 @@ def parsed_number(text: str) -> Fraction | None:
         return None
 
 
-def same_number(given: str, answer: Any, tolerance: float = 0.0) -> float:
+def same_number(given: str, answer: object, tolerance: float = 0.0) -> float:
     right, value = parsed_number(str(answer)), parsed_number(given)
     if right is None:
         raise ValueError(f"the known answer {answer!r:.80} is no number")
     return float(value is not None and abs(value - right) <= tolerance * max(1, abs(right)))
 
 
-def same_gsm8k(given: str, answer: Any) -> float:
+def same_gsm8k(given: str, answer: object) -> float:
     """A number by its value, anything in LaTeX by what it means."""
     value = None if "\\" in _tidy(given) else parsed_number(given)
     return same_mathematics(given if value is None else str(value), answer)
 
 
-def same_mathematics(given: str, answer: Any) -> float:
+def same_mathematics(given: str, answer: object) -> float:
     """Equal as written, or in the judgement of math-verify
     (https://github.com/huggingface/Math-Verify).
     """
@@ -365,7 +365,7 @@ def _meanings(latex: str) -> tuple[Any, ...]:
     )
 
 
-def score_entry(given: str, answer: Any, task: str, config: Json, entry: str) -> float:
+def score_entry(given: str, answer: object, task: str, config: Json, entry: str) -> float:
     """The task's own score of an answer. If a scorer raises on this answer and accepts the known
     one, the answer is wrong.
     """

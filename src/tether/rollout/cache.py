@@ -53,7 +53,7 @@ class SlotLayer(DynamicLayer):
         self.store: tuple[Tensor, Tensor] | None = None
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         if self.owner.in_place:
             _written.layer = self

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -362,7 +361,7 @@ class _Decoding:
         self.hidden[:rows] = self.decoder.decode(self.drawn[:rows], self.cache)
         self.lengths[:rows] += self.active[:rows]
 
-    def _sent(self, values: Any) -> Tensor:
+    def _sent(self, values: object) -> Tensor:
         """A list of numbers as a tensor of the device."""
         return to_device(torch.tensor(values), self.device)
 

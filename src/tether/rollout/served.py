@@ -277,7 +277,7 @@ class ServedEngine:
         )
         return answer.json() if path == GENERATE else {}
 
-    def _of_able(self, path: str, exchange: Callable[[], Any]) -> Any:
+    def _of_able(self, path: str, exchange: Callable[[], object]) -> Any:
         """A server's answer; RefusedError if it has nothing at this path."""
         try:
             return exchange()

@@ -38,7 +38,7 @@ def remember(root: Path, recipe: Config, stages: Sequence[str]) -> None:
         )
 
 
-def _lasting(settings: Any) -> Any:
+def _lasting(settings: object) -> Any:
     """The settings of a section that stay from start to start."""
     return (
         {key: value for key, value in settings.items() if key != BUDGET}

@@ -216,7 +216,7 @@ class Bars:
         bar = self.bars.get(title) or self.bars.setdefault(title, self.progress(title))
         bar(*values) if kind == "step" else doing(bar, *values)
 
-    def note(self, **values: Any) -> None:
+    def note(self, **values: object) -> None:
         append_jsonl(self.log, [{"time": time.time(), "start": self.start, **values}])
 
 

@@ -148,7 +148,7 @@ class RayLauncher:
             with contextlib.suppress(OSError):
                 self._get(self.hosts[name].stop.remote(), name, STOPPED)
 
-    def written(self, name: str, log: Path, start: int, write: Callable[[bytes], Any]) -> int:
+    def written(self, name: str, log: Path, start: int, write: Callable[[bytes], object]) -> int:
         """Pass on what a program has written since byte `start` of its log; where it ends now."""
         with contextlib.suppress(OSError):
             new = self._get(self.hosts[name].written.remote(str(log), start), name)
@@ -276,7 +276,11 @@ def _in_words(resources: Resources) -> str:
 
 
 def run_elsewhere(
-    address: str, command: Sequence[str], needs: Resources, run: str, write: Callable[[bytes], Any]
+    address: str,
+    command: Sequence[str],
+    needs: Resources,
+    run: str,
+    write: Callable[[bytes], object],
 ) -> int:
     """Run a command of tether's on a machine of a cluster, and pass on what it writes; its exit
     status.
@@ -294,7 +298,7 @@ def run_elsewhere(
 
 
 def _run_once(
-    launcher: RayLauncher, command: Sequence[str], log: Path, write: Callable[[bytes], Any]
+    launcher: RayLauncher, command: Sequence[str], log: Path, write: Callable[[bytes], object]
 ) -> int:
     launcher.place("learner")
     launcher.start("learner", [sys.executable, "-m", "tether", *command], {}, log)

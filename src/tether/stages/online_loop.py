@@ -22,7 +22,7 @@ from tether.core.protocols import (
 from tether.core.records import note_records, report_beginning, report_changes
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
-from tether.core.types import Facts, Json, Prompt, Rollout, Score
+from tether.core.types import Facts, Json, Prompt, Rollout
 from tether.core.watchdog import Watchdog
 from tether.data.chat import ChatEncoder
 from tether.learner.checkpoint import Checkpoints
@@ -107,10 +107,8 @@ def train(
         Stopping(run.path) as stopping,
         Checkpoints(run.path / "checkpoints", config.keep_checkpoints, ranks=ranks) as checkpoints,
     ):
-        done, watchdog = (
-            _resume(stage, run, checkpoints, monitor),
-            Watchdog(run.path / "stacks.txt"),
-        )
+        done = _resume(stage, run, checkpoints, monitor)
+        watchdog = Watchdog(run.path / "stacks.txt")
         limit.begin(done, config.steps)
         run.expect(config.steps)
         doing(progress, f"sampling for step {done + 1}")
@@ -122,49 +120,48 @@ def train(
                 stopping.leave(done, config.steps, run.path, stop)
             batch = step_prompts(prompts, stage, done)
             order_ahead(stage, prompts, done)
-            rows: list[Any] = [*batch]
+            rows: list[Prompt | Rollout] = [*batch]
             try:
                 with watchdog.step(), replayable(run, stage.learner, done + 1, rows):
-                    metrics, rollouts, scores = stage.step(batch, done)
-                    rows[:] = rollouts
+                    step = stage.step(batch, done)
+                    rows[:] = step.rollouts
             except RewardError:
                 if done:
                     _save(stage, run, checkpoints, done, monitor)
                 raise
             done += 1
             if isinstance(stage.reward, AdaptiveReward):
-                metrics.update(stage.reward.learn(scores))
+                step.metrics.update(stage.reward.learn(step.scores))
             if on_step is not None:
-                metrics.update(on_step(done, metrics))
-            if monitor is not None:
-                alarms = monitor.observe(done, metrics, rollouts, scores)
-                run.alarm(alarms)
-                metrics["alarms"] = float(len(alarms))
-            run.log(metrics, done)
-            _record_samples(stage, run, done, rollouts, scores)
+                step.metrics.update(on_step(done, step.metrics))
+            _record(stage, run, done, step, monitor)
             drawn, last = draws_schedule(limit, stage.learner, done, run), finished()
             due = drawn or last or done % config.checkpoint_every == 0
             if due or ranks.once(lambda: stopping.to_save):
                 _save(stage, run, checkpoints, done, monitor)
             if progress:
-                progress(done, limit.drawn or config.steps, metrics)
+                progress(done, limit.drawn or config.steps, step.metrics)
     stage.learner.put(stage.learner.averages)
     history = run.metrics()
     return {**_summary(history), **stage.summary(history), "seconds": run.seconds(start)}
 
 
-def _record_samples(
-    stage: SamplingStage,
-    run: RunDirectory,
-    step: int,
-    rollouts: Sequence[Rollout],
-    scores: Sequence[Score],
+def _record(
+    stage: SamplingStage, run: RunDirectory, number: int, step: Step, monitor: Monitor | None
 ) -> None:
-    """Keep a few texts of a step, and the numbers of a few of their tokens."""
+    """Write down a step: its alarms and metrics, a few of its texts, and the numbers of a few of
+    their tokens.
+    """
+    metrics, rollouts, scores = step
+    if monitor is not None:
+        alarms = monitor.observe(number, metrics, rollouts, scores)
+        run.alarm(alarms)
+        metrics["alarms"] = float(len(alarms))
+    run.log(metrics, number)
     places = _spread([*range(len(rollouts))], stage.config.sample_rows)
     run.sample(
         {
-            "step": step,
+            "step": number,
             "prompt": rollouts[place].prompt.text,
             "response": rollouts[place].text,
             "proxy": scores[place].value,
@@ -173,7 +170,7 @@ def _record_samples(
         for place in places
     )
     if isinstance(stage, TokenStage):
-        run.note_tokens(token_rows(stage.experience, stage.encoder, places, step))
+        run.note_tokens(token_rows(stage.experience, stage.encoder, places, number))
 
 
 def step_prompts(prompts: Sequence[Prompt], stage: SamplingStage, number: int) -> list[Prompt]:

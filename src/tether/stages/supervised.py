@@ -80,7 +80,7 @@ def accumulate(
     share. The host reads the numbers of all its micro-batches together, after the last.
     """
 
-    def pass_through(micro: Any) -> dict[str, Tensor]:
+    def pass_through(micro: object) -> dict[str, Tensor]:
         loss, measured = update.loss(micro)
         if learner is not None:
             learner.backward(loss)
@@ -91,7 +91,7 @@ def accumulate(
 
 
 def make_step(
-    objective: Objective[Any], learner: LocalLearner, rows: Sequence[Any]
+    objective: Objective[Any], learner: LocalLearner, rows: Sequence[object]
 ) -> dict[str, float]:
     """One optimizer step over the rows."""
     update = objective.update(rows)
@@ -107,7 +107,7 @@ def measure(update: Update[Any], ranks: Ranks) -> dict[str, float]:
     return {"loss": loss, **update.metrics(measured)}
 
 
-def heldout(objective: Objective[Any], rows: Sequence[Any]) -> Json:
+def heldout(objective: Objective[Any], rows: Sequence[object]) -> Json:
     """The evaluation on held-out rows, if there are any, as a summary has it."""
     if not rows:
         return {}
@@ -126,7 +126,7 @@ def evaluating(role: Role) -> Iterator[None]:
 
 
 def headline(
-    objective: Objective[Any], rows: Sequence[Any], watched: Sequence[str] = HEADLINE
+    objective: Objective[Any], rows: Sequence[object], watched: Sequence[str] = HEADLINE
 ) -> dict[str, float]:
     """The watched numbers of an evaluation, as eval_*."""
     with evaluating(objective.role):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -30,7 +29,7 @@ def point_to(console: Console, what: str, path: Path | str) -> None:
     console.print(f"{what}: {path}", highlight=False, soft_wrap=True)
 
 
-def save(console: Console, path: Path | None, value: Any) -> None:
+def save(console: Console, path: Path | None, value: object) -> None:
     """Write everything as JSON where the user asked for it, and say so."""
     from tether.core.rundir import write_json
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -485,7 +485,7 @@ def _numbers(rows: Sequence[Facts]) -> list[dict[str, float | None]]:
     ]
 
 
-def _saved_encoding(folder: Path, reward: Any) -> Result:
+def _saved_encoding(folder: Path, reward: object) -> Result:
     """The saved policy and reward model have one base and one encoding."""
     if reward is None:
         return Unexamined("encoding", "no reward model of this run's scored")

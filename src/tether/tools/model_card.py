@@ -187,7 +187,7 @@ def _stage(stage: SubRun) -> Json:
     }
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     """A text as one cell of a table, in which no mark of HTML or Markdown acts: names and messages
     may be anybody's.
     """
@@ -195,12 +195,12 @@ def _cell(value: Any) -> str:
     return re.sub(r"[\\`|<]|\](?=[(\[])", lambda mark: f"&#{ord(mark[0])};", words)
 
 
-def _code(value: Any) -> str:
+def _code(value: object) -> str:
     """A text in backticks, from which it cannot break out."""
     return f"`{' '.join(printable(value, 300).replace('`', chr(0x2BC)).split())}`"
 
 
-def _public(value: Any) -> Any:
+def _public(value: object) -> Any:
     """The same without secrets, and with paths cut to their last name."""
     return with_texts(
         redact_value(value), lambda text: LONG_PATH.sub("", CREDENTIALS.sub("", text))

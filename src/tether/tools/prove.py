@@ -25,6 +25,7 @@ from tether.runner.by_device import by_device
 from tether.runner.jobs import before, expand
 from tether.runner.run import context_of
 from tether.settings.recipe import BaseRecipe
+from tether.settings.section import Section
 from tether.settings.stages import STAGES
 
 CUTS = (2, 1, 3)
@@ -117,10 +118,10 @@ def _ground(recipe: BaseRecipe, folder: Path) -> BaseRecipe:
     )
 
 
-def _start(section: Any, context: Context, last: int) -> None:
+def _start(section: Section, context: Context, last: int) -> None:
     """Start, or go on, and stop after step `last`; a stage that has fewer steps ends."""
 
-    def progress(done: int, total: int, metrics: Any) -> None:
+    def progress(done: int, total: int, metrics: object) -> None:
         if done >= last and done < total:
             raise CutError
 
@@ -170,7 +171,7 @@ def _records(stage: str, one: Path, other: Path) -> Iterator[Compared]:
         yield Compared(stage, "summary.json", len(left[0]), _first_difference(left, right))
 
 
-def _lasting(value: Any) -> Any:
+def _lasting(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _lasting(item) for key, item in value.items() if not key.startswith(CLOCKS)}
     return [_lasting(item) for item in value] if isinstance(value, list) else value

@@ -18,7 +18,6 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tether.core.protocols import Tracker
 from tether.core.rundir import RECORDS, is_control, read_json, write_json
@@ -215,7 +214,7 @@ class TrackedFolder:
     def last_step(self) -> int:
         return max(self.steps.values(), default=-1)
 
-    def _write_note(self, **changes: Any) -> None:
+    def _write_note(self, **changes: object) -> None:
         self.state |= changes
         write_json(self.note, self.state)
 

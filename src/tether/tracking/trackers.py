@@ -212,7 +212,7 @@ class MLflow:
 def markdown_table(rows: Sequence[Json]) -> str:
     """Rows as a table of Markdown; line breaks and bars inside a cell stay inside it."""
 
-    def line(cells: Sequence[Any]) -> str:
+    def line(cells: Sequence[object]) -> str:
         words = (str(cell).replace("|", "&#124;").replace("\n", "<br>") for cell in cells)
         return f"| {' | '.join(words)} |\n"
 
