@@ -75,7 +75,7 @@ def test_a_store_that_is_locked_while_it_is_open_ends_a_command_with_a_sentence(
     words = capsys.readouterr().err
     assert (
         f"the database cannot be used: {path}: database is locked. Wait until no other program "
-        "holds it"
+        "uses this database"
     ) in words
     held.close()
 
