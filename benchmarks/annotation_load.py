@@ -150,8 +150,7 @@ def serving(url: str, log: Path) -> Iterator[tuple[str, int]]:
         try:
             while not (
                 found := re.search(
-                    r"http://([\d.]+):(\d+);[\s\S]*startup "
-                    r"complete",
+                    r"http://([\d.]+):(\d+)\. [\s\S]*startup complete",
                     log.read_text(),
                 )
             ):

@@ -191,4 +191,4 @@ def test_a_sweep_of_two_keys_and_two_seeds_killed_twice_goes_on_to_the_bit(tmp_p
     page = (whole / "run" / "report.html").read_text()
     assert "<h1>Sweep over grpo.kl.coefficient</h1>" in page and "report.html" in words
     assert again.exit_code == 0 and "finished already, nothing to do" in words
-    assert "Each combination is a run" in words and "tether chat" not in words
+    assert "Folders of the combinations" in words and "tether chat" not in words

@@ -96,10 +96,7 @@ def test_a_signal_ends_it_after_the_update_in_hand(tmp_path, number):
 
     with pytest.raises(
         Interrupted,
-        match=(
-            r"stopped after step [67] of 30, which is saved.*run "
-            r"the same again"
-        ),
+        match=r"stopped after step [67] of 30, which is saved.*Start the same command again",
     ):
         trained(tmp_path / "cut", progress=signalled)
     seen = []
