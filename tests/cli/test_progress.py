@@ -312,8 +312,9 @@ def test_an_error_before_anything_was_done_leaves_no_bar(steps, stands):
         ([6.0] * 12, "PASSIVE", "38%", False),
         ([0.0, 0.0, 9.0] * 4, "", "", False),
         ([2.0] * 12, "", "", False),
+        ([6.0] * 12, "idle", "", False),
     ],
-    ids=["from the fifth step on", "threads sleep", "one step in three", "seldom"],
+    ids=["from the fifth step on", "threads sleep", "one step in three", "seldom", "idle"],
 )
 def test_one_line_says_that_others_slow_the_steps(waits, policy, share, spins, monkeypatch):
     """A step works for ten seconds, and its threads wait for a core for some more."""
@@ -326,11 +327,11 @@ def test_one_line_says_that_others_slow_the_steps(waits, policy, share, spins, m
     with bars(screen) as announce:
         bar = announce("ppo")
         for number in range(9):
-            screen.now += 10.0
+            screen.now += 100.0 if policy == "idle" else 10.0
             bar(number + 1, 9, {})
         bar = announce("evaluate")
         for number in range(3):
-            screen.now += 10.0
+            screen.now += 100.0 if policy == "idle" else 10.0
             bar(number + 1, 3, {})
     lines = [line for line in screen.lines if "other processes" in line]
     assert len(lines) == bool(share)

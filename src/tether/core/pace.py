@@ -153,13 +153,15 @@ class Crowd:
         self._shares: deque[float] = deque(maxlen=self.LATELY)
         self._is_noticed = False
 
-    def add(self, worked: float, waited: float) -> float | None:
-        """Note the seconds in which the threads of a step had a core, and those in which they
-        waited for one.
+    def add(self, seconds: float, worked: float, waited: float) -> float | None:
+        """Note the seconds of a step, those in which its threads had a core, and those in which
+        they waited for one.
 
-        Returns the median share of waiting in the last steps, once, if cores are short.
+        Returns the median share of waiting in the last steps, once, if cores are short. A process
+        that is idle for most of a step does not need them.
         """
-        self._shares.append(waited / max(1e-9, worked + waited))
+        idle = worked + waited < seconds / 2
+        self._shares.append(0.0 if idle else waited / max(1e-9, worked + waited))
         if self._is_noticed or len(self._shares) < self.LATELY or min(self._shares) < self.LONG:
             return None
         self._is_noticed = True

@@ -90,6 +90,7 @@ class Bar:
         self.title = screen.names.get(phase, phase)
         self.worked = time.process_time()
         self.waited = threads.waited()
+        self.stepped = screen.now
         self.notes: dict[str, str] = {}
         self.alarms, self.written, self.what = 0, screen.now, ""
         self.task = screen.progress.add_task(self.title, total=None, note="", left=self.left)
@@ -140,9 +141,13 @@ class Bar:
         """Write once that other processes make the steps slow."""
         worked = time.process_time()
         waited = threads.waited()
-        share = self.screen.crowd.add(worked - self.worked, max(0.0, waited - self.waited))
+        now = self.screen.now
+        share = self.screen.crowd.add(
+            now - self.stepped, worked - self.worked, max(0.0, waited - self.waited)
+        )
         self.worked = worked
         self.waited = waited
+        self.stepped = now
         if share is not None:
             advice = "" if threads.sleep_while_waiting() else f" {SLEEP}"
             self.screen.note(
