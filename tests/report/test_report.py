@@ -259,6 +259,39 @@ def test_no_line_lies_on_the_edge_of_its_plot(values: list[float], percent: bool
         assert 3 <= len(places) <= 8 and drawn.low <= min(places) and max(places) <= drawn.high
 
 
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("right", [[0.0, 0.31], [0.02, 7.4], [12.0, 13.0], [0.0, 940.0]])
+@pytest.mark.parametrize("left", [[0.21, 0.97], [-3.2, 1.1], [4.0, 4.0], [-0.4, 870.0]])
+def test_ticks_of_both_axes_lie_on_the_same_lines(
+    left: list[float], right: list[float], zero: bool
+) -> None:
+    frame = {"id": "two", "title": "", "caption": "", "right": "other", "zero": ["right"] * zero}
+    (plot,) = framed(frame, [Trace([1, 2], left), Trace([1, 2], right, right=True)])
+    other = plot.right
+    assert other is not None and len(other.ticks) >= 2
+    assert [other.at(value) for value, _ in other.ticks] == pytest.approx(
+        [plot.y.at(value) for value, _ in plot.y.ticks], abs=1
+    )
+    step = other.ticks[1][0] - other.ticks[0][0]
+    assert f"{step:.9e}"[:11] in ("1.000000000", "2.000000000", "5.000000000")
+    values = [float(text.replace(",", "").replace("−", "-")) for _, text in other.ticks]
+    assert values == pytest.approx([value for value, _ in other.ticks])
+    assert other.low <= min(right) and max(right) <= other.high
+    if zero:
+        assert values[0] == 0
+
+
+def test_every_region_of_a_page_has_a_name_of_its_own(tmp_path: Path, synthetic: Any) -> None:
+    run = synthetic.write_quickstart(tmp_path / "run")
+    for stage in ("ppo", "sft"):
+        record = {"evaluator": "kl", "moment": "after", "step": 9, "rows": {}}
+        figures = {"figures": {"kl": {"value": 1.0, "low": 0.9, "high": 1.1, "count": 9}}}
+        synthetic.write_lines(run / stage / "evaluations.jsonl", [{**record, **figures}])
+    for page in (report(run), Page(write_report(write_sweep(tmp_path / "sweep")))):
+        names = [a["aria-label"] for _, a in page.elements if a.get("role") == "region"]
+        assert len(names) == len({*names}) > 0
+
+
 def test_the_list_of_contents_has_each_section_in_order(tmp_path: Path, synthetic: Any) -> None:
     journey = report(synthetic.write_quickstart(tmp_path / "run"))
     sweep = Page(write_report(write_sweep(tmp_path / "sweep")))
@@ -1070,6 +1103,7 @@ def test_nothing_is_in_the_way_of_a_screen_reader(
             )
             page = context.new_page()
             page.goto(path.as_uri())
+            page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
             page.evaluate(axe.read_text())
             violations = page.evaluate("axe.run(document)")["violations"]
             assert [(v["id"], v["nodes"][0]["target"]) for v in violations] == []

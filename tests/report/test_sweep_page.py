@@ -20,7 +20,7 @@ from tests.report.synthetic_sweep import BETAS, KEY, LARGE, write_answers, write
 
 from tether.core.errors import RunError
 from tether.core.rundir import read_json
-from tether.report.numbers import bracketed, signed
+from tether.report.numbers import bracketed, decimal, signed
 from tether.report.page import write_report
 from tether.report.sweep_answers import packed_answers
 from tether.report.sweep_figures import frontier
@@ -423,6 +423,73 @@ def test_sliders_move_numbers_curves_marks_answers_and_rollouts(tmp_path, chromi
 
 
 @pytest.mark.browser
+def test_scores_have_the_digits_of_the_tables(tmp_path, chromium):
+    playwright = pytest.importorskip("playwright.sync_api")
+    path, problems = write_report(write_sweep(tmp_path / "run", {KEY: [0.05, 0.2]})), []
+    scores = [0, 0.4, 0.7345, -0.4, 1, 9.876, 24, 123.4, -4321.6, 0.00043, 0.000012, 1e-13]
+    with playwright.sync_playwright() as driver:
+        browser, page = opened(driver, chromium, path, problems)
+        assert page.evaluate("(all) => all.map(scoreNumber)", scores) == [*map(decimal, scores)]
+        assert page.evaluate("[null, NaN].map(scoreNumber)") == ["–", "–"]
+        shown = page.locator("#answers b, #rollouts header span:last-child").all_inner_texts()
+        browser.close()
+    assert len(shown) > 20 and "0.400" in shown
+    numbers = [text.removeprefix("score ") for text in shown]
+    assert numbers == [decimal(float(text.replace("−", "-"))) for text in numbers]
+    assert problems == []
+
+
+FOCUS = """() => {
+  const one = document.activeElement, box = one.getBoundingClientRect();
+  const bottom = document.querySelector(".sliders").getBoundingClientRect().bottom;
+  const below = !one.closest("section[id]") || one.closest("#at-verdict") || box.bottom > bottom;
+  return [one.textContent, Boolean(below), getComputedStyle(one).outlineStyle];
+}"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_keyboard_sees_where_it_is_and_loses_no_place(tmp_path, chromium, width, scheme):
+    """Sliders stay on top, and what has the focus stands below them, forwards and backwards."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    keys = {KEY: [0.05, 0.2], "ppo.gamma": [1, 2], "seed": [0, 1]}
+    folder = tmp_path / "ppo.kl.coefficient=0.01,ppo.gamma=1,ppo.epochs=1,seed=0"
+    path, problems = write_report(write_sweep(folder, keys)), []
+    with playwright.sync_playwright() as driver:
+        view = {"viewport": {"width": width, "height": 844}, "color_scheme": scheme}
+        browser, page = opened(driver, chromium, path, problems, **view)
+        for press, last in (("Tab", "#rollouts > button"), ("Shift+Tab", "#theme")):
+            for _ in range(99):
+                page.keyboard.press(press)
+                text, below, outline = page.evaluate(FOCUS)
+                assert below and outline == "solid", text
+                if page.evaluate("(last) => document.activeElement.matches(last)", last):
+                    break
+            else:
+                pytest.fail(f"{press} does not lead to {last}")
+        bar = page.locator(".bars button:enabled >> nth=1")
+        bar.press("Enter")
+        assert bar.evaluate("one => one === document.activeElement && one.ariaPressed") == "true"
+        bar.press("Enter")
+        for more, cards in (
+            ("#answers > button", "#answers article"),
+            ("#rollouts > button", "#rollouts article"),
+        ):
+            before = page.locator(cards).count()
+            page.press(more, "Enter")
+            assert page.locator(cards).count() > before
+            assert page.locator(cards).nth(before).evaluate("one => one === document.activeElement")
+        page.evaluate("location.hash = 'at-frontier'")
+        edges = """[document.querySelector(".sliders").getBoundingClientRect().bottom,
+                    document.querySelector("#at-frontier h2").getBoundingClientRect().top]"""
+        bottom, top = page.evaluate(edges)
+        assert bottom <= top <= bottom + 80
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
+        browser.close()
+    assert problems == []
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
 def test_nothing_on_the_page_is_in_the_way_of_a_screen_reader(tmp_path, chromium, width, scheme):
     """By axe (npm install axe-core), whose axe.min.js TETHER_AXE names."""
@@ -438,6 +505,7 @@ def test_nothing_on_the_page_is_in_the_way_of_a_screen_reader(tmp_path, chromium
             "bypass_csp": True,
         }
         browser, page = opened(driver, chromium, path, problems, **view)
+        page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
         page.evaluate(axe.read_text())
         violations = page.evaluate("axe.run(document)")["violations"]
         browser.close()

@@ -139,16 +139,16 @@ def loss_figures(stage: SubRun) -> list[Plot]:
 
 def parts_figures(parts: Sequence[Part], arms: Sequence[tuple[str, Sequence[Part]]]) -> list[Plot]:
     """A dumbbell a part of the gold score, before to after; other arms as open marks."""
-    traces = [_rods([(part.before, part.after) for part in parts])]
     places = {part.name: i for i, part in enumerate(parts)}
-    traces += [
+    traces = [
+        _rods([(part.before, part.after) for part in parts]),
         _marks(
             [(part.before, i) for i, part in enumerate(parts)],
             "before",
             MUTED,
             mode="open",
             size=11.0,
-        )
+        ),
     ]
     ends = [("after", BLUE, "marks", parts)]
     ends += [
@@ -193,19 +193,8 @@ def accuracy_figures(reward: Facts, pairs: Facts) -> list[Plot]:
     for _, name, colour, _ in groups:
         own = [(share, place) for place, (group, _, share) in enumerate(rows) if group == name]
         notes = [bracketed(share, percent) for share, _ in own]
-        traces += (
-            [
-                _marks(
-                    [(share.value, place) for share, place in own],
-                    name,
-                    colour,
-                    size=11.0,
-                    notes=notes,
-                )
-            ]
-            if own
-            else []
-        )
+        points = [(share.value, place) for share, place in own]
+        traces += [_marks(points, name, colour, size=11.0, notes=notes)] if own else []
     names = [name for _, name, _ in rows]
     chance = Trace(
         [0.5, 0.5], [-0.5, len(names) - 0.5], "chance", MUTED, dash="dot", size=1.2, silent=True

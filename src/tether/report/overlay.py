@@ -34,7 +34,7 @@ from tether.report.reading import (
     read_journey,
     read_loop,
 )
-from tether.report.wording import Wording, wording_of
+from tether.report.wording import wording_of_all
 
 MOST_DIFFERENCES = 60
 """Rows of the table of settings, at most."""
@@ -139,15 +139,13 @@ def _verdicts(laid: Sequence[Laid]) -> tuple[list[str], list[list[str]]]:
     """A row a run; columns in which no run has a value are left out."""
     rows = [_row(run) for run in laid]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    judges = {wording_of(run.journey) for run in laid}
-    other = next((one for one in judges if not one.is_gold), Wording())
-    shown = [*map(other.label, columns)]
+    shown = [*map(wording_of_all(run.journey for run in laid).label, columns)]
     return shown, [[row[name] for name in columns] for row in rows]
 
 
 def _row(run: Laid) -> dict[str, str]:
     journey = run.journey
-    judged = run.journey.judged
+    judged = journey.judged
     heldout = heldout_gain(judged)
     own = judged.name and journey.own_reward
     show = percent if heldout and heldout.checked else decimal

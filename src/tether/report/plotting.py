@@ -233,15 +233,28 @@ def axis(
         room = (high - low) / 20
         low -= room * (low != 0 or not zero)
         high += room
-    step = max(_step((high - low) / ticks), float(whole))
-    marks = [
-        step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-    ]
+    return _ticked(title, low, high, max(_step((high - low) / ticks), float(whole)), percent)
+
+
+def _ticked(title: str, low: float, high: float, step: float, percent: bool = False) -> Axis:
+    """An axis with ticks at the multiples of a step."""
     places = max(0, -math.floor(math.log10(step) + 1e-9) - 2 * percent)
     style = f",.{places}{'%' if percent else 'f'}" if 1e-4 <= step < 1e6 else ".3g"
-    return Axis(
-        title, low, high, [(mark, f"{mark:{style}}".replace("-", "−")) for mark in marks], percent
-    )
+    ticks = [
+        (step * i, f"{step * i:{style}}".replace("-", "−"))
+        for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    ]
+    return Axis(title, low, high, ticks, percent)
+
+
+def _beside(left: Axis, plain: Axis) -> Axis:
+    """The plain axis made longer, so that its ticks lie on the grid lines of the left one."""
+    (first, _), (second, _), *_ = left.ticks
+    below, above = ((end - first) / (second - first) for end in (left.low, left.high))
+    step = _step((plain.high - plain.low) / (above - below))
+    while (lines := math.floor(plain.low / step - below + 1e-9)) + above < plain.high / step:
+        step = _step(1.5 * step)
+    return _ticked(plain.title, step * (lines + below), step * (lines + above), step)
 
 
 def _step(least: float) -> float:
@@ -275,7 +288,7 @@ def framed(
         names = [label(row) for row in rows]
         y = Axis(y.title, len(rows) - 0.5, -0.5, list(enumerate(names)), names=names)
     right = (
-        axis(frame["right"], ends[1], zero="right" in zero, ticks=7)
+        _beside(y, axis(frame["right"], ends[1], zero="right" in zero))
         if frame.get("right") and ends[1]
         else None
     )

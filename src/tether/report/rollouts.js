@@ -8,11 +8,25 @@ const shortNumber = (value) => {
   if (Number.isInteger(value)) return minus(value.toLocaleString("en"));
   return minus(size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4))));
 };
+// A score as the page's own tables have it: about three digits, all of a large number.
+const scoreNumber = (value) => {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (size <= 1e-12) return "0";
+  const places = size < 1e-3 ? 4 : size < 1 ? 3 : size < 10 ? 2 : 1;
+  const text = size < 1e-4 ? size.toExponential(1).replace(/-(\d)$/, "-0$1") : size < 100 ? size.toFixed(places) : Math.round(size).toLocaleString("en");
+  return value < 0 ? `−${text}` : text;
+};
 const makeElement = (tag, className, text) => {
   const element = document.createElement(tag);
   if (className) element.className = className;
   if (text !== undefined) element.textContent = text;
   return element;
+};
+// Puts the focus on an element that the Tab key passes over.
+const focusOn = (element) => {
+  if (!element) return;
+  element.tabIndex = -1; element.focus({ preventScroll: true });
 };
 
 // A paragraph, which the keyboard reaches where it scrolls.
@@ -37,12 +51,12 @@ const shadedTokens = (tokens, name) => {
   tokens.texts.forEach((text, at) => {
     const token = makeElement("span", values[at] < 0 ? "token below" : "token", text);
     token.style.setProperty("--share", `${Math.round(50 * Math.abs(values[at]) / most)}%`);
-    token.title = `${name} ${shortNumber(values[at])}`;
+    token.title = `${name} ${scoreNumber(values[at])}`;
     if (at >= tokens.counted) token.classList.add("masked");
     part.append(token);
   });
   order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
-  const largest = order.slice(0, 5).map((at) => `“${tokens.texts[at].trim()}” ${shortNumber(values[at])}`).join(", ");
+  const largest = order.slice(0, 5).map((at) => `“${tokens.texts[at].trim()}” ${scoreNumber(values[at])}`).join(", ");
   const masked = tokens.texts.length - tokens.counted;
   return [part, makeElement("p", "quiet", `Largest ${name === "kl" ? "KL" : name}: ${largest}.${masked ? ` ${masked} tokens do not count.` : ""}`)];
 };
@@ -81,7 +95,10 @@ class RolloutBrowser {
     this.count = makeElement("p", "quiet"); this.count.setAttribute("role", "status");
     this.cards = makeElement("div", "rollouts");
     this.more = makeElement("button", "", "Show more");
-    this.more.type = "button"; this.more.addEventListener("click", () => { this.shown += RolloutBrowser.SHOWN; this.list(); });
+    this.more.type = "button"; this.more.addEventListener("click", () => {
+      const first = this.cards.children.length;
+      this.shown += RolloutBrowser.SHOWN; this.list(); focusOn(this.cards.children[first]);
+    });
     root.replaceChildren(controls, this.scores, this.count, this.cards, this.more);
     this.set([], []);
   }
@@ -145,21 +162,22 @@ class RolloutBrowser {
     for (const score of scores) { if (score < low) low = score; if (score > high) high = score; }
     const count = high > low ? 16 : 1, width = (high - low) / count || 1, bins = new Array(count).fill(0);
     for (const score of scores) bins[Math.min(count - 1, Math.floor((score - low) / width))]++;
-    const most = Math.max(...bins);
+    const most = Math.max(...bins), focused = [...this.bars.children].indexOf(document.activeElement);
     this.bars.replaceChildren(...bins.map((number, place) => {
       const from = low + place * width, button = makeElement("button"), last = place === count - 1, on = this.bin !== null && this.bin[0] === from;
       button.type = "button"; button.disabled = !number; button.style.height = `${number / most * 100}%`;
-      button.title = `${shortNumber(from)} to ${shortNumber(last ? high : from + width)}: ${number}`;
-      button.setAttribute("aria-label", `scores from ${button.title} rollouts`);
+      button.title = `${scoreNumber(from)} to ${scoreNumber(last ? high : from + width)}: ${number}`;
+      button.setAttribute("aria-label", `scores from ${button.title} ${number === 1 ? "rollout" : "rollouts"}`);
       button.setAttribute("aria-pressed", on ? "true" : "false");
       button.addEventListener("click", () => { this.bin = on ? null : [from, from + width, last]; this.list(); });
       return button;
     }));
+    if (focused >= 0 && focused < count) this.bars.children[focused].focus({ preventScroll: true });
   }
   card(row) {
     const box = makeElement("article", "answer"), head = makeElement("header"), answer = row.response ?? row.chosen ?? "";
     const place = this.stage.options.length > 2 ? ` · ${row.stage}` : "";
-    head.append(makeElement("span", "", `step ${shortNumber(row.step)}${place}${row.stop === "length" ? " · cut off" : ""}`), makeElement("span", "", `score ${shortNumber(row.proxy)}`));
+    head.append(makeElement("span", "", `step ${shortNumber(row.step)}${place}${row.stop === "length" ? " · cut off" : ""}`), makeElement("span", "", `score ${scoreNumber(row.proxy)}`));
     box.append(head);
     for (const [text, className] of [[row.prompt, "text prompt"], [answer, "text"]]) {
       if (!text && className !== "text") continue;
@@ -169,7 +187,7 @@ class RolloutBrowser {
     const group = this.group ? [] : this.rows.filter((one) => one.step === row.step && one.prompt === row.prompt && one.stage === row.stage);
     if (group.length > 1) {
       const button = makeElement("button", "", `The ${group.length} answers to this prompt`);
-      button.type = "button"; button.addEventListener("click", () => { this.clear(); this.group = row; this.list(); this.root.scrollIntoView(); });
+      button.type = "button"; button.addEventListener("click", () => { this.clear(); this.group = row; this.list(); this.root.scrollIntoView(); focusOn(this.cards.firstChild); });
       box.append(button);
     }
     return box;

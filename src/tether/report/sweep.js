@@ -30,6 +30,9 @@
   };
   for (const slider of sliders) slider.addEventListener("input", moved);
   light();
+  // the sliders stay on top, and what a link or the Tab key leads to stands below them
+  const fixed = document.querySelector(".sliders");
+  new ResizeObserver(() => { document.documentElement.style.scrollPaddingTop = `${fixed.offsetHeight + 8}px`; }).observe(fixed);
 
   class Answers {
     static SHOWN = 6;
@@ -49,7 +52,10 @@
       }
       this.count = makeElement("p", "quiet"); this.count.setAttribute("role", "status");
       this.cards = makeElement("div"); this.more = makeElement("button", "", "Show more"); this.more.type = "button";
-      this.more.addEventListener("click", () => { this.shown += Answers.SHOWN; this.list(); });
+      this.more.addEventListener("click", () => {
+        const first = this.cards.children.length;
+        this.shown += Answers.SHOWN; this.list(); focusOn(this.cards.children[first]);
+      });
       root.replaceChildren(controls, this.count, this.cards, this.more);
       const spread = (at) => {
         const scores = Object.values(runs).map((rows) => rows[at] && rows[at][1]).filter(Number.isFinite);
@@ -80,7 +86,7 @@
       const box = makeElement("article", "answer"), sides = makeElement("div", "sides");
       for (const [name, number, value, className] of [["The start", start, startScore, "before"], ["This setting", answer, score, "after"]]) {
         const side = makeElement("div", `side ${className}`), head = makeElement("span", "", `${name} · ${this.judge} `);
-        head.append(makeElement("b", "", shortNumber(value)));
+        head.append(makeElement("b", "", scoreNumber(value)));
         side.append(head, longText("text", this.texts[number])); sides.append(side);
       }
       box.append(longText("text prompt", prompt), sides);

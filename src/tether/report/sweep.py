@@ -18,7 +18,7 @@ from tether.report.sweep_figures import by_setting, curves, frontier
 from tether.report.sweeps import FIGURE_KEY, GAINS, Measured, Sweep, loosest, measures_of
 from tether.report.tax import sweep_tax
 from tether.report.tiles import Tile, estimate_tile
-from tether.report.wording import Wording, wording_of
+from tether.report.wording import Wording, wording_of_all
 
 STAGES_PAGE = "stages.html"
 """Beside the page of a sweep: the page of the stages in the run's own folder."""
@@ -49,10 +49,10 @@ class Aloud(NamedTuple):
 
 def sweep_page(sweep: Sweep) -> str:
     """The text of the page."""
-    wording = _wording(sweep)
+    wording = wording_of_all(member.journey for member in sweep.members)
     judge = wording.label("gold")
     measures = [
-        replace(one, name=_named(one.name, sweep), short=_named(one.short, sweep))
+        replace(one, name=_named(one.name, sweep, wording), short=_named(one.short, sweep, wording))
         for one in measures_of(sweep)
     ]
     by_key = {one.key: one for one in measures}
@@ -109,16 +109,10 @@ def sweep_page(sweep: Sweep) -> str:
     )
 
 
-def _wording(sweep: Sweep) -> Wording:
-    """The judge of the answers; of several the first that is not called gold."""
-    judges = (wording_of(member.journey) for member in sweep.members)
-    return next((one for one in judges if not one.is_gold), Wording())
-
-
-def _named(name: str, sweep: Sweep) -> str:
+def _named(name: str, sweep: Sweep, wording: Wording) -> str:
     """The name of a number, with the judge's; a reward beside another judge is a proxy."""
     own = all(member.journey.own_reward for member in sweep.members)
-    return _wording(sweep).label(name if own else name.replace("reward", "proxy"))
+    return wording.label(name if own else name.replace("reward", "proxy"))
 
 
 def _notes(sweep: Sweep) -> list[str]:

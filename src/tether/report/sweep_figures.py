@@ -47,7 +47,6 @@ AVERAGED = (
     "eval_loss",
     *KL_KEYS,
 )
-SEED, MEAN = "a seed", "mean of the seeds"
 CONTROLS = {"random": ORANGE, "majority": SKY}
 """By the reward of a control arm: its colour. Its gain counts where a judge beside it measures it."""
 
@@ -68,9 +67,9 @@ def curves(sweep: Sweep) -> list[list[Plot]]:
             replace(
                 plot,
                 id=f"{plot.id}-{number}",
-                x=whole[plot.id].x,
-                y=whole[plot.id].y,
-                right=whole[plot.id].right,
+                x=(shared := whole[plot.id]).x,
+                y=shared.y,
+                right=shared.right,
             )
             for plot in _charts(some, own)
         ]
@@ -130,8 +129,7 @@ def frontier(sweep: Sweep, gain: Measured, kl: Measured) -> list[Plot]:
     way = Trace(
         [t.xs[0] for t in means], [t.ys[0] for t in means], "", MUTED, dash="dot", silent=True
     )
-    traces = [way, *rods, *_first_named(seeds, SEED), *_first_named(means, MEAN)]
-    traces += _control_arms(sweep, gain)
+    traces = [way, *rods, *_named(seeds, means), *_control_arms(sweep, gain)]
     if gain.key == "gold":
         traces += _control(sweep, max(x for one in traces for x in one.xs if x is not None))
     return framed({**FRAMES["frontier"], "y": gain.name}, traces)
@@ -157,14 +155,15 @@ def _mark(
     size: float,
 ) -> Trace:
     """Marks of a setting, which has its number as a class: the sliders light it."""
-    xs = [x for x, _ in points]
-    ys = [y for _, y in points]
+    xs, ys = zip(*points, strict=True)
     return Trace(xs, ys, "", f"{colour} s{number}", "marks", size=size, notes=notes)
 
 
-def _first_named(traces: Sequence[Trace], name: str) -> list[Trace]:
-    """The traces; the legend shows the first one for all."""
-    return [trace._replace(name="" if place else name) for place, trace in enumerate(traces)]
+def _named(seeds: Sequence[Trace], means: Sequence[Trace]) -> Iterator[Trace]:
+    """The marks of seeds and means; the legend shows the first of each for all."""
+    for name, traces in (("a seed", seeds), ("mean of the seeds", means)):
+        for place, trace in enumerate(traces):
+            yield trace._replace(name="" if place else name)
 
 
 def _control_arms(sweep: Sweep, gain: Measured) -> Iterator[Trace]:
@@ -185,7 +184,7 @@ def _control_arms(sweep: Sweep, gain: Measured) -> Iterator[Trace]:
             and (at := read["kl"](arm)) is not None
         ]
         if points and gain.key in ("gold", "heldout"):
-            xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+            xs, ys, _ = zip(*points, strict=True)
             name = SAYS["control-arm"].format(source=source)
             notes = [f"{gain.show(y)}, {name}, {label}" for _, y, label in points]
             yield Trace(xs, ys, name, colour, "open", size=11.0, notes=notes)
@@ -216,7 +215,6 @@ def by_setting(sweep: Sweep, one: Measured) -> list[Plot]:
             seeds.append(_mark(points, place, notes, GREEN, 6.0))
         means.append(_mark([(mean.value, place)], place, [bracketed(mean, one.show)], BLUE, 11.0))
     rows = [", ".join(setting.values) or "all" for setting in sweep.settings]
-    traces = [*rods, *_first_named(seeds, SEED), *_first_named(means, MEAN)]
     names = {"title": one.name, "x": one.name, "y": ", ".join(sweep.keys)}
     frame = {**FRAMES["by-setting"], "id": f"by-{one.key}", **names}
-    return framed(frame, traces, height=70 + 34 * len(rows), rows=rows)
+    return framed(frame, [*rods, *_named(seeds, means)], height=70 + 34 * len(rows), rows=rows)

@@ -12,7 +12,7 @@ from tether.report.evaluators import by_importance, figure_words, last_figures
 from tether.report.narrative import spent_kl
 from tether.report.numbers import bracketed, decimal, percent, signed
 from tether.report.reading import SubRun, printable
-from tether.report.sweeps import Measured, Sweep, SweepRun, is_ability, percentage_points
+from tether.report.sweeps import Measured, Sweep, is_ability, percentage_points
 from tether.stats import Estimate
 
 COLUMNS = ("start", "end", "change, points", "points per nat of KL")
@@ -105,8 +105,8 @@ def _ends(runs: Sequence[Tax]) -> list[str]:
 
 def _over_seeds(sweep: Sweep, values: dict[str, Estimate | None]) -> Measured:
     """A number of runs, by their labels."""
-
-    def own(setting: Sequence[SweepRun]) -> list[tuple[SweepRun, Estimate]]:
-        return [(one, value) for one in setting if (value := values.get(one.label)) is not None]
-
-    return Measured("", "", "", decimal, [own(setting.members) for setting in sweep.settings])
+    own = [
+        [(one, value) for one in setting.members if (value := values.get(one.label)) is not None]
+        for setting in sweep.settings
+    ]
+    return Measured("", "", "", decimal, own)

@@ -40,25 +40,21 @@ class Tile(NamedTuple):
     detail: str = ""
 
 
-def _tiles(rows: Iterable[tuple[str, object, Callable[[float], str], str]]) -> list[Tile]:
+def _tiles(rows: Iterable[tuple[str, object, Show, str]]) -> list[Tile]:
     """Tiles of the numbers that there are: name, estimate or what a file has of one, how it is
     shown, detail.
     """
-    found = [
-        (name, parts, show, detail) for name, raw, show, detail in rows if (parts := estimate(raw))
+    return [
+        estimate_tile(name, parts, show, detail)
+        for name, raw, show, detail in rows
+        if (parts := estimate(raw))
     ]
-    return [estimate_tile(*row) for row in found]
 
 
-def estimate_tile(
-    name: str, value: Estimate, show: Callable[[float], str], detail: str = ""
-) -> Tile:
+def estimate_tile(name: str, value: Estimate, show: Show, detail: str = "") -> Tile:
     """The tile of a number with its interval."""
-    return Tile(name, centre(value, show), " · ".join(filter(None, _details(value, show, detail))))
-
-
-def _details(value: Estimate, show: Callable[[float], str], detail: str) -> tuple[str, ...]:
-    return interval(value, show), f"n = {value.count:,}" if value.count else "", detail
+    details = interval(value, show), f"n = {value.count:,}" if value.count else "", detail
+    return Tile(name, centre(value, show), " · ".join(filter(None, details)))
 
 
 def tiles(journey: Journey) -> list[Tile]:
@@ -238,11 +234,10 @@ def _pair_round(place: int, one: Facts, sampled: Facts) -> list[str]:
         ("length", decimal),
         ("finished", percent),
     )
-    texts = [bracketed(sampled.get(key), show) for key, show in shown]
     return [
         str(place),
         bracketed(one.get("num_pairs"), thousands),
-        *texts,
+        *(bracketed(sampled.get(key), show) for key, show in shown),
         bracketed(one.get("heldout_accuracy"), percent),
     ]
 

@@ -5,7 +5,7 @@ of another judge they name the function or the model.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -88,6 +88,12 @@ def wording_of(journey: Journey) -> Wording:
     rewards = {_call(arm.settings.get("function")) for arm in journey.arms}
     unknown = not name and any(policy.judged_by_gold for policy in journey.policies)
     return Wording("gold" if unknown else name, bool(name) and name in rewards)
+
+
+def wording_of_all(journeys: Iterable[Journey]) -> Wording:
+    """The judge of several runs' answers: the first that is not called gold."""
+    judges = map(wording_of, journeys)
+    return next((one for one in judges if not one.is_gold), Wording())
 
 
 def wording_of_labels(journey: Journey) -> Wording:
