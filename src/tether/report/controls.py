@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 
 from tether.report.about import control_lines
 from tether.report.numbers import SENTENCES, bracketed
@@ -31,26 +30,21 @@ def sweep_controls(
 
 def _rows(setting: Setting, gain: Measured) -> list[list[str]]:
     read = next(one.read for one in MEASURES if one.key == gain.key)
-    pairs: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    gains: defaultdict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for member in setting.members:
         own = read(member.policy)
         others = [arm for arm in member.journey.policies if arm.path != member.policy.path]
         for arm in others:
             theirs = read(arm)
             if own and theirs and str(arm.settings.get("reward_source")) in SENTENCES["controls"]:
-                pairs[arm.title].append((theirs.value, own.value))
+                row = theirs.value, own.value, own.value - theirs.value
+                gains[arm.title].append(row)
     return [
         [
             *setting.values,
             name,
             str(len(values)),
-            _mean([theirs for theirs, _ in values], gain),
-            _mean([own for _, own in values], gain),
-            _mean([own - theirs for theirs, own in values], gain),
+            *(bracketed(normal_mean(column), gain.show) for column in zip(*values, strict=True)),
         ]
-        for name, values in pairs.items()
+        for name, values in gains.items()
     ]
-
-
-def _mean(values: Sequence[float], gain: Measured) -> str:
-    return bracketed(normal_mean(values), gain.show)
