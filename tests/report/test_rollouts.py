@@ -175,13 +175,13 @@ def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromi
         part.get_by_text("Show all").click()
         part.get_by_label("Tokens").select_option("kl")
         assert count.inner_text() == "1 rollout, 1 cut off at the token limit"
-        assert "“<b>a” 0.5, “mask” −0.25. 1 tokens do not count." in part.inner_text()
+        assert "“<b>a” 0.500, “mask” −0.250. 1 tokens do not count." in part.inner_text()
         shades = part.locator(".token").evaluate_all(
             "all => all.map(e => [e.className, e.style.getPropertyValue('--share'), e.title])"
         )
         assert shades == [
-            ["token", "50%", "kl 0.5"],
-            ["token below masked", "25%", "kl −0.25"],
+            ["token", "50%", "kl 0.500"],
+            ["token below masked", "25%", "kl −0.250"],
         ]
         part.get_by_label("Tokens").select_option("advantage")
         assert count.inner_text() == "No rollout fits."
