@@ -62,7 +62,7 @@ def test_a_suite_measures_a_model_beside_another(questions, tmp_path):
     words = ("--suite", "multiple_choice,manner", "--data", data, "--limit", 20, "-o", output)
     result = run("tiny", *words, "--against", "tiny")
     assert result.exit_code == 0, result.output
-    assert "refused_harmless" in result.output and "difference" in result.output
+    assert "refused_harmless" in result.output and "from tiny" in result.output
     report = json.loads(output.read_text(encoding="utf-8"))
     names = [record["evaluator"] for record in report["evaluators"]]
     assert names == ["multiple_choice", "refusal", "diversity", "sycophancy"]

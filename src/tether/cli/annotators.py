@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tether.cli.options import StoreArgument, opened
+from tether.cli.options import Host, Port, StoreArgument, opened
 from tether.core.errors import ConfigError, MissingFileError
 from tether.terminal.console import print_line
 
@@ -106,16 +106,8 @@ def guidelines(
 
 def serve(
     store: StoreArgument,
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address to listen on. With another address than "
-            "127.0.0.1, other machines can reach the server."
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port.")
-    ] = 8765,
+    host: Host = "127.0.0.1",
+    port: Port = 8765,
     address: Annotated[
         str,
         typer.Option(

@@ -86,6 +86,16 @@ Talker = Annotated[str, typer.Argument(help="A model folder, a hub id, or a run 
 StoreArgument = Annotated[
     str, typer.Argument(help="A preference store: a file, or a PostgreSQL URL.")
 ]
+Host = Annotated[
+    str,
+    typer.Option(
+        help="Address to listen on. With another address than "
+        "127.0.0.1, other machines can reach the server."
+    ),
+]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port.")
+]
 Format = Annotated[str, typer.Option(help="Name of the format; auto detects the format.")]
 Columns = Annotated[
     str,

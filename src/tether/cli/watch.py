@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tether.cli.options import Host, Port
 from tether.core.errors import MissingFileError, RunError
 from tether.core.types import Json
 from tether.terminal.bars import SHOWN, as_clock, moves
@@ -167,16 +168,8 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
 
 def dashboard(
     folder: Annotated[Path, typer.Argument(help="A folder of run directories, at any depth.")],
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address to listen on. With another address than "
-            "127.0.0.1, other machines can reach the server."
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port.")
-    ] = 8766,
+    host: Host = "127.0.0.1",
+    port: Port = 8766,
     address: Annotated[
         str,
         typer.Option(
